@@ -1,0 +1,76 @@
+"""A CPU share per host, by cgroup v1 or v2; the same group lists a host's processes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from lab.errors import LabError
+from lab.network import PREFIX
+
+PERIOD_US = 100_000
+
+
+def root() -> Path:
+    """Folder of the CPU controller: cgroup v2's root, or the v1 hierarchy."""
+    base = Path("/sys/fs/cgroup")
+    if (base / "cgroup.controllers").exists():
+        return base
+    for name in ("cpu", "cpu,cpuacct"):
+        if (base / name / "cgroup.procs").exists():
+            return base / name
+    raise LabError("no CPU controller under /sys/fs/cgroup: mount cgroup v2, or v1 with `cpu`")
+
+
+def group(host: str) -> Path:
+    return root() / (PREFIX + host)
+
+
+def add_group(host: str, cpus: float | None) -> Path:
+    folder = group(host)
+    folder.mkdir(exist_ok=True)
+    set_share(host, cpus)
+    return folder
+
+
+def set_share(host: str, cpus: float | None) -> None:
+    """Limit the host to `cpus` cores (0.5 is half of one); None lifts the limit."""
+    folder = group(host)
+    quota = None if cpus is None else int(cpus * PERIOD_US)
+    if (root() / "cgroup.controllers").exists():
+        with contextlib.suppress(OSError):  # already delegated, or by systemd only
+            (root() / "cgroup.subtree_control").write_text("+cpu")
+        if not (folder / "cpu.max").exists():
+            raise LabError(f"{folder}: the cpu controller is not available here")
+        (folder / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
+    else:
+        (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
+
+
+def pids(folder: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def groups() -> list[Path]:
+    return sorted(root().glob(PREFIX + "*"))
+
+
+def remove_all(timeout: float = 5.0) -> None:
+    """Remove every group of any lab; waits for killed processes to leave."""
+    deadline = time.monotonic() + timeout
+    for folder in groups():
+        while True:
+            try:
+                folder.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise LabError(f"{folder}: {error} (processes {pids(folder)})") from error
+                time.sleep(0.05)

@@ -1,0 +1,115 @@
+"""Namespaces, one bridge, veth pairs, link speed and link faults.
+
+Everything is named with PREFIX, so that `remove_all` finds it without any record of what was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+
+from lab.errors import LabError
+
+PREFIX = "mmlab-"
+BRIDGE = PREFIX + "br"
+SUBNET = "10.77.0"
+GATEWAY = f"{SUBNET}.1"
+INTERFACE = "en0"  # the name inside each host
+NFT_TABLE = "mmlab"
+
+
+def sh(*command: str, check: bool = True, input: str | None = None) -> str:
+    """Run one system command and return its stdout; LabError carries its stderr."""
+    result = subprocess.run(
+        command, capture_output=True, text=True, input=input, stdin=None if input else subprocess.DEVNULL
+    )
+    if check and result.returncode:
+        raise LabError(f"{' '.join(command)}: {(result.stderr or result.stdout).strip()}")
+    return result.stdout
+
+
+def address(index: int) -> str:
+    """Address of host number `index`, counted from 1."""
+    return f"{SUBNET}.{10 + index}"
+
+
+def namespace(host: str) -> str:
+    return PREFIX + host
+
+
+def in_namespace(host: str, *command: str, check: bool = True, input: str | None = None) -> str:
+    return sh("ip", "netns", "exec", namespace(host), *command, check=check, input=input)
+
+
+def add_bridge() -> None:
+    sh("ip", "link", "add", BRIDGE, "type", "bridge")
+    sh("ip", "addr", "add", f"{GATEWAY}/24", "dev", BRIDGE)
+    sh("ip", "link", "set", BRIDGE, "up")
+
+
+def add_host(host: str, index: int) -> None:
+    """A namespace with one interface on the bridge, and no route to anywhere else."""
+    sh("ip", "netns", "add", namespace(host))
+    sh("ip", "link", "add", PREFIX + host, "type", "veth", "peer", "name", INTERFACE, "netns", namespace(host))
+    sh("ip", "link", "set", PREFIX + host, "master", BRIDGE, "up")
+    in_namespace(host, "ip", "addr", "add", f"{address(index)}/24", "dev", INTERFACE)
+    in_namespace(host, "ip", "link", "set", "lo", "up")
+    in_namespace(host, "ip", "link", "set", INTERFACE, "up")
+
+
+def set_rate(host: str, rate: str | None) -> None:
+    """Limit both directions of the host's link to `rate` (tc's words: '100mbit'); None lifts the limit."""
+    if rate is None:
+        in_namespace(host, "tc", "qdisc", "del", "dev", INTERFACE, "root", check=False)
+        sh("tc", "qdisc", "del", "dev", PREFIX + host, "root", check=False)
+        return
+    limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+    in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
+    sh("tc", "qdisc", "replace", "dev", PREFIX + host, *limit)
+
+
+def set_link(host: str, up: bool) -> None:
+    """The cable in or out: without it nothing is sent, not even a FIN."""
+    in_namespace(host, "ip", "link", "set", INTERFACE, "up" if up else "down")
+
+
+def drop(host: str, peer: str | None = None) -> None:
+    """Drop all packets from and to `peer` (an address; None: everybody) although the link stays up."""
+    match_in = f"ip saddr {peer}" if peer else f'iifname "{INTERFACE}"'
+    match_out = f"ip daddr {peer}" if peer else f'oifname "{INTERFACE}"'
+    rules = f"""
+table inet {NFT_TABLE} {{
+  chain input {{ type filter hook input priority 0; policy accept; {match_in} drop; }}
+  chain output {{ type filter hook output priority 0; policy accept; {match_out} drop; }}
+}}
+"""
+    in_namespace(host, "nft", "-f", "-", input=rules)
+
+
+def pass_all(host: str) -> None:
+    """Undo `drop`."""
+    in_namespace(host, "nft", "delete", "table", "inet", NFT_TABLE, check=False)
+
+
+def namespaces() -> list[str]:
+    lines = sh("ip", "netns", "list", check=False).splitlines()
+    return [line.split()[0] for line in lines if line.startswith(PREFIX)]
+
+
+def links() -> list[str]:
+    lines = sh("ip", "-o", "link", "show", check=False).splitlines()
+    names = [line.split(": ")[1].split("@")[0] for line in lines]
+    return [name for name in names if name.startswith(PREFIX)]
+
+
+def namespace_pids(name: str) -> list[int]:
+    return [int(pid) for pid in sh("ip", "netns", "pids", name, check=False).split()]
+
+
+def remove_all() -> None:
+    """Delete every namespace and link of any lab; the processes must be gone already."""
+    for name in namespaces():
+        sh("ip", "netns", "del", name, check=False)
+    for name in links():
+        with contextlib.suppress(LabError):  # a veth goes with its peer
+            sh("ip", "link", "del", name)
