@@ -1,0 +1,201 @@
+"""`config.ini`: sections that inherit (profile <- model + dataset <- DEFAULT) become one frozen Profile."""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import re
+import typing
+from pathlib import Path
+
+from .errors import ConfigError
+from .settings import nearest, parse, setting, validate
+
+KINDS = ("model", "dataset", "profile", "distributed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What to train, on what, and how. One flat list of settings: `multimac config show NAME` prints them."""
+
+    base_model: str = setting(help="Whisper checkpoint: a folder in transformers layout, or a hub id")
+    language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr")
+    task: str = setting("transcribe", "what the model is asked for", choices=("transcribe", "translate"))
+
+    train: Path = setting(help="manifest (CSV or JSON lines) of the training clips")
+    validation: Path | None = setting(None, "manifest for the loss after each epoch")
+    test: Path | None = setting(None, "manifest for WER before and after")
+    max_duration_s: float = setting(30.0, "longer clips are skipped, seconds", low=0.1, high=30.0)
+
+    method: str = setting("full", "which weights are trained", choices=("full", "lora", "decoder"))
+    lora_r: int = setting(32, "rank of the LoRA matrices", low=1, high=1024)
+    lora_alpha: int = setting(64, "LoRA scale: updates are multiplied by alpha / r", low=1)
+    lora_dropout: float = setting(0.0, "dropout inside the LoRA branches", low=0.0, high=0.9)
+    lora_targets: tuple[str, ...] = setting(
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "names of the linear layers that LoRA adapts"
+    )
+    dropout: float = setting(0.0, "dropout of the model while training", low=0.0, high=0.9)
+    gradient_checkpointing: bool = setting(False, "save memory, cost about a third more time")
+
+    epochs: int = setting(5, "passes over the training clips", low=1)
+    max_steps: int = setting(0, "stop after so many optimizer steps; 0: no limit", low=0)
+    batch_size: int = setting(8, "clips per host and optimizer step", low=1)
+    accumulation: int = setting(1, "micro-batches that one batch is cut into, to save memory", low=1)
+    learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0)
+    schedule: str = setting("cosine", "learning rate after warm-up", choices=("constant", "linear", "cosine"))
+    warmup_ratio: float = setting(0.1, "share of the steps in which the learning rate rises", low=0.0, high=1.0)
+    weight_decay: float = setting(0.01, "AdamW weight decay", low=0.0)
+    max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0)
+    seed: int = setting(42, "order of the clips, initial LoRA weights, dropout", low=0)
+    audio_context: str = setting(
+        "cropped", "pad clips to their duration bucket, or to the full 30 s", choices=("cropped", "full")
+    )
+
+    device: str = setting("auto", "where to train", choices=("auto", "mps", "cuda", "cpu"))
+    precision: str = setting("fp32", "arithmetic of forward and backward", choices=("fp32", "bf16"))
+    num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0)
+    runs_dir: Path = setting(Path("runs"), "where runs are kept")
+    shards: tuple[str, ...] = setting(
+        (), "train on one machine the batches that hosts of these names would have, to compare runs"
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """Values of one section with what it inherits. `origin[key]` is 'config.ini:12 [dataset:demo]'."""
+
+    name: str
+    values: dict[str, str]
+    origin: dict[str, str]
+
+
+class ConfigFile:
+    """A parsed `config.ini`. Raises ConfigError with file and line."""
+
+    def __init__(self, path: Path | str = "config.ini"):
+        self.path = Path(path).absolute()
+        # [DEFAULT] is read as an ordinary section: what a section inherits is decided below, with where it came from.
+        self._parser = configparser.ConfigParser(
+            interpolation=None, inline_comment_prefixes=("#", ";"), default_section=""
+        )
+        self._parser.optionxform = str
+        try:
+            text = self.path.read_text(encoding="utf-8-sig")
+            self._parser.read_string(text, source=self.path.name)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: {error.strerror or error}",
+                remedy="Run from the project folder, or name a file with --config.",
+            ) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        except configparser.Error as error:
+            raise ConfigError(str(error).replace("\n", " ")) from None
+        self._lines = _line_numbers(text)
+        self._check_sections()
+
+    def names(self, kind: str) -> list[str]:
+        return [s.split(":", 1)[1] for s in self._parser.sections() if s.startswith(f"{kind}:")]
+
+    def has(self, kind: str, name: str) -> bool:
+        return self._parser.has_section(f"{kind}:{name}")
+
+    def section(self, kind: str, name: str) -> Resolved:
+        """The keys of one section alone, without what it inherits."""
+        if not self.has(kind, name):
+            known = self.names(kind)
+            raise ConfigError(
+                f"{self.path.name}: there is no [{kind}:{name}]{nearest(name, known)}",
+                remedy=f"Known: {', '.join(known) or 'none'}. `multimac config show` lists them.",
+            )
+        return self._layer(f"{kind}:{name}")
+
+    def profile_values(self, name: str) -> Resolved:
+        """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out."""
+        profile = self.section("profile", name)
+        layers = [self._layer("DEFAULT")]
+        for kind in ("model", "dataset"):
+            if kind in profile.values:
+                layers.append(self.section(kind, profile.values[kind]))
+        layers.append(profile)
+        values, origin = {}, {}
+        for layer in layers:
+            values |= layer.values
+            origin |= layer.origin
+        for kind in ("model", "dataset"):
+            values.pop(kind, None)
+        return Resolved(name, values, origin)
+
+    def profile(self, name: str) -> Profile:
+        return self.build(Profile, self.profile_values(name), f"profile:{name}")
+
+    def build(self, cls, resolved: Resolved, section: str):
+        """An instance of the settings dataclass `cls` from text values. Raises ConfigError naming line and key."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        hints = typing.get_type_hints(cls)
+        built = {}
+        for key, text in resolved.values.items():
+            place = resolved.origin.get(key, self.path.name)
+            if key not in fields:
+                raise ConfigError(f"{place}: unknown key {key!r}{nearest(key, fields)}", remedy=known_keys(fields))
+            try:
+                built[key] = parse(fields[key], hints[key], text, self.path.parent)
+            except ValueError as error:
+                raise ConfigError(f"{place}: {key} = {text}: {error}", remedy=fields[key].metadata["help"]) from None
+        for key, field in fields.items():
+            if key not in built and field.default is dataclasses.MISSING:
+                raise ConfigError(
+                    f"{self.path.name}: [{section}] has no {key}", remedy=f"{key}: {field.metadata['help']}"
+                )
+        if "base_model" in built:
+            built["base_model"] = self._model_path(built["base_model"], resolved.origin.get("base_model", ""))
+        if built.get("runs_dir") is None and "runs_dir" in fields:
+            built["runs_dir"] = self.path.parent / fields["runs_dir"].default
+        return cls(**built)
+
+    def _model_path(self, text: str, place: str) -> str:
+        """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
+        path = (self.path.parent / Path(text).expanduser()).absolute()
+        if path.exists():
+            return str(path)
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) and not text.startswith("."):
+            return text
+        raise ConfigError(
+            f"{place}: base_model = {text}: no such folder, and not a hub id", remedy=f"Looked at {path}."
+        )
+
+    def _check_sections(self) -> None:
+        for header in self._parser.sections():
+            kind, _, name = header.partition(":")
+            if header != "DEFAULT" and (kind not in KINDS or not name):
+                place = f"{self.path.name}:{self._lines.get((header, None), '?')}"
+                raise ConfigError(
+                    f"{place}: unknown section [{header}]{nearest(kind, KINDS)}",
+                    remedy="Sections are [DEFAULT], [model:NAME], [dataset:NAME], [profile:NAME], [distributed:NAME].",
+                )
+
+    def _layer(self, header: str) -> Resolved:
+        values = dict(self._parser.items(header)) if self._parser.has_section(header) else {}
+        return Resolved(header, values, {key: self._place(header, key) for key in values})
+
+    def _place(self, header: str, key: str) -> str:
+        return f"{self.path.name}:{self._lines.get((header, key), '?')} [{header}]"
+
+
+def known_keys(fields) -> str:
+    return "Known keys: " + ", ".join(sorted(fields)) + "."
+
+
+def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
+    """(section, key) -> line; (section, None) is its header."""
+    lines, section = {}, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := re.match(r"\[([^\]]+)\]", line):
+            section = match[1]
+            lines[section, None] = number
+        elif match := re.match(r"([^\s#;=:][^=:]*?)\s*[=:]", line):
+            lines[section, match[1]] = number
+    return lines
