@@ -1,0 +1,58 @@
+"""Asks a host's own Python: sends host_agent.py there as text, with one JSON request, and reads one JSON answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from distributed.machine import Machine
+from whisper_tuner.errors import HostError
+
+AGENT = Path(__file__).with_name("host_agent.py")
+BOOT = """import sys
+f = sys.stdin.buffer
+exec(compile(f.read(int(f.readline())), "host_agent", "exec"), {"__name__": "__main__"})"""
+# Without the command line tools, macOS's /usr/bin/python3 only opens a dialogue: so it comes last, after asking.
+FIND_PYTHON = """
+fit() {
+    case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1
+}
+for p in "$(command -v python3)" /opt/homebrew/bin/python3 /usr/local/bin/python3 "$HOME"/.local/bin/python3.* \
+    "$HOME"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3 /usr/bin/python3.[1-9]*; do
+    [ -x "$p" ] && fit "$p" && exec "$p" -X utf8 -c "$0"
+done
+exit 69
+"""
+NO_PYTHON = 69
+
+
+def ask(machine: Machine, op: str, *, timeout: float = 600.0, **request: Any) -> dict[str, Any]:
+    """One operation of host_agent.py on a machine. Raises HostError: no Python there, or what went wrong."""
+    source = AGENT.read_bytes()
+    data = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode()
+    done = machine.run(["/bin/sh", "-c", FIND_PYTHON, BOOT], input=data, timeout=timeout)
+    if done.returncode == NO_PYTHON:
+        remedy = "There: `brew install python@3.12` (Mac) or `apt-get install python3 python3-venv` (Debian)."
+        raise HostError(machine.name, "no Python 3.9 or later was found", remedy=remedy)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError as error:
+        said = (done.stderr or done.stdout).strip()[-1500:]
+        raise HostError(machine.name, f"its Python gave no answer (status {done.returncode}): {said}") from error
+    if "error" in answer:
+        raise HostError(machine.name, answer["error"], remedy=remedy_for(answer["errno"]))
+    return answer
+
+
+def remedy_for(errno: int | None) -> str:
+    remedies = {
+        28: "The disk is full: free some space there, or set project_path to another disk.",
+        13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"
+        " external disks unless Remote Login has full disk access.",
+        1: "Not permitted: on a Mac, give Remote Login full disk access, or move the project out of Documents, Desktop"
+        " and Downloads.",
+        30: "The file system there is read-only.",
+    }
+    return remedies.get(errno or 0, "")

@@ -1,0 +1,206 @@
+"""`distributed_hosts.json`: which machines train, and how SSH reaches them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+
+from distributed.interfaces import addresses_of
+from whisper_tuner.errors import ConfigError
+
+PROJECT_PATH = "~/multimac-whisper"
+DEVICES = re.compile(r"auto|mps|cpu|cuda(:\d+)?")
+TOP_KEYS = ("master", "workers", "ssh_user", "ssh_key_path", "python_env", "project_path")
+HOST_KEYS = ("host", "ssh_user", "ssh_key_path", "python_env", "project_path", "ssh_port", "interface", "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine. None: as `~/.ssh/config` says (user, key_path, port), or chosen there (interface, device).
+
+    project_path and python_env are paths on the host, `~` its own home; python_env is a venv, or a python.
+    """
+
+    address: str
+    user: str | None = None
+    key_path: Path | None = None
+    port: int | None = None
+    python_env: str | None = None
+    project_path: str = PROJECT_PATH
+    interface: str | None = None
+    device: str | None = None
+
+    @property
+    def environment(self) -> str:
+        """The virtual environment's folder, or the python named instead of one."""
+        return self.python_env or f"{self.project_path}/.venv"
+
+    @property
+    def python(self) -> str:
+        """The interpreter that trains, `~` not expanded."""
+        path = PurePosixPath(self.environment)
+        return str(path if re.fullmatch(r"python[\d.]*", path.name) else path / "bin" / "python")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    master: Host
+    workers: tuple[Host, ...]
+
+    @property
+    def all(self) -> tuple[Host, ...]:
+        """In rank order: the master is rank 0."""
+        return (self.master, *self.workers)
+
+
+def load_hosts(path: Path | str) -> Hosts:
+    """Read and check a hosts file. Raises ConfigError with the file, the line and the key."""
+    return _Reader(Path(path)).read()
+
+
+class _Reader:
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self.text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            remedy = "Copy distributed_hosts.example.json, and put your own machines in it."
+            raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+    def read(self) -> Hosts:
+        try:
+            values = json.loads(self.text, object_pairs_hook=self._object)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{self.path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})") from error
+        if not isinstance(values, dict):
+            raise self.wrong("the file must hold one object: {...}")
+        self.check_keys(values, TOP_KEYS, "")
+        for key in ("master", "workers"):
+            if key not in values:
+                raise self.wrong(f"{key!r} is missing", remedy=f'Add "{key}": see distributed_hosts.example.json.')
+        if not isinstance(values["workers"], list):
+            raise self.wrong("'workers' must be a list of addresses", "workers")
+        defaults = {key: values[key] for key in TOP_KEYS[2:] if key in values}
+        master = self.host(values["master"], "master", defaults)
+        workers = [self.host(value, f"workers[{i}]", defaults) for i, value in enumerate(values["workers"])]
+        self.check_distinct([master, *workers])
+        return Hosts(master=master, workers=tuple(workers))
+
+    def host(self, value: object, where: str, defaults: Mapping[str, Any]) -> Host:
+        if isinstance(value, str):
+            value = {"host": value}
+        if not isinstance(value, dict):
+            raise self.wrong(f"{where} must be an address or an object", where)
+        self.check_keys(value, HOST_KEYS, where)
+        if "host" not in value:
+            raise self.wrong(f"{where}: 'host' is missing", where)
+        merged = {**defaults, **value}
+        address = self.string(merged, "host", where)
+        if re.search(r"[\s@/]|^-", address):
+            raise self.wrong(
+                f"{where}: {address!r} is not an address", address, remedy="The user goes into 'ssh_user'."
+            )
+        key = self.string(merged, "ssh_key_path", where)
+        return Host(
+            address=address,
+            user=self.string(merged, "ssh_user", where),
+            key_path=Path(key).expanduser() if key else None,
+            port=self.port(merged, where),
+            python_env=self.path_on_host(merged, "python_env", where),
+            project_path=self.path_on_host(merged, "project_path", where) or PROJECT_PATH,
+            interface=self.string(merged, "interface", where),
+            device=self.device(merged, where),
+        )
+
+    def string(self, values: Mapping[str, Any], key: str, where: str) -> str | None:
+        value = values.get(key)
+        if key in values and (not isinstance(value, str) or not value.strip()):
+            raise self.wrong(f"{where}: {key!r} must be a text, not {json.dumps(value)}", key)
+        return value
+
+    def path_on_host(self, values: Mapping[str, Any], key: str, where: str) -> str | None:
+        path = self.string(values, key, where)
+        if path is None:
+            return None
+        if not path.startswith(("/", "~/")) or ".." in PurePosixPath(path).parts or len(PurePosixPath(path).parts) < 2:
+            raise self.wrong(f"{where}: {key!r} must be a path from / or ~/, not {path!r}", key)
+        return str(PurePosixPath(path))
+
+    def port(self, values: Mapping[str, Any], where: str) -> int | None:
+        port = values.get("ssh_port")
+        if port is not None and (type(port) is not int or not 0 < port < 65536):
+            raise self.wrong(
+                f"{where}: 'ssh_port' must be a number from 1 to 65535, not {json.dumps(port)}", "ssh_port"
+            )
+        return port
+
+    def device(self, values: Mapping[str, Any], where: str) -> str | None:
+        device = self.string(values, "device", where)
+        if device is not None and not DEVICES.fullmatch(device):
+            raise self.wrong(f"{where}: 'device' must be auto, mps, cuda or cpu, not {device!r}", "device")
+        return device
+
+    def check_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+        for key in values:
+            if key not in known:
+                nearest = difflib.get_close_matches(key, known, n=1)
+                hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Known keys: {', '.join(known)}."
+                raise self.wrong(f"{where + ': ' if where else ''}unknown key {key!r}", key, remedy=hint)
+
+    def check_distinct(self, hosts: list[Host]) -> None:
+        seen: set[tuple[str, int | None]] = set()
+        for host in hosts:
+            key = (host.address.lower(), host.port)
+            if key in seen:
+                remedy = "The master trains as well: name it only under 'master'." if host == hosts[0] else ""
+                raise self.wrong(f"{host.address} is listed twice", host.address, remedy=remedy)
+            seen.add(key)
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise self.wrong(f"key {key!r} stands twice", key)
+        return dict(pairs)
+
+    def wrong(self, message: str, key: str = "", *, remedy: str = "") -> ConfigError:
+        """An error at the last line that holds `key` in quotes."""
+        lines = [number for number, line in enumerate(self.text.splitlines(), 1) if key and f'"{key}"' in line]
+        line = f":{lines[-1]}" if lines else ""
+        return ConfigError(f"{self.path}{line}: {message}", remedy=remedy)
+
+
+def check_is_this_machine(master: Host) -> None:
+    """Raise ConfigError unless `master` is the machine that this runs on: the launcher must run there."""
+    names = {socket.gethostname().lower(), socket.gethostname().split(".")[0].lower()}
+    names |= {name + ".local" for name in names} | {"localhost"}
+    if master.address.lower() in names:
+        return
+    own = own_addresses()
+    found = addresses_of(master.address)
+    if not found & own:
+        where = f" ({', '.join(sorted(found))})" if found - {master.address} else ""
+        here = ", ".join(sorted(address for address in own if not address.startswith("127."))) or "127.0.0.1"
+        raise ConfigError(
+            f"master {master.address}{where} is not this machine",
+            remedy=f'Run this on {master.address}, or set "master" to this machine: {socket.gethostname()} or {here}.',
+        )
+
+
+def own_addresses() -> set[str]:
+    return {
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    }

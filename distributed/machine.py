@@ -1,0 +1,213 @@
+"""What the launcher and the sync need of a machine, be it reached over SSH or this very one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from whisper_tuner.errors import HostError
+
+PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+# A session's first line tells its process group, so that it can be killed with all that it started.
+ANNOUNCE = 'cd "$0" && echo "$$" && exec "$@"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A command's outcome; the output is decoded as UTF-8, undecodable bytes replaced."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Process(Protocol):
+    """A running command. Its output is stdout and stderr merged; killing it kills what it started as well."""
+
+    name: str
+    pid: int
+
+    def write(self, data: bytes) -> None:
+        """Send to its stdin. Raises HostError if it is gone."""
+
+    def close_stdin(self) -> None: ...
+
+    def lines(self) -> Iterator[str]:
+        """Each line as it comes, without its newline, until the end of the output."""
+
+    def poll(self) -> int | None:
+        """Exit status, None while it runs; below 0 or 255 after a signal, 255 if the connection was lost."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """As poll, after at most `timeout` seconds."""
+
+    def kill(self) -> None: ...
+
+
+class Machine(Protocol):
+    name: str
+    home: str
+
+    def expand(self, path: str) -> str:
+        """Absolute path there: `~/` is that machine's home."""
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        input: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> Completed:
+        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0."""
+
+    def start(
+        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> Process: ...
+
+    def put(self, local: Path, remote: str) -> None: ...
+
+    def get(self, remote: str, local: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def quote(command: Sequence[str]) -> str:
+    """One command line for any login shell (POSIX sh, zsh, fish, csh); the only place where commands are quoted.
+
+    Inside single quotes these shells differ in backslashes and newlines only: such text goes through printf's octal.
+    """
+    line = " ".join(argument if PLAIN.fullmatch(argument) else shlex.quote(argument) for argument in command)
+    if not re.search(r"[\\\n\r!]", line):
+        return line
+    octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(line))
+    return f"""/bin/sh -c 'eval "$(printf "{octal}")"'"""
+
+
+def with_env(command: Sequence[str], env: Mapping[str, str] | None) -> list[str]:
+    return ["env", *(f"{key}={value}" for key, value in env.items()), *command] if env else list(command)
+
+
+def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> None:
+    if result.returncode:
+        said = (result.stderr or result.stdout).strip()[-2000:]
+        raise HostError(name, f"`{command[0]}` ended with status {result.returncode}: {said}")
+
+
+class LocalProcess:
+    def __init__(self, command: Sequence[str], *, name: str, env: Mapping[str, str] | None, cwd: str | None):
+        self.name = name
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HostError(name, f"cannot start {command[0]}: {error.strerror}") from error
+        self.pid = self._process.pid
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise HostError(self.name, "the process is gone") from error
+
+    def close_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def lines(self) -> Iterator[str]:
+        for line in self._process.stdout:
+            yield line.decode("utf-8", "replace").rstrip("\r\n")
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class LocalMachine:
+    """This machine, with the interface of one reached over SSH."""
+
+    def __init__(self, name: str | None = None):
+        self.name = name or socket.gethostname()
+        self.home = str(Path.home())
+
+    def expand(self, path: str) -> str:
+        return str(Path(path).expanduser())
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        input: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+    ) -> Completed:
+        source = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        try:
+            done = subprocess.run(
+                list(command),
+                **source,
+                capture_output=True,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s") from error
+        except OSError as error:
+            raise HostError(self.name, f"cannot start {command[0]}: {error.strerror}") from error
+        result = Completed(
+            returncode=done.returncode,
+            stdout=done.stdout.decode("utf-8", "replace"),
+            stderr=done.stderr.decode("utf-8", "replace"),
+        )
+        if check:
+            raise_unless_ok(self.name, command, result)
+        return result
+
+    def start(
+        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> LocalProcess:
+        return LocalProcess(command, name=self.name, env=env, cwd=cwd)
+
+    def put(self, local: Path, remote: str) -> None:
+        target = Path(self.expand(remote))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(local, target)
+
+    def get(self, remote: str, local: Path) -> None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.expand(remote), local)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,256 @@
+"""Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off.
+
+It travels as `.sync/<sha256>.part` in the host's project folder; the host checks the hash and renames it into place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from distributed.ask import ask
+from distributed.remote import Remote
+from whisper_tuner.errors import DataError, HostError
+
+PROJECT = Path(__file__).resolve().parent.parent
+INDEX = PROJECT / ".cache" / "sync-index.json"
+SPARE_BYTES = 64 << 20
+ATTEMPTS = 2  # a second one for a part that was damaged, or that changed while it was sent
+
+T = TypeVar("T")
+Progress = Callable[[str, int, int, str], None]  # host, bytes done, bytes to send, file
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncItem:
+    """A local file and its name on the host, relative to the project folder. keep: never replace a stranger's."""
+
+    local: Path
+    remote: str
+    keep: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """What one host needed."""
+
+    host: str
+    files: int
+    bytes: int
+    removed: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    item: SyncItem
+    size: int
+    sha256: str
+
+
+def no_progress(host: str, done: int, total: int, file: str) -> None:
+    """The progress callback that shows nothing."""
+
+
+def code_items(project: Path = PROJECT) -> list[SyncItem]:
+    """The code that a worker runs: the packages and modules that pyproject.toml names, and itself."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    names = ["pyproject.toml", *(f"{module}.py" for module in settings["py-modules"])]
+    found = [project / name for name in names if (project / name).is_file()]
+    for folder in code_folders(project):
+        found += [path for path in sorted((project / folder).rglob("*")) if path.is_file() and is_source(path)]
+    unique = dict.fromkeys(found)
+    return [SyncItem(local=path, remote=path.relative_to(project).as_posix(), keep=True) for path in unique]
+
+
+def code_folders(project: Path = PROJECT) -> list[str]:
+    """Top folders of the packages, e.g. `distributed` and `gym/exogym`: what an older sync left in them is removed."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    moved = settings.get("package-dir", {})
+    tops = [package for package in settings["packages"] if "." not in package]
+    return [moved.get(package, package) for package in tops if (project / moved.get(package, package)).is_dir()]
+
+
+def is_source(path: Path) -> bool:
+    return "__pycache__" not in path.parts and not path.name.startswith(".") and path.suffix not in {".pyc", ".part"}
+
+
+def folder_items(folder: Path, remote: str) -> list[SyncItem]:
+    """Every file below `folder`, for example a base model, as `remote`/...; hidden files are left out."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [(path, path.relative_to(folder)) for path in paths]
+    return [
+        SyncItem(local=path, remote=f"{remote}/{name.as_posix()}")
+        for path, name in names
+        if not any(part.startswith(".") for part in name.parts)
+    ]
+
+
+def sync(
+    remotes: Iterable[Remote],
+    items_by_host: Mapping[str, Sequence[SyncItem]],
+    progress: Progress = no_progress,
+    *,
+    prune: Sequence[str] = (),
+) -> list[SyncReport]:
+    """Bring each host's items (by the host's address) to its project folder, all hosts at once.
+
+    prune: folders in which files of earlier syncs are removed once they are not among the items. Raises DataError for
+    a local file or name, HostError for a host; every host is finished before an error is raised.
+    """
+    remotes = list(remotes)
+    hashes = LocalHashes(INDEX)
+    files = {remote.name: [hashes.file(item) for item in checked(items_by_host[remote.name])] for remote in remotes}
+    hashes.save()
+    return on_each(remotes, lambda remote: _HostSync(remote, files[remote.name], progress, list(prune)).run())
+
+
+def on_each(machines: Sequence[Remote], work: Callable[[Remote], T]) -> list[T]:
+    """Do `work` for all machines at once, results in their order; then raise one HostError for all that failed."""
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        futures = [pool.submit(work, machine) for machine in machines]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in errors:
+        if not isinstance(error, HostError):
+            raise error
+    if len(errors) > 1:
+        raise HostError(", ".join(error.host for error in errors), "failed:\n" + "\n".join(map(str, errors)))
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
+
+
+def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
+    """Refuse names that would leave the project folder, and two files of one name."""
+    names: dict[str, Path] = {}
+    for item in items:
+        parts = item.remote.split("/")
+        if "\0" in item.remote or parts[0] in {"", ".sync"} or {"", ".", ".."} & set(parts):
+            raise DataError(f"{item.remote!r} is not a name below the project folder")
+        if names.setdefault(item.remote, item.local) != item.local:
+            raise DataError(f"two files for {item.remote!r}: {names[item.remote]} and {item.local}")
+    return items
+
+
+class LocalHashes:
+    """SHA-256 of local files, remembered by size and modification time."""
+
+    def __init__(self, index: Path):
+        self.index = index
+        try:
+            self.known: dict[str, list] = dict(json.loads(index.read_text()))
+        except (OSError, ValueError, TypeError):
+            self.known = {}
+        self.changed = False
+
+    def file(self, item: SyncItem) -> _File:
+        path = item.local.resolve()
+        try:
+            stat = path.stat()
+            mark = [stat.st_size, stat.st_mtime_ns]
+            entry = self.known.get(str(path))
+            if entry is None or entry[:2] != mark:
+                with path.open("rb") as stream:
+                    entry = [*mark, hashlib.file_digest(stream, "sha256").hexdigest()]
+                self.known[str(path)] = entry
+                self.changed = True
+        except OSError as error:
+            raise DataError(f"{item.local}: cannot be read: {error.strerror}") from error
+        return _File(item=item, size=entry[0], sha256=entry[2])
+
+    def save(self) -> None:
+        if not self.changed:
+            return
+        self.index.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.index.with_name(f"{self.index.name}.{os.getpid()}-{threading.get_ident()}")
+        temporary.write_text(json.dumps(self.known))
+        temporary.replace(self.index)
+
+
+class _HostSync:
+    def __init__(self, remote: Remote, files: list[_File], progress: Progress, prune: list[str]):
+        self.remote, self.files, self.progress, self.prune = remote, files, progress, prune
+        self.root = remote.expand(remote.host.project_path)
+        self.done = self.total = self.sent_files = 0
+
+    def run(self) -> SyncReport:
+        begin = time.monotonic()
+        removed = 0
+        for attempt in range(ATTEMPTS):
+            state = self.check()
+            if not state["missing"] and not state["stale"]:
+                break
+            self.send(state)
+            removed += len(state["stale"])
+            damaged = self.commit(state)
+            if damaged and attempt == ATTEMPTS - 1:
+                name = self.file_named(damaged[0]).item.local
+                raise HostError(
+                    self.remote.name, f"{name} arrived damaged twice", remedy="Is it being changed just now?"
+                )
+            if not damaged:
+                break
+        return SyncReport(
+            host=self.remote.name,
+            files=self.sent_files,
+            bytes=self.done,
+            removed=removed,
+            seconds=time.monotonic() - begin,
+        )
+
+    def check(self) -> dict:
+        wanted = [[file.item.remote, file.size, file.sha256, file.item.keep] for file in self.files]
+        state = ask(self.remote, "check", root=self.root, files=wanted, prune=self.prune)
+        if state["foreign"]:
+            names = ", ".join(state["foreign"][:3])
+            raise HostError(
+                self.remote.name,
+                f"{self.root} holds {len(state['foreign'])} files that no sync put there, and that differ: {names}",
+                remedy='Move that folder away, or give this host another "project_path" in the hosts file.',
+            )
+        return state
+
+    def send(self, state: dict) -> None:
+        """Send each distinct content once, from where an earlier attempt stopped."""
+        parts = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
+        need = sum(file.size - have for file, have in parts.values())
+        if need + SPARE_BYTES > state["free"]:
+            raise HostError(
+                self.remote.name,
+                f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {self.root}",
+                remedy='Free some space there, or set "project_path" to another disk.',
+            )
+        self.total = self.done + need
+        self.sent_files += len(parts)
+        for file, have in sorted(parts.values(), key=lambda part: part[0].size):
+            self.send_one(file, have)
+
+    def send_one(self, file: _File, have: int) -> None:
+        name = file.item.remote
+
+        def sent(count: int) -> None:
+            self.done += count
+            self.progress(self.remote.name, self.done, self.total, name)
+
+        target = str(PurePosixPath(self.root, ".sync", f"{file.sha256}.part"))
+        if have < file.size or file.size == 0:
+            self.remote.append(file.item.local, target, offset=have, sent=sent)
+
+    def commit(self, state: dict) -> list[str]:
+        arrived = [self.files[position] for position, _ in state["missing"]]
+        files = [[file.item.remote, file.size, file.sha256] for file in arrived]
+        return ask(self.remote, "commit", root=self.root, files=files, stale=state["stale"])["damaged"]
+
+    def file_named(self, name: str) -> _File:
+        return next(file for file in self.files if file.item.remote == name)
