@@ -39,6 +39,7 @@ def facts() -> dict:
         "system": platform.system(),
         "release": platform.mac_ver()[0] or platform.release(),
         "machine": platform.machine(),
+        "libc": platform.libc_ver()[1],
         "cpus": os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "clock": time.time(),

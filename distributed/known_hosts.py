@@ -32,7 +32,7 @@ class Entry:
     blob: bytes
 
     def matches(self, name: str) -> bool:
-        if any(fnmatch.fnmatchcase(name, pattern[1:]) for pattern in self.names if pattern.startswith("!")):
+        if any(matches(name, pattern[1:]) for pattern in self.names if pattern.startswith("!")):
             return False
         return any(matches(name, pattern) for pattern in self.names if not pattern.startswith("!"))
 
