@@ -93,7 +93,7 @@ def quote(command: Sequence[str]) -> str:
     if not re.search(r"[\\\n\r!]", line):
         return line
     octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(line))
-    return f"""/bin/sh -c 'eval "$(printf "{octal}")"'"""
+    return f"""exec /bin/sh -c 'eval "exec $(printf "{octal}")"'"""
 
 
 def with_env(command: Sequence[str], env: Mapping[str, str] | None) -> list[str]:

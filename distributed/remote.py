@@ -196,13 +196,13 @@ def _local_address(sock: object) -> str | None:
     return sock.getsockname()[0] if isinstance(sock, socket.socket) and sock.family == socket.AF_INET else None
 
 
-def _connect(host: Host, timeout: float, depth: int) -> Remote:
+def _connect(host: Host, timeout: float, depth: int, via: Sequence[str] = ()) -> Remote:
+    """via: the jumps to pass through first; they win over the host's own, as the rest of a ProxyJump list does in ssh."""
     settings = ssh_settings.resolve(host)
     if depth > MAX_JUMPS:
         raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")
-    below = None
-    for jump in settings.jumps[-1:]:
-        below = _connect_jump(settings, jump, timeout, depth)
+    *before, last = via or settings.jumps or [None]
+    below = _connect(ssh_settings.parse_jump(last), timeout, depth + 1, before) if last else None
     transport = None
     try:
         transport = paramiko.Transport(_socket(host, settings, below, timeout))
@@ -219,11 +219,6 @@ def _connect(host: Host, timeout: float, depth: int) -> Remote:
                 host.address, f"SSH failed: {error or type(error).__name__}", remedy=_try(settings)
             ) from error
         raise
-
-
-def _connect_jump(settings: SshSettings, jump: str, timeout: float, depth: int) -> Remote:
-    """The last jump of the list, itself reached through the ones before it."""
-    return _connect(ssh_settings.parse_jump(jump), timeout, depth + 1)
 
 
 def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: float):
