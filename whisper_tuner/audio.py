@@ -1,0 +1,95 @@
+"""Audio files of any usual kind -> mono float32 waveforms at the model's sample rate.
+
+libsndfile reads WAV, FLAC, OGG and MP3 itself, many times faster than a child process. What it cannot read (M4A/AAC,
+video files) goes through ffmpeg or, on a Mac without ffmpeg, through the system's own `afconvert`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from whisper_tuner.errors import DataError, MissingProgram
+
+SAMPLE_RATE = 16_000  # Hz, of every Whisper model
+# A non-interactive SSH session on a Mac starts with a bare PATH that lacks both of Homebrew's folders.
+HOMEBREW_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
+
+
+def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Mono float32 waveform [n] in [-1, 1] at `sample_rate` Hz.
+
+    Raises DataError (missing, damaged or empty file) or MissingProgram (a format that needs ffmpeg), naming the file.
+    """
+    path = Path(path)
+    _require_file(path)
+    try:
+        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        samples, rate = _convert(path, sample_rate, reason=str(error)), sample_rate
+    if len(samples) == 0:
+        raise DataError(f"{path} holds no audio", remedy="remove it from the manifest")
+    return resample(samples.mean(axis=1), rate, sample_rate)
+
+
+def resample(waveform: np.ndarray, rate: int, to_rate: int) -> np.ndarray:
+    """Band-limited resampling of a float32 [n], by what librosa calls soxr_hq but without librosa's 2 s import."""
+    if rate != to_rate:
+        waveform = soxr.resample(waveform, rate, to_rate, quality="HQ")
+    return np.ascontiguousarray(waveform, dtype=np.float32)
+
+
+def duration(path: str | Path) -> float:
+    """Length in seconds, from the header where the format allows. Raises as `load_audio` does."""
+    path = Path(path)
+    _require_file(path)
+    try:
+        return soundfile.info(path).duration
+    except soundfile.LibsndfileError:
+        return len(load_audio(path)) / SAMPLE_RATE
+
+
+def find_program(name: str) -> str | None:
+    """Full path of a program on PATH or in Homebrew's folders, or None."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW_FOLDERS]))
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(f"no such audio file: {path}", remedy="check the path in the manifest")
+
+
+def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
+    """Samples [n, 1] of a file that libsndfile refuses, by an external program."""
+    with tempfile.TemporaryDirectory(prefix="multimac-audio-") as folder:
+        wav = Path(folder) / "audio.wav"
+        result = subprocess.run(
+            _conversion_command(path, wav, sample_rate, reason),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if result.returncode != 0 or not wav.exists():
+            said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
+            raise DataError(f"{path} cannot be decoded: {said}", remedy="convert it to WAV or FLAC, or remove it")
+        return soundfile.read(wav, dtype="float32", always_2d=True)[0]
+
+
+def _conversion_command(path: Path, wav: Path, sample_rate: int, reason: str) -> list[str]:
+    if ffmpeg := find_program("ffmpeg"):
+        # The file: prefix stops a name such as `http:x.m4a` from being taken for a protocol.
+        decode = [ffmpeg, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-map", "0:a:0"]
+        return [*decode, "-ac", "1", "-ar", str(sample_rate), "-c:a", "pcm_f32le", str(wav)]
+    if afconvert := find_program("afconvert"):
+        return [afconvert, "-f", "WAVE", "-d", f"LEF32@{sample_rate}", "-c", "1", str(path), str(wav)]
+    raise MissingProgram(
+        f"{path} needs ffmpeg: {reason}",
+        remedy="install it with `brew install ffmpeg` or `apt-get install ffmpeg`, or convert the file to WAV or FLAC",
+    )

@@ -1,0 +1,106 @@
+"""Transcripts -> the token ids that the decoder learns to write.
+
+A label is  <|fr|><|transcribe|><|notimestamps|> text <|endoftext|>  for multilingual models and
+<|notimestamps|> text <|endoftext|>  for English-only ones. The decoder start token is not part of it: the model
+puts it in front when it shifts the labels to make the decoder's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import WhisperForConditionalGeneration, WhisperTokenizer
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+from whisper_tuner.dataset import Problem, Sample
+from whisper_tuner.errors import ConfigError, DataError, ModelError
+
+IGNORED = -100  # the label value that the loss leaves out
+# Written without spaces between words; everywhere else Whisper's own text begins with a space, and so do labels.
+_UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km", "bo"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelEncoder:
+    """Turns a transcript into label ids; `prefix` holds the prompt tokens without the decoder start token."""
+
+    tokenizer: WhisperTokenizer
+    prefix: tuple[int, ...]
+    end: int
+    max_tokens: int
+    leading_space: bool
+
+    def encode(self, text: str) -> list[int]:
+        """Label ids of one transcript. Raises DataError if the decoder has no room for it."""
+        spaced = f" {text}" if self.leading_space and not text.startswith(" ") else text
+        ids = [*self.prefix, *self.tokenizer(spaced, add_special_tokens=False).input_ids, self.end]
+        if len(ids) > self.max_tokens:
+            raise DataError(f"the text makes {len(ids)} tokens, and the decoder takes {self.max_tokens}")
+        return ids
+
+
+def label_encoder(
+    model: WhisperForConditionalGeneration,
+    tokenizer: WhisperTokenizer,
+    *,
+    language: str | None = None,
+    task: str = "transcribe",
+) -> LabelEncoder:
+    """The encoder that fits a model; `language` is a code or an English name, unused by English-only models.
+
+    Raises ConfigError for a language or task that the model does not know, ModelError for a tokenizer that lacks
+    Whisper's tokens.
+    """
+    prompt = [f"<|{language_code(language)}|>", f"<|{task}|>"] if is_multilingual(model) else []
+    return LabelEncoder(
+        tokenizer=tokenizer,
+        prefix=tuple(_token_id(tokenizer, token) for token in (*prompt, "<|notimestamps|>")),
+        end=model.config.eos_token_id,
+        max_tokens=model.config.max_target_positions,
+        leading_space=not is_multilingual(model) or language_code(language) not in _UNSPACED,
+    )
+
+
+def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
+    """Whether the decoder's prompt names a language: as the model says, else by vocabulary size as OpenAI does."""
+    stated = getattr(model.generation_config, "is_multilingual", None)
+    return model.config.vocab_size >= 51865 if stated is None else bool(stated)
+
+
+def language_code(language: str | None) -> str:
+    """`fr` for `fr`, `French` or `<|fr|>`. Raises ConfigError."""
+    plain = (language or "").strip().strip("<|>").lower()
+    code = TO_LANGUAGE_CODE.get(plain, plain)
+    if code not in LANGUAGES:
+        what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"
+        raise ConfigError(what, remedy="set language to a code or an English name, such as fr or French")
+    return code
+
+
+def split_encodable(samples: Iterable[Sample], encoder: LabelEncoder) -> tuple[list[Sample], list[Problem]]:
+    """The samples whose text the decoder can hold, and a Problem for each of the others."""
+    kept, problems = [], []
+    for sample in samples:
+        try:
+            encoder.encode(sample.text)
+            kept.append(sample)
+        except DataError as error:
+            problems.append(Problem(sample.line, f"{sample.id}: {error}"))
+    return kept, problems
+
+
+def pad_labels(labels: Sequence[Sequence[int]]) -> torch.Tensor:
+    """int64 [B, longest], filled with -100 by length, never by token: pad is end-of-text, which must be learnt."""
+    padded = torch.full((len(labels), max(map(len, labels))), IGNORED, dtype=torch.int64)
+    for row, ids in zip(padded, labels, strict=True):
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
+    return padded
+
+
+def _token_id(tokenizer: WhisperTokenizer, token: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None or found == tokenizer.unk_token_id:
+        raise ModelError(f"the tokenizer has no token {token}", remedy="use the tokenizer that belongs to the model")
+    return found
