@@ -1,0 +1,33 @@
+"""Training on N ranks that talk little: trainers, strategies, and what they stand on.
+
+Names load on first use: `import exogym` and `import exogym.config` do not import torch.
+"""
+
+import importlib
+
+_HOME = {
+    "exogym.batches": ("BatchSource", "DatasetBatches"),
+    "exogym.communication": ("Comm", "ProcessGroupComm", "SingleComm", "ThreadComm"),
+    "exogym.config": (
+        *("AllReduceConfig", "DiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
+        *("build_strategy", "strategy_config"),
+    ),
+    "exogym.errors": ("ExogymError", "NodeFailed", "NotFinite", "PeerLost", "RanksDiverged", "SettingError"),
+    "exogym.flat": ("FlatParameters", "digest"),
+    "exogym.logger": ("CsvLogger", "NullLogger", "Tee"),
+    "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),
+    "exogym.train_node": ("TrainNode", "TrainResult"),
+    "exogym.trainer": ("FitSettings", "LocalTrainer", "Trainer"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,105 @@
+"""Where a rank's batches come from, for ordinary datasets; and what can be said of any batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from exogym.errors import SettingError
+
+Batch = Any  # a tensor, or dicts, tuples and lists of them
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """One rank's share of the work."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch: the same on all ranks."""
+
+    def epoch(self, epoch: int) -> Iterator[list[Batch]]:
+        """`steps_per_epoch` lists of micro-batches, one for each optimizer step; an empty list is a step without work.
+
+        `epoch` counts from 0 and is what a shuffle should depend on.
+        """
+
+
+class DatasetBatches:
+    """A BatchSource over a map-style dataset.
+
+    batch_size: samples of this rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
+    pad: share by DistributedSampler, which repeats a few samples so that ranks have equally many. Without it (for
+    validation) ranks take every num_nodes-th sample, each sample counts once, and some ranks may have fewer steps.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        rank: int = 0,
+        num_nodes: int = 1,
+        batch_size: int = 16,
+        minibatch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        pad: bool = True,
+        steps_per_epoch: int | None = None,
+        collate: Callable[[list[Any]], Batch] | None = None,
+    ):
+        if not hasattr(dataset, "__len__"):
+            raise SettingError(f"{type(dataset).__name__} has no length: wrap a stream in a BatchSource of your own")
+        if batch_size < 1 or (minibatch_size is not None and not 1 <= minibatch_size <= batch_size):
+            raise SettingError(f"need 1 <= minibatch_size ({minibatch_size}) <= batch_size ({batch_size})")
+        self.dataset, self.batch_size, self.minibatch_size = dataset, batch_size, minibatch_size or batch_size
+        self._collate = collate
+        self._unpadded = None if pad else range(rank, len(dataset), num_nodes)
+        if pad and len(dataset):
+            self._sampler = DistributedSampler(dataset, num_nodes, rank, shuffle=shuffle, seed=seed)
+        size = len(self._sampler) if pad and len(dataset) else len(self._unpadded or ())
+        self.steps_per_epoch = math.ceil(size / batch_size) if steps_per_epoch is None else steps_per_epoch
+
+    def epoch(self, epoch: int) -> Iterator[list[Batch]]:
+        indices = self._indices(epoch)
+        for step in range(self.steps_per_epoch):
+            mine = indices[step * self.batch_size : (step + 1) * self.batch_size]
+            parts = [mine[i : i + self.minibatch_size] for i in range(0, len(mine), self.minibatch_size)]
+            yield list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self._collate)) if parts else []
+
+    def _indices(self, epoch: int) -> Sequence[int]:
+        if self._unpadded is not None or not len(self.dataset):
+            return self._unpadded or ()
+        self._sampler.set_epoch(epoch)
+        return list(self._sampler)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch with its tensors on `device`; what is not a tensor stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def tensors(batch: Batch) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors(value)
+
+
+def count_samples(batch: Batch) -> int:
+    """The first dimension of the first tensor. Raises SettingError if there is none."""
+    for tensor in tensors(batch):
+        return tensor.shape[0] if tensor.dim() else 1
+    raise SettingError(f"a batch must hold at least one tensor, not just {type(batch).__name__}")

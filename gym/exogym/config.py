@@ -1,0 +1,232 @@
+"""Settings of optimizers, schedules and strategies. Imports no torch, so that a command line can show them at once."""
+
+# ruff: noqa: RUF009  (setting() returns a dataclass field)
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from exogym.errors import SettingError
+
+OPTIMIZERS = ("adamw", "adam", "sgd")
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSpec:
+    """One optimizer and all its numbers; `betas` and `eps` are Adam's, `momentum` and `nesterov` SGD's."""
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("optimizer", self.name, OPTIMIZERS)
+        at_least("lr", self.lr, 0)
+        at_least("weight_decay", self.weight_decay, 0)
+        at_least("eps", self.eps, 0)
+        for value in (*self.betas, self.momentum):
+            if not 0 <= value < 1:
+                raise SettingError(f"betas and momentum must be in [0, 1), not {value}")
+        if self.nesterov and not self.momentum:
+            raise SettingError("nesterov = true needs a momentum above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """Learning rate over the run: linear warm-up, then `name` down to `min_ratio` times the peak."""
+
+    name: str = "constant"
+    warmup_steps: int = 0
+    min_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("schedule", self.name, SCHEDULES)
+        at_least("warmup_steps", self.warmup_steps, 0)
+        if not 0 <= self.min_ratio <= 1:
+            raise SettingError(f"min_ratio must be in [0, 1], not {self.min_ratio}")
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Multiplier of the peak rate for optimizer step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.name == "constant":
+            return 1.0
+        progress = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
+        decay = 1 - progress if self.name == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        return self.min_ratio + (1 - self.min_ratio) * decay
+
+
+# An optimizer class, or any callable that takes parameters and returns a torch optimizer.
+OptimFactory = Callable[..., Any]
+Optim = str | OptimSpec | OptimFactory
+
+
+def setting(default: Any, kind: type, help: str) -> Any:
+    """A dataclass field that also says how to read it from text, and what it is for."""
+    return field(default=default, metadata={"kind": kind, "help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyConfig:
+    """What every strategy has: the optimizer that each rank runs on its own device."""
+
+    inner_optim: Optim = setting("adamw", str, "optimizer of each step: adamw, adam or sgd")
+    lr: float | None = setting(None, float, "peak learning rate (the optimizer's own default if not given)")
+    weight_decay: float | None = setting(None, float, "weight decay (0 if not given)")
+    max_norm: float | None = setting(None, float, "clip the gradient to this norm (never, if not given)")
+    schedule: str | ScheduleSpec = setting("constant", str, "learning rate over the run: constant, linear or cosine")
+    warmup_steps: int | None = setting(None, int, "optimizer steps of linear warm-up (0 if not given)")
+    min_lr_ratio: float | None = setting(None, float, "the schedule ends at this fraction of lr (0 if not given)")
+
+    def __post_init__(self) -> None:
+        check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise SettingError(f"max_norm must be above 0, not {self.max_norm}")
+        self.schedule_spec()
+
+    def schedule_spec(self) -> ScheduleSpec:
+        given = {"warmup_steps": self.warmup_steps, "min_ratio": self.min_lr_ratio}
+        given = {key: value for key, value in given.items() if value is not None}
+        if isinstance(self.schedule, str):
+            return ScheduleSpec(name=self.schedule, **given)
+        if given:
+            raise SettingError("schedule is a ScheduleSpec: set warmup_steps and min_ratio in it, not beside it")
+        return self.schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceConfig(StrategyConfig):
+    """Gradients are averaged at every step."""
+
+    check_interval: int = setting(100, int, "compare the ranks' weights every so many steps (0: only at the end)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("check_interval", self.check_interval, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCoConfig(StrategyConfig):
+    """Ranks train alone for H steps, then an outer optimizer steps along the average change (2311.08105).
+
+    The outer `sgd` has lr 0.7 and Nesterov momentum 0.9 unless told otherwise; other outer optimizers need `outer_lr`.
+    """
+
+    H: int = setting(100, int, "optimizer steps in a round")
+    outer_optim: Optim = setting("sgd", str, "optimizer of each round: sgd, adam or adamw")
+    outer_lr: float | None = setting(None, float, "learning rate of the outer optimizer (sgd: 0.7)")
+    outer_momentum: float | None = setting(None, float, "momentum of the outer sgd (0.9)")
+    nesterov: bool | None = setting(None, bool, "Nesterov momentum in the outer sgd (true where there is momentum)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("H", self.H, 1)
+        momentum = {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
+        check_optim("outer_optim", self.outer_optim, outer_lr=self.outer_lr, **momentum)
+        if self.outer_optim in ("adam", "adamw"):
+            if self.outer_lr is None:
+                raise SettingError(f"outer_optim = {self.outer_optim} needs outer_lr")
+            refuse("outer_optim = " + self.outer_optim, **momentum)
+        if isinstance(self.outer_optim, str):
+            self.outer_spec()
+
+    def outer_spec(self) -> OptimSpec:
+        """The outer optimizer where it is given by name."""
+        if self.outer_optim != "sgd":
+            return OptimSpec(name=self.outer_optim, lr=self.outer_lr)
+        momentum = 0.9 if self.outer_momentum is None else self.outer_momentum
+        nesterov = momentum > 0 if self.nesterov is None else self.nesterov
+        lr = 0.7 if self.outer_lr is None else self.outer_lr
+        return OptimSpec(name="sgd", lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+# name -> its settings and where the strategy is; the strategy is imported only when it is built
+STRATEGIES: dict[str, tuple[type[StrategyConfig], str]] = {
+    "allreduce": (AllReduceConfig, "exogym.strategy.all_reduce:AllReduceStrategy"),
+    "diloco": (DiLoCoConfig, "exogym.strategy.diloco:DiLoCoStrategy"),
+}
+
+
+def strategy_config(name: str, settings: Mapping[str, Any]) -> StrategyConfig:
+    """The validated settings of strategy `name`; values may be text, as an INI file has them. Raises SettingError."""
+    config_class, _ = STRATEGIES[one_of("strategy", name, STRATEGIES)]
+    known = {f.name: f for f in fields(config_class)}
+    check_keys(f"strategy {name}", settings, known)
+    values = {key: read_text(known[key], v) if isinstance(v, str) else v for key, v in settings.items()}
+    return config_class(**values)
+
+
+def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:
+    """A strategy, ready for `setup`, from its name and its keys. Imports torch."""
+    config = strategy_config(name, settings)
+    module, class_name = STRATEGIES[name][1].split(":")
+    return getattr(importlib.import_module(module), class_name).from_config(config)
+
+
+def read_text(setting_field: Field, text: str) -> Any:
+    kind = setting_field.metadata["kind"]
+    text = text.strip()
+    if kind is str:
+        return text
+    if text.lower() in ("", "none") and setting_field.default is None:
+        return None
+    try:
+        return {"true": True, "yes": True, "false": False, "no": False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise SettingError(f"{setting_field.name} = {text!r} is not {_KIND_NAMES[kind]}") from None
+
+
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def check_optim(key: str, optim: Optim, **beside: Any) -> None:
+    """Refuse an unknown optimizer, and numbers beside a spec that already has them."""
+    if isinstance(optim, str):
+        one_of(key, optim, OPTIMIZERS)
+    elif isinstance(optim, OptimSpec):
+        refuse(f"{key} is an OptimSpec with settings of its own", **beside)
+    elif not callable(optim):
+        raise SettingError(f"{key} must be a name, an OptimSpec or an optimizer class, not {optim!r}")
+    for name, value in beside.items():
+        if isinstance(value, (int, float)):
+            at_least(name, value, 0)
+
+
+def refuse(reason: str, **given: Any) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise SettingError(f"{reason}: {', '.join(names)} would not be used")
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise SettingError(f"unknown {what} {value!r}{nearest(value, known)} (known: {', '.join(known)})")
+    return value
+
+
+def check_keys(what: str, keys: Iterable[str], known: Iterable[str]) -> None:
+    for key in keys:
+        if key not in known:
+            raise SettingError(f"{what} has no setting {key!r}{nearest(key, known)}")
+
+
+def at_least(name: str, value: float, minimum: float) -> None:
+    if not minimum <= value < math.inf:
+        raise SettingError(f"{name} must be at least {minimum}, not {value}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` or nothing."""
+    by_lower_case = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
+    return f"; did you mean {by_lower_case[matches[0]]!r}?" if matches else ""

@@ -1,0 +1,134 @@
+"""One flat float32 CPU view of what a model trains: the only form in which weights and gradients travel."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from an accelerator at once
+
+
+class FlatParameters:
+    """Copies a model's trainable parameters and floating-point buffers to and from flat tensors, in a fixed order.
+
+    A flat is float32 [numel] on the CPU: parameters in [0, num_parameters), then buffers. Frozen parameters are left
+    out, tied ones stand once, buffers that the state dict leaves out are left out too. Holds no flat itself.
+    """
+
+    def __init__(self, model: nn.Module):
+        saved = model.state_dict().keys()
+        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
+        self.parameters: list[nn.Parameter] = list(parameters.values())
+        self._buffers = [(model.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in buffers]
+        self.names = [*parameters, *buffers]
+        self.num_parameters = sum(p.numel() for p in self.parameters)
+        self.numel = self.num_parameters + sum(b.numel() for b in buffers.values())
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Looked up each time: a module may replace a buffer rather than write into it."""
+        return [getattr(module, name) for module, name in self._buffers]
+
+    def layout(self) -> int:
+        """64 bits that two ranks share only if their flats mean the same."""
+        return _hash(repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)]).encode())
+
+    def empty(self, extra: int = 0) -> Tensor:
+        """A fresh zeroed flat with room for `extra` more values at its end."""
+        return torch.zeros(self.numel + extra)
+
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """Parameters and buffers -> `out` (new if None). Never aliases the model."""
+        out = self.empty() if out is None else out
+        _gather(self._tensors(), out)
+        return out
+
+    def write(self, flat: Tensor) -> None:
+        """`flat` -> parameters and buffers, in their own dtype and on their own device."""
+        _scatter(flat, self._tensors())
+
+    def read_buffers(self, out: Tensor | None = None) -> Tensor:
+        """Buffers -> `out` [numel - num_parameters] (new if None)."""
+        out = torch.zeros(self.numel - self.num_parameters) if out is None else out
+        _gather(self.buffers, out)
+        return out
+
+    def write_buffers(self, flat: Tensor) -> None:
+        _scatter(flat, self.buffers)
+
+    def read_grads(self, out: Tensor | None = None) -> Tensor:
+        """Gradients -> out[:num_parameters]; a gradient that is None reads as zeros."""
+        out = self.empty() if out is None else out
+        _gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters], out)
+        return out
+
+    def write_grads(self, flat: Tensor) -> None:
+        """flat[:num_parameters] -> gradients, made where they are None."""
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+        _scatter(flat, [p.grad for p in self.parameters])
+
+    def _tensors(self) -> list[Tensor]:
+        return [*(p.detach() for p in self.parameters), *self.buffers]
+
+
+def digest(flat: Tensor) -> int:
+    """64 bits of the BLAKE2b hash of a CPU tensor's bytes, as a signed number that fits an int64 tensor."""
+    return _hash(memoryview(flat.detach().contiguous().view(torch.uint8).numpy()))
+
+
+def _hash(data: bytes | memoryview) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
+
+
+def _zeros_like(parameter: Tensor) -> Tensor:
+    return torch.zeros(1, device=parameter.device).expand(parameter.shape)  # takes the memory of one value
+
+
+# Copies below are blocking on purpose: non_blocking ones from and to mps corrupted data (pytorch 189690).
+
+
+@torch.no_grad()
+def _gather(tensors: Iterable[Tensor], out: Tensor) -> None:
+    at = 0
+    for group in _groups(tensors):
+        staged = torch.cat([piece.reshape(-1).float() for piece in group])
+        out[at : at + staged.numel()].copy_(staged)
+        at += staged.numel()
+
+
+@torch.no_grad()
+def _scatter(flat: Tensor, tensors: Iterable[Tensor]) -> None:
+    at = 0
+    for group in _groups(tensors):
+        sizes = [piece.numel() for piece in group]
+        staged = flat[at : at + sum(sizes)].to(group[0].device)
+        for piece, values in zip(group, staged.split(sizes), strict=True):
+            piece.copy_(values.view(piece.shape))
+        at += sum(sizes)
+
+
+def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Views of consecutive rows, gathered into lists of at most CHUNK values on one device (one row may be more)."""
+    group: list[Tensor] = []
+    size = 0
+    for piece in _pieces(tensors):
+        if group and (size + piece.numel() > CHUNK or piece.device != group[0].device):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.numel()
+    if group:
+        yield group
+
+
+def _pieces(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    for tensor in tensors:
+        tensor = tensor.unsqueeze(0) if tensor.dim() == 0 else tensor
+        if tensor.numel():
+            yield from tensor.split(max(1, CHUNK * tensor.shape[0] // tensor.numel()))

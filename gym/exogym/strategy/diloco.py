@@ -1,0 +1,140 @@
+"""DiLoCo: ranks train alone for H steps, then step together along the average change (Douillard et al., 2311.08105)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exogym.config import DiLoCoConfig, Optim, ScheduleSpec
+from exogym.flat import CHUNK, digest
+from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
+from exogym.strategy.strategy import StepResult, Strategy, agree_on_digest, metered
+
+
+class DiLoCoStrategy(Strategy):
+    """An inner optimizer on each rank's device, an outer one on the CPU, the same on all ranks.
+
+    Rounds end after optimizer steps H, 2H, ...; `finish` ends a last short one. The pseudo-gradient is the mean of the
+    ranks' changes, weighted by the samples that each trained in the round; buffers take the mean itself. A rank that is
+    asked to stop ends its round at once and waits for the others, who learn of it at their own round's end.
+    Holds on the CPU: master weights, payload [change | samples | stopping], and the outer optimizer's own (sgd: one
+    flat, so three in all). The outer optimizer sees the master weights as pieces of 64 MB, not as the model's tensors.
+    """
+
+    config: DiLoCoConfig
+
+    def __init__(
+        self,
+        *,
+        inner_optim: Optim = DiLoCoConfig.inner_optim,
+        outer_optim: Optim = DiLoCoConfig.outer_optim,
+        H: int = DiLoCoConfig.H,
+        lr: float | None = DiLoCoConfig.lr,
+        outer_lr: float | None = DiLoCoConfig.outer_lr,
+        outer_momentum: float | None = DiLoCoConfig.outer_momentum,
+        nesterov: bool | None = DiLoCoConfig.nesterov,
+        weight_decay: float | None = DiLoCoConfig.weight_decay,
+        max_norm: float | None = DiLoCoConfig.max_norm,
+        schedule: str | ScheduleSpec = DiLoCoConfig.schedule,
+        warmup_steps: int | None = DiLoCoConfig.warmup_steps,
+        min_lr_ratio: float | None = DiLoCoConfig.min_lr_ratio,
+    ):
+        config = DiLoCoConfig(
+            inner_optim=inner_optim,
+            outer_optim=named(outer_optim),
+            H=H,
+            lr=lr,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            max_norm=max_norm,
+            schedule=schedule,
+            warmup_steps=warmup_steps,
+            min_lr_ratio=min_lr_ratio,
+        )
+        super().__init__(config)
+
+    def _start(self, flat: Tensor) -> None:
+        self._master = flat
+        self._payload = self.parameters.empty(extra=2)
+        self._pieces = [nn.Parameter(piece) for piece in flat[: self.parameters.num_parameters].split(CHUNK)]
+        self.outer = outer_optimizer(self.config, self._pieces)
+        self.rounds = 0
+        self._steps_in_round = 0
+        self._samples_in_round = 0
+
+    def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
+        lr = self.schedule.set(self.steps)
+        self.steps += 1
+        norm = self._inner_step(weight) if weight > 0 else None
+        self._steps_in_round += 1
+        self._samples_in_round += samples
+        if stopping or self._steps_in_round == self.config.H:
+            return self._end_round(lr=lr, grad_norm=norm, stopping=stopping)
+        return StepResult(lr=lr, grad_norm=norm)
+
+    def finish(self) -> StepResult | None:
+        if self._steps_in_round == 0:
+            return None
+        return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)
+
+    def agreed(self) -> Tensor:
+        return self._master
+
+    def _inner_step(self, weight: float) -> float:
+        scale_grads(self.parameters.parameters, 1 / weight)
+        norm = clip(self.parameters.parameters, self.config.max_norm, self._where())
+        self.optimizer.step()
+        return norm
+
+    def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool) -> StepResult:
+        self.rounds += 1
+        with metered(self.comm) as spent:
+            total, stop = self._average_change(stopping)
+            if total > 0:
+                self._outer_step()
+            self.parameters.write(self._master)
+            value = digest(self._master)
+            agree_on_digest(self.comm, value, f"round {self.rounds}")
+        self._steps_in_round = self._samples_in_round = 0
+        return StepResult(lr=lr, round=self.rounds, digest=value, grad_norm=grad_norm, agreed=True, stop=stop, **spent)
+
+    def _average_change(self, stopping: bool) -> tuple[float, bool]:
+        """Payload <- the ranks' mean change of the weights since the last round. Returns (total samples, stop)."""
+        change, tail = self._payload.split([self.parameters.numel, 2])
+        if self._samples_in_round:
+            # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
+            self.parameters.read(change).sub_(self._master).mul_(self._samples_in_round)
+        else:
+            change.zero_()
+        tail.copy_(torch.tensor([self._samples_in_round, stopping]))
+        self.comm.all_reduce_(self._payload)
+        total, stop = tail.tolist()
+        if total > 0:
+            change.mul_(1 / total)
+        return total, stop > 0
+
+    @torch.no_grad()
+    def _outer_step(self) -> None:
+        n, numel = self.parameters.num_parameters, self.parameters.numel
+        self._master[n:].add_(self._payload[n:numel])
+        pseudo_gradient = self._payload[:n].neg_()
+        for piece, grad in zip(self._pieces, pseudo_gradient.split(CHUNK), strict=True):
+            piece.grad = grad
+        self.outer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        outer = {"rounds": self.rounds, "outer": self.outer.state_dict(), "master": self._master}
+        return super().state_dict() | outer
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Return to the start of the round that `state` was taken in or after."""
+        super().load_state_dict(state)
+        self.rounds = state["rounds"]
+        self._master.copy_(state["master"])
+        self.outer.load_state_dict(state["outer"])
+        self.parameters.write(self._master)
+        self._steps_in_round = self._samples_in_round = 0

@@ -1,0 +1,130 @@
+"""What a training loop sees of any way to combine the work of several ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from exogym.communication import Comm
+from exogym.config import StrategyConfig
+from exogym.errors import RanksDiverged, SettingError
+from exogym.flat import FlatParameters
+from exogym.strategy.optim import Schedule, inner_optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one call of `step` or `finish` did. `bytes` and `seconds_communicating` are this call's own.
+
+    agreed: all ranks hold the same weights now and have made the same calls: a point to validate or save at.
+    stop: some rank asked to stop and all know it.
+    digest: hash of the agreed weights, where ranks compared it.
+    """
+
+    lr: float = 0.0
+    round: int | None = None
+    digest: int | None = None
+    bytes: int = 0
+    seconds_communicating: float = 0.0
+    grad_norm: float | None = None
+    agreed: bool = False
+    stop: bool = False
+
+
+class Strategy(ABC):
+    """Turns the gradients in a model's `.grad` into the next weights, together with the other ranks.
+
+    Picklable until `setup`. Every rank calls `step` once for each optimizer step, also one without work (weight 0),
+    until it has made `total_steps` of them or a result says stop; then `finish`.
+    """
+
+    def __init__(self, config: StrategyConfig):
+        self.config = config
+        self.steps = 0
+
+    @classmethod
+    def from_config(cls, config: StrategyConfig) -> Self:
+        return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
+
+    def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
+        """Take on the model, already on its device; all ranks start from rank 0's weights. Raises RanksDiverged."""
+        self.comm = comm
+        self.total_steps = total_steps
+        self.parameters = FlatParameters(model)
+        if not self.parameters.num_parameters:
+            raise SettingError("the model has no trainable parameters")
+        agree_on_layout(comm, self.parameters, total_steps)
+        self.optimizer = inner_optimizer(self.config, self.parameters.parameters)
+        self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
+        flat = self.parameters.read()
+        comm.broadcast_(flat, src=0)
+        self.parameters.write(flat)
+        self._start(flat)
+
+    @abstractmethod
+    def _start(self, flat: Tensor) -> None:
+        """Keep what the strategy needs of the common first weights; `flat` is the strategy's own."""
+
+    @abstractmethod
+    def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
+        """One optimizer step. `.grad` holds the sum of weight * d(loss) over this rank's micro-batches.
+
+        weight: what those weights add up to (target tokens, as a rule), samples: how many there were, 0 without work.
+        stopping: this rank wants to stop; see StepResult.stop for when all do.
+        Raises PeerLost, RanksDiverged, NotFinite.
+        """
+
+    @abstractmethod
+    def finish(self) -> StepResult | None:
+        """Make the ranks agree after the last step, if they do not yet. None if there was nothing to do."""
+
+    def agreed(self) -> Tensor | None:
+        """The weights that ranks last agreed on, flat [numel]; None if only the model has them. Not to be changed."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the model's own weights, not copied."""
+        return {"steps": self.steps, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def _where(self) -> str:
+        return f"rank {self.comm.rank}, step {self.steps}"
+
+
+@contextmanager
+def metered(comm: Comm) -> Iterator[dict[str, Any]]:
+    """Fills a dict with the `bytes` and `seconds_communicating` of what happens inside."""
+    spent: dict[str, Any] = {}
+    bytes_before, seconds_before = comm.bytes_sent, comm.seconds
+    yield spent
+    spent["bytes"] = comm.bytes_sent - bytes_before
+    spent["seconds_communicating"] = comm.seconds - seconds_before
+
+
+def agree_on_layout(comm: Comm, parameters: FlatParameters, total_steps: int) -> None:
+    mine = torch.tensor([parameters.layout(), parameters.numel, total_steps])
+    for rank, theirs in enumerate(comm.all_gather(mine)):
+        if theirs[2] != total_steps:
+            raise RanksDiverged(f"rank {comm.rank} will make {total_steps} steps, but rank {rank} {int(theirs[2])}")
+        if not torch.equal(theirs, mine):
+            raise RanksDiverged(
+                f"rank {comm.rank} trains {parameters.numel} values, rank {rank} {int(theirs[1])} or others: "
+                "all ranks must build the same model and freeze the same parts"
+            )
+
+
+def agree_on_digest(comm: Comm, value: int, where: str) -> None:
+    """Raises RanksDiverged, naming the ranks that differ from rank 0."""
+    values = [int(t) for t in comm.all_gather(torch.tensor([value]))]
+    others = [rank for rank, other in enumerate(values) if other != values[0]]
+    if others:
+        raise RanksDiverged(f"after {where} the weights of rank {others} are not those of rank 0")

@@ -1,0 +1,185 @@
+"""From a model and datasets to trained weights: what is the same wherever the ranks run, and the local case."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from exogym.batches import BatchSource, DatasetBatches
+from exogym.communication import (
+    DEFAULT_TIMEOUT,
+    Comm,
+    ProcessGroupComm,
+    SingleComm,
+    join_local_store,
+    local_store,
+    loopback_interface,
+)
+from exogym.config import at_least, check_keys, one_of
+from exogym.device import PRECISIONS
+from exogym.errors import SettingError
+from exogym.local_nodes import WEIGHTS, run_nodes
+from exogym.logger import Events, NullLogger
+from exogym.strategy.strategy import Strategy
+from exogym.train_node import TrainNode, TrainResult
+
+# A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
+DataSource = Dataset | BatchSource | Callable[[int, int, bool], Dataset | BatchSource]
+
+
+class Fit(NamedTuple):
+    model: nn.Module  # a trained copy, on the CPU
+    result: TrainResult  # rank 0's
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """All that `fit` can be told; picklable.
+
+    batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
+    val_interval: steps from one validation to the next (an epoch, if None). seed: shuffling, and with the rank added,
+    dropout. timeout: seconds that a rank waits for the slowest before it gives it up; a round of DiLoCo must fit in.
+    """
+
+    strategy: Strategy
+    num_epochs: int | None = None
+    max_steps: int | None = None
+    num_nodes: int = 1
+    device: str | None = None
+    precision: str = "float32"
+    batch_size: int = 16
+    minibatch_size: int | None = None
+    shuffle: bool = True
+    val_interval: int | None = None
+    seed: int = 0
+    timeout: float = DEFAULT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        at_least("num_nodes", self.num_nodes, 1)
+        at_least("timeout", self.timeout, 0.1)
+        one_of("precision", self.precision, PRECISIONS)
+        if self.num_epochs is None and self.max_steps is None:
+            raise SettingError("give num_epochs or max_steps")
+
+
+class Trainer(ABC):
+    """Fits a model on N ranks. A subclass says how a rank reaches the others, and how ranks are started.
+
+    The model's `forward(batch)` returns a mean loss, or `(mean loss, number of target tokens)`.
+    """
+
+    def __init__(self, model: nn.Module, train_dataset: DataSource, val_dataset: DataSource | None = None):
+        self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
+
+    @abstractmethod
+    def fit(self, **settings: Any) -> Any: ...
+
+    @abstractmethod
+    def _build_connection(self, rank: int) -> Comm:
+        """The communicator of this process, which is rank `rank`."""
+
+    def run_rank(
+        self,
+        rank: int,
+        settings: FitSettings,
+        *,
+        events: Events | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> TrainResult:
+        """Be rank `rank` until the end of the run; trains `self.model` itself."""
+        comm = self._build_connection(rank)
+        try:
+            torch.manual_seed(settings.seed + rank)
+            node = TrainNode(
+                self.model,
+                comm,
+                copy.deepcopy(settings.strategy),
+                self._batches(self.train_dataset, comm, settings, training=True),
+                val=self._batches(self.val_dataset, comm, settings, training=False),
+                epochs=settings.num_epochs,
+                max_steps=settings.max_steps,
+                val_interval=settings.val_interval,
+                device=settings.device,
+                precision=settings.precision,
+                events=events,
+                should_stop=should_stop,
+            )
+            return node.run()
+        finally:
+            comm.close()
+
+    def _batches(self, data: DataSource | None, comm: Comm, settings: FitSettings, *, training: bool):
+        share = {"rank": comm.rank, "num_nodes": comm.world_size}
+        own = callable(data) and not isinstance(data, (Dataset, BatchSource))
+        if own:
+            data, share = data(comm.rank, comm.world_size, training), {}
+        if data is None or isinstance(data, BatchSource):
+            return data
+        size = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size, "seed": settings.seed}
+        batches = DatasetBatches(data, **share, **size, shuffle=training and settings.shuffle, pad=training and not own)
+        if own and training:  # ranks may have made datasets of unequal length
+            steps = comm.all_gather(torch.tensor([batches.steps_per_epoch]))
+            batches.steps_per_epoch = int(max(steps))
+        return batches
+
+
+class LocalTrainer(Trainer):
+    """Ranks are processes of this machine, or this process itself where there is only one."""
+
+    _num_nodes = 1
+    _port = 0
+    _timeout = DEFAULT_TIMEOUT
+
+    def fit(
+        self,
+        *,
+        events: Events | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        **settings: Any,
+    ) -> Fit:
+        """Train a copy of the model and return it; `settings` are the fields of FitSettings.
+
+        Model, datasets and strategy must be picklable, and a script must guard its start with
+        `if __name__ == "__main__"`, since each node starts a fresh interpreter. `events` and `should_stop` are called
+        in this process. Raises NodeFailed with the first failed node's traceback; no node outlives the call.
+        """
+        check_keys("fit", settings, [f.name for f in fields(FitSettings)])
+        parsed = FitSettings(**settings)
+        if parsed.num_nodes == 1:
+            return self._fit_here(parsed, events, should_stop)
+        return self._fit_in_processes(parsed, events or NullLogger(), should_stop)
+
+    def _build_connection(self, rank: int) -> Comm:
+        if self._num_nodes == 1:
+            return SingleComm()
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+        store = join_local_store(self._port, self._timeout)
+        return ProcessGroupComm(rank=rank, world_size=self._num_nodes, store=store, timeout=self._timeout)
+
+    def _fit_here(self, settings: FitSettings, events: Events | None, should_stop: Callable[[], bool]) -> Fit:
+        node = copy.copy(self)
+        node.model = copy.deepcopy(self.model)
+        with torch.random.fork_rng(devices=[]):
+            result = node.run_rank(0, settings, events=events, should_stop=should_stop)
+        return Fit(node.model.cpu(), result)
+
+    def _fit_in_processes(self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]) -> Fit:
+        store = local_store(settings.timeout)
+        node = copy.copy(self)
+        node._num_nodes, node._port, node._timeout = settings.num_nodes, store.port, settings.timeout
+        with tempfile.TemporaryDirectory(prefix="exogym-") as folder:
+            results = run_nodes((node, settings), Path(folder), settings.num_nodes, events, should_stop)
+            weights = torch.load(Path(folder, WEIGHTS), map_location="cpu", weights_only=True)
+        model = copy.deepcopy(self.model).cpu()
+        model.load_state_dict(weights)
+        return Fit(model, results[0])
