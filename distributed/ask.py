@@ -13,15 +13,16 @@ AGENT = Path(__file__).with_name("host_agent.py")
 BOOT = """import sys
 f = sys.stdin.buffer
 exec(compile(f.read(int(f.readline())), "host_agent", "exec"), {"__name__": "__main__"})"""
-# Without the command line tools, macOS's /usr/bin/python3 only opens a dialogue: so it comes last, after asking.
+# A shim (pyenv) is slow, so it is asked once for the interpreter behind it. Without the command line tools, macOS's
+# /usr/bin/python3 only opens a dialogue: it comes last, and only after asking.
 FIND_PYTHON = """
 fit() {
     case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
-    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1
+    "$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)' 2>/dev/null
 }
 for p in "$(command -v python3)" /opt/homebrew/bin/python3 /usr/local/bin/python3 "$HOME"/.local/bin/python3.* \
     "$HOME"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3 /usr/bin/python3.[1-9]*; do
-    [ -x "$p" ] && fit "$p" && exec "$p" -X utf8 -c "$0"
+    [ -x "$p" ] && real=$(fit "$p") && exec "$real" -X utf8 -c "$0"
 done
 exit 69
 """

@@ -118,6 +118,10 @@ class Remote:
             while block := source.read(chunk):
                 target.write(block)
                 sent(len(block))
+            # Pipelined writes do not report their failure.
+            arrived = sftp.stat(remote).st_size
+        if arrived < local.stat().st_size:
+            raise HostError(self.name, f"cannot write {remote}: it stops at {arrived} bytes")
 
     @contextlib.contextmanager
     def sftp(self) -> Iterator[paramiko.SFTPClient]:
@@ -197,7 +201,7 @@ def _local_address(sock: object) -> str | None:
 
 
 def _connect(host: Host, timeout: float, depth: int, via: Sequence[str] = ()) -> Remote:
-    """via: the jumps to pass through first; they win over the host's own, as the rest of a ProxyJump list does in ssh."""
+    """via: the jumps to pass through first; they win over the host's own, as in a ProxyJump list of ssh."""
     settings = ssh_settings.resolve(host)
     if depth > MAX_JUMPS:
         raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from distributed.ask import ask
 from distributed.remote import Remote
@@ -24,6 +24,7 @@ from whisper_tuner.errors import DataError, HostError
 PROJECT = Path(__file__).resolve().parent.parent
 INDEX = PROJECT / ".cache" / "sync-index.json"
 SPARE_BYTES = 64 << 20
+FULL_BYTES = 1 << 20
 ATTEMPTS = 2  # a second one for a part that was damaged, or that changed while it was sent
 
 T = TypeVar("T")
@@ -245,7 +246,21 @@ class _HostSync:
 
         target = str(PurePosixPath(self.root, ".sync", f"{file.sha256}.part"))
         if have < file.size or file.size == 0:
-            self.remote.append(file.item.local, target, offset=have, sent=sent)
+            try:
+                self.remote.append(file.item.local, target, offset=have, sent=sent)
+            except HostError as error:
+                self.explain(error, name)
+
+    def explain(self, error: HostError, name: str) -> NoReturn:
+        """SFTP says no more than 'Failure' when a disk is full: look, if the host still answers."""
+        state = ask(self.remote, "check", root=self.root, files=[], prune=[])
+        if state["free"] > FULL_BYTES:
+            raise error
+        raise HostError(
+            self.remote.name,
+            f"the disk is full: {name} did not fit into {self.root}",
+            remedy='Free some space there, or set "project_path" to another disk. The next sync goes on from here.',
+        ) from error
 
     def commit(self, state: dict) -> list[str]:
         arrived = [self.files[position] for position, _ in state["missing"]]

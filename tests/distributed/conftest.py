@@ -28,7 +28,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 MaxStartups 100
-SetEnv PIP_NO_INDEX=1
+SetEnv HOME={folder}/home PIP_NO_INDEX=1
 Subsystem sftp internal-sftp
 """
 
@@ -39,11 +39,15 @@ def keygen(path: Path, *, passphrase: str = "") -> Path:
 
 
 class SshServer:
-    """`home` stands in for the user's ~/.ssh: config, known_hosts, and the key that the server accepts."""
+    """`home` stands in for the user's ~/.ssh: config, known_hosts, and the key that the server accepts.
+
+    Sessions see the folder `home` beside it as their home, and pip there has no package registry.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.home = folder, folder / "client"
         self.home.mkdir()
+        (folder / "home").mkdir()
         self.key = keygen(self.home / "id")
         shutil.copy(self.home / "id.pub", folder / "authorized_keys")
         keygen(folder / "host_key")
