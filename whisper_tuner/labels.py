@@ -16,15 +16,17 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGU
 
 from whisper_tuner.dataset import Problem, Sample
 from whisper_tuner.errors import ConfigError, DataError, ModelError
+from whisper_tuner.wer import UNSPACED
 
 IGNORED = -100  # the label value that the loss leaves out
-# Written without spaces between words; everywhere else Whisper's own text begins with a space, and so do labels.
-_UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km", "bo"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelEncoder:
-    """Turns a transcript into label ids; `prefix` holds the prompt tokens without the decoder start token."""
+    """Turns a transcript into label ids; `prefix` holds the prompt tokens without the decoder start token.
+
+    `leading_space`: Whisper's own text begins with one, and starting from it is worth much of the first epoch.
+    """
 
     tokenizer: WhisperTokenizer
     prefix: tuple[int, ...]
@@ -59,7 +61,7 @@ def label_encoder(
         prefix=tuple(_token_id(tokenizer, token) for token in (*prompt, "<|notimestamps|>")),
         end=model.config.eos_token_id,
         max_tokens=model.config.max_target_positions,
-        leading_space=not is_multilingual(model) or language_code(language) not in _UNSPACED,
+        leading_space=not is_multilingual(model) or language_code(language) not in UNSPACED,
     )
 
 
