@@ -37,7 +37,7 @@ found = {}
 for name in sys.argv[1:]:
     try: found[name] = m.version(name)
     except m.PackageNotFoundError: pass
-print(json.dumps([sys.version_info[:2], found]))
+print(json.dumps([sys.prefix != sys.base_prefix, found]))
 """
 
 Say = Callable[[str, str], None]  # host, text
@@ -104,14 +104,14 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def probe(remote: Remote, python: str, names: Sequence[str]) -> dict[str, str] | None:
-    """Versions installed for a host's python; None if there is no such python."""
+def probe(remote: Remote, python: str, names: Sequence[str]) -> tuple[bool, dict[str, str]] | None:
+    """Whether a host's python is of a virtual environment, and what is installed; None if there is no such python."""
     done = remote.run([python, "-I", "-c", PROBE, *names], timeout=60)
     try:
-        _, found = json.loads(done.stdout)
+        own, found = json.loads(done.stdout)
     except ValueError:
         return None
-    return found
+    return own, found
 
 
 def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
@@ -150,12 +150,22 @@ class _HostSetup:
         begin = time.monotonic()
         found = probe(self.remote, self.python, list(self.pins.all))
         source = "unchanged"
-        if found is None or unlike(self.pins, found):
+        if found is None or unlike(self.pins, found[1]):
+            self.check_ours(found)
             source = self.install(found is None)
             self.verify()
         seconds = time.monotonic() - begin
         self.say(f"environment {'is right' if source == 'unchanged' else 'ready'} ({seconds:.1f} s)")
         return Environment(host=self.remote.name, python=self.python, source=source, seconds=seconds)
+
+    def check_ours(self, found: tuple[bool, dict[str, str]] | None) -> None:
+        """Nothing is installed into a python that belongs to the system."""
+        if found and not found[0]:
+            raise HostError(
+                self.remote.name,
+                f"{self.python} is not of a virtual environment, and differs: {unlike(self.pins, found[1])[:5]}",
+                remedy='Leave "python_env" out of the hosts file: then an environment is made.',
+            )
 
     def install(self, new: bool) -> str:
         facts = ask(self.remote, "facts")
@@ -228,7 +238,8 @@ class _HostSetup:
             raise HostError(self.remote.name, f"pip failed: {(done.stderr or done.stdout).strip()[-2000:]}")
 
     def verify(self) -> None:
-        wrong = unlike(self.pins, probe(self.remote, self.python, list(self.pins.all)) or {})
+        _, found = probe(self.remote, self.python, list(self.pins.all)) or (False, {})
+        wrong = unlike(self.pins, found)
         if wrong:
             raise HostError(self.remote.name, f"the environment is not right after installing: {'; '.join(wrong[:5])}")
 

@@ -5,6 +5,7 @@ sshd is the first process of the host's PID namespace, so the host and all it ev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
@@ -126,8 +127,17 @@ exec /usr/sbin/sshd -D -e -f {private}/sshd_config -h {private}/host_key
         """Send a signal to each process whose command line contains `pattern`."""
         hit = [process for process in self.processes() if pattern in shlex.join(process.command)]
         for process in hit:
-            os.kill(process.pid, number)
+            kill(process.pid, number)
+        if number in {signal.SIGCONT, signal.SIGKILL}:
+            # nsenter stops together with the process it waits for, and must be woken to see it go on or end.
+            for pid in set(cpu.pids(cpu.group(self.name))) - {process.pid for process in self.processes()}:
+                kill(pid, signal.SIGCONT)
         return hit
+
+
+def kill(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def q(path: Path) -> str:

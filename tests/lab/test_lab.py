@@ -1,0 +1,176 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab import Lab, LabError, cpu, down, network
+from lab.hosts import PATH
+from lab.lab import RECORD
+
+ABLE = sys.platform == "linux" and os.geteuid() == 0
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
+SEND = """
+import socket, sys, time
+data = bytes(1 << 20)
+with socket.create_connection((sys.argv[1], 5001), timeout=5) as s:
+    begin = time.monotonic()
+    for _ in range(int(sys.argv[2])): s.sendall(data)
+    s.shutdown(socket.SHUT_WR)
+    s.recv(1)
+print(time.monotonic() - begin)
+"""
+RECEIVE = """
+import socket
+with socket.create_server(("0.0.0.0", 5001)) as l:
+    print("ready", flush=True)
+    while True:
+        c, _ = l.accept()
+        while c.recv(1 << 16): pass
+        c.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab(hosts=2, cpus=0.5, rate="100mbit") as lab:
+        yield lab
+
+
+def ssh(lab: Lab, host: str, command: str) -> subprocess.CompletedProcess:
+    return lab.exec(
+        "h1", ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", lab[host].address, command], timeout=60
+    )
+
+
+def leftovers() -> list:
+    return [*network.namespaces(), *network.links(), *cpu.groups()] + ([RECORD] if RECORD.exists() else [])
+
+
+def wait_until(condition, timeout: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while not (result := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return result
+
+
+def test_master_reaches_each_host_which_has_its_own_name_and_home(lab):
+    for host in ("h1", "h2"):
+        assert ssh(lab, host, "hostname").stdout.strip() == host
+    assert ssh(lab, "h2", "touch ~/mark; ls -A ~").stdout.split() == [".ssh", "mark"]
+    assert (lab["h2"].home / "mark").exists()
+    assert "mark" not in lab.exec("h1", ["ls", "-A"]).stdout
+
+
+def test_worker_sees_neither_the_repository_nor_a_registry(lab):
+    assert lab.exec("h1", ["ls", str(Path.cwd())]).stdout
+    assert ssh(lab, "h2", f"ls -A {Path.cwd()}").stdout == ""
+    ssh(lab, "h2", "python3 -m venv --without-pip ~/v")
+    reach = ssh(lab, "h2", "cat /etc/pip.conf; ls -A ~/.config; env | grep -i pip")
+    assert reach.stdout == ""
+    assert ssh(lab, "h2", "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 443), 3)'").returncode != 0
+
+
+def test_workers_do_not_hold_the_owners_key(lab):
+    assert not (lab["h2"].home / ".ssh" / "id_ed25519").exists()
+    back = lab.exec("h2", ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", lab["h1"].address, "true"])
+    assert back.returncode != 0
+
+
+def test_link_speed_and_cpu_share(lab):
+    receiver = lab.popen("h2", ["python3", "-u", "-c", RECEIVE])
+    assert receiver.stdout.readline() == "ready\n"
+    seconds = float(lab.exec("h1", ["python3", "-c", SEND, lab["h2"].address, "12"], timeout=60).stdout)
+    assert 0.9 < seconds < 2.5
+    os.killpg(receiver.pid, signal.SIGKILL)
+    assert lab.kill("h2", "create_server")
+    burn = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\nprint(time.process_time())"
+    assert 0.7 < float(lab.exec("h2", ["python3", "-c", burn], timeout=60).stdout) < 1.3
+
+
+def test_processes_are_listed_frozen_and_killed(lab):
+    sleeper = lab.popen("h2", ["sleep", "1234"])
+    assert wait_until(lambda: lab.processes("h2", "sleep 1234"))
+    assert not lab.processes("h1", "sleep 1234")
+    lab.freeze("h2", "sleep 1234")
+    [process] = lab.processes("h2", "sleep 1234")
+    assert "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text()
+    lab.thaw("h2", "sleep 1234")
+    lab.kill("h2", "sleep 1234")
+    assert wait_until(lambda: not lab.processes("h2", "sleep 1234"))
+    assert sleeper.wait(5) != 0
+
+
+@pytest.mark.parametrize("fault", ["link", "drop"])
+def test_a_cut_host_is_silent_and_comes_back(lab, fault):
+    if fault == "link":
+        lab.link("h2", up=False)
+    else:
+        lab.drop("h2", "h1")
+    assert ssh(lab, "h2", "true").returncode == 255
+    if fault == "link":
+        lab.link("h2", up=True)
+    else:
+        lab.pass_all("h2")
+    assert ssh(lab, "h2", "true").returncode == 0
+
+
+def test_another_process_finds_the_lab_and_a_second_one_is_refused(lab):
+    assert Lab.current()["h2"] == lab["h2"]
+    with pytest.raises(LabError, match="up already"):
+        Lab(hosts=1).up()
+    with pytest.raises(LabError, match="no host 'h9'"):
+        lab.exec("h9", ["true"])
+
+
+def test_down_leaves_nothing_even_of_frozen_processes(lab):
+    lab.popen("h2", ["setsid", "sleep", "4321"])
+    assert wait_until(lambda: lab.processes("h2", "sleep 4321"))
+    [process] = lab.processes("h2", "sleep 4321")[-1:]
+    lab.freeze("h2")
+    home = lab["h2"].home
+    down()
+    assert leftovers() == []
+    assert not home.exists()
+    assert wait_until(lambda: not running(process.pid))
+    down()
+
+
+def test_a_lab_whose_owner_died_is_cleared_away(tmp_path):
+    up = "Lab(hosts=1).up(owner=os.getpid())"
+    script = f"import os, signal; from lab import Lab; {up}; os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert leftovers()
+    with Lab(hosts=1, folder=tmp_path / "kept") as lab:
+        assert lab.exec("h1", ["hostname"]).stdout == "h1\n"
+    assert leftovers() == []
+    assert (tmp_path / "kept" / "homes" / "h1").is_dir()
+
+
+def test_command_line(tmp_path):
+    def call(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-m", "lab", *words], capture_output=True, text=True, timeout=60)
+
+    try:
+        assert call("up", "--hosts", "1", "--folder", str(tmp_path / "f")).stdout == "h1  10.77.0.11\n"
+        assert "up already" in call("up").stderr
+        assert call("exec", "h1", "--", "printenv", "PATH").stdout.strip() == PATH
+        assert "h1  10.77.0.11" in call("status").stdout
+        assert call("link", "h1", "--rate", "50mbit").returncode == 0
+        assert call("cpu", "h1", "0.25").returncode == 0
+        assert call("exec", "h1", "--", "sh", "-c", "exit 7").returncode == 7
+    finally:
+        assert call("down").returncode == 0
+    assert leftovers() == []
+    assert call("status").stdout == "no lab is up\n"
+    assert call("exec", "h1", "--", "true").returncode == 1
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in {"Z", "X"}
+    except FileNotFoundError:
+        return False
