@@ -125,7 +125,7 @@ exec /usr/sbin/sshd -D -e -f {private}/sshd_config -h {private}/host_key
 
     def signal(self, number: signal.Signals, pattern: str) -> list[LabProcess]:
         """Send a signal to each process whose command line contains `pattern`."""
-        hit = [process for process in self.processes() if pattern in shlex.join(process.command)]
+        hit = [process for process in self.processes() if pattern in " ".join(process.command)]
         for process in hit:
             kill(process.pid, number)
         if number in {signal.SIGCONT, signal.SIGKILL}:
