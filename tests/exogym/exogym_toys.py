@@ -1,0 +1,163 @@
+"""Small models, data and runners for the exogym tests; importable by the processes that tests start."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from exogym.communication import ProcessGroupComm, ThreadComm, join_local_store, local_store, loopback_interface
+
+torch.set_num_threads(1)
+
+
+class Line(nn.Module):
+    """y = w x + b on (x [B, 4], y [B, 1]) tuples; a bare mean loss."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, batch):
+        x, y = batch
+        return ((self.linear(x) - y) ** 2).mean()
+
+
+class Tokens(nn.Module):
+    """Next-token model on dict batches, tied head, a frozen part: (mean loss per token, number of tokens)."""
+
+    def __init__(self, seed: int = 0, vocabulary: int = 11):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.hidden = nn.Linear(8, 8)
+        self.frozen = nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(8, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, batch):
+        states = self.frozen(torch.tanh(self.hidden(self.embedding(batch["inputs"]))))
+        labels = batch["labels"]
+        loss = nn.functional.cross_entropy(self.head(states).flatten(0, 1), labels.flatten(), ignore_index=-100)
+        return loss, (labels != -100).sum()
+
+
+class Scalar(nn.Module):
+    """One weight, for steps that can be computed by hand."""
+
+    def __init__(self, value: float = 1.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([value]))
+
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, size: int, nan_at: int | None = None):
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(size, 4, generator=generator)
+        self.y = self.x.sum(1, keepdim=True) + 1
+        if nan_at is not None:
+            self.y[nan_at] = float("nan")
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+class Steps:
+    """A BatchSource of given steps: a list of micro-batches for each."""
+
+    def __init__(self, steps: list[list[Any]]):
+        self.steps = steps
+        self.epochs_seen: list[int] = []
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.steps)
+
+    def epoch(self, epoch: int):
+        self.epochs_seen.append(epoch)
+        yield from self.steps
+
+
+def token_batch(samples: int, seed: int) -> dict[str, torch.Tensor]:
+    """Sentences of unequal length, so that ranks have unequal numbers of tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randint(11, (samples, 6), generator=generator)
+    lengths = torch.randint(1, 7, (samples, 1), generator=generator)
+    labels = torch.where(torch.arange(6) < lengths, (inputs * 3 + 1) % 11, -100)
+    return {"inputs": inputs, "labels": labels}
+
+
+def join_batches(batches: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {key: torch.cat([b[key] for b in batches]) for key in batches[0]}
+
+
+def run_threads(size: int, rank_main: Callable[[ThreadComm], Any]) -> list[Any]:
+    """rank_main(comm) on every rank; the first error that is not a consequence of another is raised."""
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def main(comm: ThreadComm) -> None:
+        try:
+            results[comm.rank] = rank_main(comm)
+        except BaseException as error:
+            errors.append(error)
+            comm.abort()
+
+    threads = [threading.Thread(target=main, args=(comm,)) for comm in ThreadComm.group(size, timeout=20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _process_main(rank_main, rank, size, port, timeout, pipe, args):
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+    store = join_local_store(port, 30)
+    comm = ProcessGroupComm(rank=rank, world_size=size, store=store, timeout=timeout)
+    try:
+        pipe.send(rank_main(comm, *args))
+    finally:
+        comm.close()
+
+
+class Processes:
+    """rank_main(comm, *args) in a real process for each rank, joined by gloo over loopback; a context manager."""
+
+    def __init__(self, size: int, rank_main: Callable[..., Any], *args: Any, timeout: float = 30.0):
+        context = multiprocessing.get_context("spawn")
+        self.store = local_store()
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            arguments = (rank_main, rank, size, self.store.port, timeout, theirs, args)
+            process = context.Process(target=_process_main, args=arguments)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def result(self, rank: int, timeout: float = 60) -> Any:
+        assert self.pipes[rank].poll(timeout), f"rank {rank} is silent"
+        return self.pipes[rank].recv()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.join()

@@ -1,0 +1,148 @@
+import pytest
+import torch
+from exogym_toys import Scalar, Steps, Tokens, join_batches, run_threads, token_batch
+from torch import nn
+
+from exogym import AllReduceStrategy, FlatParameters, SingleComm, TrainNode
+from exogym.errors import RanksDiverged
+
+STEPS, NODES = 6, 3
+
+
+def strategy():
+    settings = {"lr": 0.02, "weight_decay": 0.1, "max_norm": 0.05, "check_interval": 2}
+    return AllReduceStrategy(inner_optim="adamw", schedule="cosine", warmup_steps=2, **settings)
+
+
+def train(comm, steps, **settings):
+    model, events = Tokens(), []
+    node = TrainNode(model, comm, strategy(), Steps(steps), epochs=1, device="cpu", events=events.append, **settings)
+    result = node.run()
+    return FlatParameters(model).read(), [e for e in events if e["type"] == "step"], result
+
+
+def shares():
+    """Unequal: samples, tokens, micro-batches, and one rank without work in one step."""
+    steps = [[[token_batch(n + 1, seed=10 * s + n)] for n in range(NODES)] for s in range(STEPS)]
+    steps[2][1] = []
+    steps[3][2] = [token_batch(2, seed=1), token_batch(3, seed=2)]
+    return steps
+
+
+def test_N_ranks_equal_one_process_with_all_their_batches():
+    steps = shares()
+    ranks = run_threads(NODES, lambda comm: train(comm, [step[comm.rank] for step in steps]))
+    whole = train(SingleComm(), [[join_batches([b for share in step for b in share])] for step in steps])
+    for flat, _, result in ranks:
+        torch.testing.assert_close(flat, whole[0], rtol=2e-5, atol=2e-6)
+        assert result.digest == ranks[0][2].digest
+    for step in range(STEPS):
+        of_ranks = [events[step] for _, events, _ in ranks]
+        tokens = sum(e["tokens"] for e in of_ranks)
+        loss = sum((e["loss"] or 0) * e["tokens"] for e in of_ranks) / tokens
+        assert tokens == whole[1][step]["tokens"]
+        assert loss == pytest.approx(whole[1][step]["loss"], rel=1e-5)
+        assert of_ranks[0]["grad_norm"] == pytest.approx(whole[1][step]["grad_norm"], rel=1e-4)
+        assert of_ranks[0]["grad_norm"] > 0.05  # so that clipping is really at work
+
+
+def test_accumulation_equals_one_big_batch():
+    parts = [token_batch(n + 1, seed=n) for n in range(4)]
+    accumulated = train(SingleComm(), [parts] * 2)[0]
+    torch.testing.assert_close(accumulated, train(SingleComm(), [[join_batches(parts)]] * 2)[0], rtol=2e-5, atol=2e-6)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.never = (nn.Parameter(torch.ones(1)) for _ in range(3))
+
+
+def test_a_gradient_missing_on_one_rank_counts_as_zeros_and_on_all_stays_missing():
+    def rank_main(comm):
+        model = TwoHeads()
+        reduce_all = AllReduceStrategy(inner_optim="sgd", lr=1.0, weight_decay=0.5)
+        reduce_all.setup(model, comm, 1)
+        model.a.grad = torch.ones(1)
+        if comm.rank == 0:
+            model.b.grad = torch.ones(1)
+        reduce_all.step(1.0, 1)
+        return model.a.item(), model.b.item(), model.never.item()
+
+    # lr 1, decay 0.5: 1 - (mean gradient + 0.5); the parameter that nobody used does not even decay
+    assert run_threads(2, rank_main) == [(-0.5, 0.0, 1.0)] * 2
+
+
+def test_stopping_rides_on_each_step():
+    def rank_main(comm):
+        model, reduce_all = Scalar(), AllReduceStrategy()
+        reduce_all.setup(model, comm, 9)
+        return [reduce_all.step(0.0, 0, stopping=comm.rank == 2 and step == 3).stop for step in range(5)]
+
+    assert run_threads(3, rank_main) == [[False, False, False, True, False]] * 3
+
+
+def test_nothing_moves_without_work():
+    def rank_main(comm):
+        model, reduce_all = Scalar(), AllReduceStrategy(weight_decay=0.5)
+        reduce_all.setup(model, comm, 1)
+        result = reduce_all.step(0.0, 0)
+        return model.w.item(), result.grad_norm
+
+    assert run_threads(2, rank_main) == [(1.0, None)] * 2
+
+
+def test_one_collective_a_step_and_a_comparison_at_the_interval():
+    calls = []
+
+    def rank_main(comm):
+        reduce_ = comm.all_reduce_
+        comm.all_reduce_ = lambda flat: (calls.append(flat.numel()), reduce_(flat))
+        model, reduce_all = Scalar(), AllReduceStrategy(check_interval=3)
+        reduce_all.setup(model, comm, 4)
+        digests = []
+        for _ in range(4):
+            model.w.grad = torch.ones(1)
+            digests.append(reduce_all.step(1.0, 1).digest)
+        return [d is not None for d in digests], reduce_all.finish() is not None, reduce_all.finish()
+
+    assert run_threads(2, rank_main) == [([False, False, True, False], True, None)] * 2
+    assert calls == [1 + 1 + 2] * 8  # gradient, who has one, weight, stopping
+
+
+def test_divergence_is_noticed_at_the_interval():
+    def rank_main(comm):
+        model, reduce_all = Scalar(), AllReduceStrategy(check_interval=2)
+        reduce_all.setup(model, comm, 2)
+        with torch.no_grad():
+            model.w.add_(comm.rank * 1e-6)
+        for _ in range(2):
+            reduce_all.step(0.0, 0)
+
+    with pytest.raises(RanksDiverged, match=r"after step 2 the weights of rank \[1\]"):
+        run_threads(2, rank_main)
+
+
+def test_batch_norm_buffers_agree_and_constants_stay():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+            self.register_buffer("table", torch.rand(50, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x):
+            return self.norm(x).pow(2).mean()
+
+    def rank_main(comm):
+        model = Normed()
+        table = model.table.clone()
+        source = Steps([[torch.full((4, 2), float(comm.rank)) + torch.eye(4, 2)]] * 3)
+        TrainNode(model, comm, AllReduceStrategy(lr=0.1), source, epochs=1, device="cpu").run()
+        return model.norm.running_mean, torch.equal(model.table, table)
+
+    ranks = run_threads(3, rank_main)
+    assert all(same for _, same in ranks)
+    expected = sum(0.25 + rank for rank in range(3)) / 3 * (1 - 0.9**3)
+    for mean, _ in ranks:
+        assert torch.equal(mean, ranks[0][0])
+        torch.testing.assert_close(mean, torch.full((2,), expected))

@@ -1,0 +1,143 @@
+import os
+import signal
+import time
+
+import pytest
+import torch
+from exogym_toys import Line, Points, Processes, Steps, run_threads
+
+from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, TrainNode
+from exogym.errors import ExogymError
+
+
+def collectives(comm):
+    """One of each, and what came out."""
+    mine = torch.tensor([1.0, 10.0]) * (comm.rank + 1)
+    reduced, cast = mine.clone(), mine.clone()
+    comm.all_reduce_(reduced)
+    comm.broadcast_(cast, src=1)
+    gathered = comm.all_gather(torch.tensor([comm.rank, -(2**62) - comm.rank]))
+    passed = torch.zeros(2)
+    if comm.rank == 0:
+        comm.send(mine, dst=1)
+    elif comm.rank == 1:
+        time.sleep(0.4)  # longer than one poll: the sender must not give up
+        comm.recv(passed, src=0)
+        comm.send(mine, dst=2)
+    else:
+        comm.recv(passed, src=1)
+    comm.barrier()
+    return reduced.tolist(), cast.tolist(), [t.tolist() for t in gathered], passed.tolist(), comm.bytes_sent
+
+
+def strategies(comm):
+    """Flats and digests after training with each strategy."""
+    ends = []
+    for strategy in (DiLoCoStrategy(H=2, lr=0.05), AllReduceStrategy(lr=0.05)):
+        points, model = Points(18), Line()
+        steps = Steps([[(points.x[i + comm.rank :: 9], points.y[i + comm.rank :: 9])] for i in (0, 3, 6)])
+        result = TrainNode(model, comm, strategy, steps, epochs=2, device="cpu").run()
+        ends.append((FlatParameters(model).read().tolist(), result.digest))
+    return ends
+
+
+def all_of_it(comm):
+    return collectives(comm), strategies(comm)
+
+
+def test_threads_and_real_processes_agree():
+    with Processes(3, all_of_it) as processes:
+        of_processes = [processes.result(rank) for rank in range(3)]
+    of_threads = run_threads(3, all_of_it)
+    for rank in range(3):
+        reduced, cast, gathered, passed, _ = of_processes[rank][0]
+        assert (reduced, cast) == ([6.0, 60.0], [2.0, 20.0])
+        assert gathered == [[r, -(2**62) - r] for r in range(3)]
+        assert passed == [[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]][rank]
+        assert of_threads[rank][0][:4] == of_processes[rank][0][:4]
+        assert of_threads[rank][1][0][1] == of_threads[0][1][0][1]
+        for (flat, digest), (other, first) in zip(of_processes[rank][1], of_processes[0][1], strict=True):
+            assert flat == other and digest == first  # ranks agree bit for bit
+        for (flat, _), (threaded, _) in zip(of_processes[rank][1], of_threads[rank][1], strict=True):
+            assert flat == pytest.approx(threaded, rel=1e-5, abs=1e-6)
+
+
+def meet_then_fault(comm, fault):
+    comm.barrier()
+    if comm.rank == 1 and fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if comm.rank == 1 and fault == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(PeerLost, match="rank 0 of 2 lost a peer in all_reduce"):
+        comm.all_reduce_(torch.ones(100_000))
+    with pytest.raises(PeerLost):
+        comm.all_gather(torch.ones(1))
+    waited = time.monotonic() - started
+    started = time.monotonic()
+    comm.close()
+    comm.close()
+    return waited, time.monotonic() - started
+
+
+@pytest.mark.parametrize(("fault", "least", "most"), [("kill", 0, 1.5), ("freeze", 2.9, 5)])
+def test_a_lost_peer_is_noticed_and_leaving_is_quick(fault, least, most):
+    with Processes(2, meet_then_fault, fault, timeout=3) as processes:
+        waited, leaving = processes.result(0)
+        assert least <= waited <= most and leaving < 0.5
+        processes.processes[0].join(3)
+        assert processes.processes[0].exitcode == 0
+
+
+def train_then_fault(comm, fault):
+    def events(event):
+        if comm.rank == 1 and event["type"] == "step" and event["step"] == 5:
+            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+    points = Points(8)
+    source = Steps([[(points.x, points.y)]])
+    strategy = DiLoCoStrategy(H=2, lr=0.01)
+    try:
+        TrainNode(Line(), comm, strategy, source, max_steps=50, device="cpu", events=events).run()
+    except PeerLost:
+        return strategy.rounds, strategy.agreed().isfinite().all().item()
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+def test_training_ends_with_peer_lost(fault):
+    with Processes(2, train_then_fault, fault, timeout=2) as processes:
+        rounds, whole = processes.result(0)
+        assert rounds == 3 and whole  # the third was begun, and never agreed
+
+
+def test_a_peer_that_never_comes():
+    from exogym.communication import ProcessGroupComm, join_local_store, local_store
+
+    store = local_store(timeout=1)
+    with pytest.raises(PeerLost, match="could not join"):
+        ProcessGroupComm(rank=1, world_size=2, store=join_local_store(store.port, 1), timeout=1)
+
+
+def test_threads_notice_a_rank_that_gave_up():
+    def rank_main(comm):
+        if comm.rank == 1:
+            comm.abort()
+            return None
+        with pytest.raises(PeerLost):
+            comm.barrier()
+
+    run_threads(2, rank_main)
+    with pytest.raises(ExogymError, match="different collectives"):
+        run_threads(2, lambda comm: comm.all_reduce_(torch.ones(1 + comm.rank)))
+
+
+def test_single_and_counters():
+    comm = SingleComm()
+    values = torch.ones(3)
+    comm.all_reduce_(values)
+    comm.broadcast_(values)
+    assert values.tolist() == [1, 1, 1] and comm.all_gather(values)[0].tolist() == [1, 1, 1]
+    with pytest.raises(ExogymError):
+        comm.send(values, 0)
+    counted = run_threads(2, lambda c: (c.all_reduce_(torch.ones(10)), c.broadcast_(torch.ones(4)), c.bytes_sent)[-1])
+    assert counted == [56, 40]

@@ -1,0 +1,121 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from exogym import AllReduceStrategy, DiLoCoStrategy, build_strategy, strategy_config
+from exogym.config import DiLoCoConfig, OptimSpec, ScheduleSpec
+from exogym.errors import SettingError
+from exogym.strategy import SimpleReduceStrategy
+from exogym.strategy.optim import inner_optimizer, outer_optimizer
+
+
+def outer(**settings):
+    strategy = DiLoCoStrategy(**settings)
+    return outer_optimizer(strategy.config, [torch.nn.Parameter(torch.zeros(1))])
+
+
+def test_imports_no_torch():
+    script = (
+        "import sys, exogym, exogym.config, exogym.strategy, exogym.errors\n"
+        "exogym.config.strategy_config('diloco', {'H': '5', 'lr': '1e-4'})\n"
+        "assert 'torch' not in sys.modules\n"
+        "exogym.DiLoCoStrategy\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": "gym"})
+
+
+def test_every_lazy_name_exists():
+    import exogym
+    import exogym.strategy
+
+    for module in (exogym, exogym.strategy):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        with pytest.raises(AttributeError, match="Trianer"):
+            _ = module.Trianer
+
+
+def test_outer_sgd_is_nesterov_unless_told_otherwise():
+    group = outer().param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.7, 0.9, True)
+    assert outer(outer_optim=torch.optim.SGD).param_groups[0]["nesterov"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"outer_lr": 1.0, "outer_momentum": 0.0}, (1.0, 0.0, False)),
+        ({"outer_momentum": 0.5}, (0.7, 0.5, True)),
+        ({"nesterov": False}, (0.7, 0.9, False)),
+        ({"outer_optim": OptimSpec(name="sgd", lr=0.3)}, (0.3, 0.0, False)),
+    ],
+)
+def test_explicit_outer_settings_are_kept(settings, expected):
+    group = outer(**settings).param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"]) == expected
+
+
+def test_inner_optimizer_by_name_class_spec_and_callable():
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+
+    def build(**settings):
+        return inner_optimizer(AllReduceStrategy(**settings).config, weights)
+
+    assert isinstance(build(inner_optim="sgd", lr=0.1), torch.optim.SGD)
+    by_class = build(inner_optim=torch.optim.SGD, lr=0.1, weight_decay=0.2)
+    assert isinstance(by_class, torch.optim.SGD)
+    assert (by_class.param_groups[0]["lr"], by_class.param_groups[0]["weight_decay"]) == (0.1, 0.2)
+    spec = OptimSpec(name="adam", lr=0.5, betas=(0.5, 0.6), eps=1e-3)
+    group = build(inner_optim=spec).param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (0.5, (0.5, 0.6), 1e-3)
+    assert isinstance(build(inner_optim=torch.optim.RMSprop, lr=0.3), torch.optim.RMSprop)
+    assert build(inner_optim=lambda p: torch.optim.Adagrad(p, lr=0.25)).param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner_optim": "admw"}, "did you mean 'adamw'"),
+        ({"inner_optim": OptimSpec(), "lr": 0.1}, "lr would not be used"),
+        ({"outer_optim": OptimSpec(name="sgd"), "outer_momentum": 0.5}, "outer_momentum would not be used"),
+        ({"outer_optim": "adam"}, "needs outer_lr"),
+        ({"outer_optim": "adam", "outer_lr": 0.1, "nesterov": True}, "nesterov would not be used"),
+        ({"outer_momentum": 0.0, "nesterov": True}, "needs a momentum"),
+        ({"H": 0}, "H must be at least 1"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"max_norm": 0.0}, "max_norm"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"schedule": ScheduleSpec(), "warmup_steps": 3}, "in it, not beside"),
+    ],
+)
+def test_contradictions_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        DiLoCoStrategy(**settings)
+
+
+def test_a_misspelt_keyword_is_an_error():
+    with pytest.raises(TypeError, match="outer_mometum"):
+        DiLoCoStrategy(outer_mometum=0.5)
+    with pytest.raises(SettingError, match=r"'outer_mometum'; did you mean 'outer_momentum'\?"):
+        strategy_config("diloco", {"outer_mometum": 0.5})
+    with pytest.raises(SettingError, match="did you mean 'diloco'"):
+        strategy_config("dilco", {})
+
+
+def test_strategy_from_text():
+    strategy = build_strategy("diloco", {"H": "20", "lr": "1e-4", "nesterov": "false", "max_norm": "none"})
+    assert strategy.config == DiLoCoConfig(H=20, lr=1e-4, nesterov=False, max_norm=None)
+    assert isinstance(build_strategy("allreduce", {"lr": 0.1}), SimpleReduceStrategy)
+    with pytest.raises(SettingError, match=r"H = '2\.5' is not a whole number"):
+        strategy_config("diloco", {"H": "2.5"})
+
+
+def test_schedules():
+    linear = ScheduleSpec(name="linear", warmup_steps=2, min_ratio=0.1)
+    assert [round(linear.factor(s, 12), 3) for s in (0, 1, 2, 7, 12, 40)] == [0.5, 1.0, 1.0, 0.55, 0.1, 0.1]
+    cosine = ScheduleSpec(name="cosine")
+    assert [round(cosine.factor(s, 4), 3) for s in range(5)] == [1.0, 0.854, 0.5, 0.146, 0.0]
+    assert ScheduleSpec().factor(99, 100) == 1.0

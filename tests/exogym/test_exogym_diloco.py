@@ -1,0 +1,258 @@
+import copy
+
+import pytest
+import torch
+from exogym_toys import Line, Points, Scalar, Steps, run_threads
+from torch import nn
+
+from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm, TrainNode
+from exogym.config import OptimSpec
+from exogym.errors import RanksDiverged, SettingError
+from exogym.flat import digest
+
+PLAIN = {"outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+def drive(comm, strategy, gradients, model=None, samples=1, total=None):
+    """Give `strategy` a mean gradient for each step (None: no work); returns the model and all step results."""
+    model = model or Scalar()
+    strategy.setup(model, comm, total or len(gradients))
+    results = []
+    for gradient in gradients:
+        weight = 0 if gradient is None else 2.0
+        model.w.grad = None if gradient is None else torch.tensor([gradient * weight])
+        results.append(strategy.step(weight, samples if weight else 0))
+        model.w.grad = None
+    return model, results
+
+
+def test_two_rounds_by_hand():
+    """Inner SGD 0.1 for two steps: changes -0.2 (2 samples) and -0.6 (6 samples), mean -0.5; outer Nesterov."""
+
+    def rank_main(comm):
+        gradient, samples = [(1.0, 1), (3.0, 3)][comm.rank]
+        model, results = drive(comm, DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2), [gradient] * 4, samples=samples)
+        return model.w.item(), [r.round for r in results], results[-1].digest
+
+    first = 1 - 0.7 * (0.5 + 0.9 * 0.5)
+    second = first - 0.7 * (0.5 + 0.9 * (0.9 * 0.5 + 0.5))
+    (w0, rounds, digest0), (w1, _, digest1) = run_threads(2, rank_main)
+    assert w0 == w1 == pytest.approx(second, rel=1e-6)
+    assert rounds == [None, 1, None, 2]
+    assert digest0 == digest1 is not None
+
+
+def test_plain_average_is_exact():
+    def rank_main(comm):
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=1, **PLAIN)
+        return drive(comm, strategy, [[0.25], [0.5], [-1.5]][comm.rank])[0].w.item()
+
+    assert run_threads(3, rank_main) == [1 - (0.25 + 0.5 - 1.5) / 3] * 3
+
+
+def test_identical_ranks_stay_where_they_are():
+    """Summing N equal values and dividing changes about one in seven of them (N = 3); changes of zero stay zero."""
+
+    def rank_main(comm):
+        torch.manual_seed(0)
+        model = Scalar()
+        model.w = nn.Parameter(torch.randn(1000))
+        before = model.w.detach().clone()
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1, **PLAIN)
+        strategy.setup(model, comm, 1)
+        model.w.grad = torch.ones(1000)
+        strategy.step(1.0, 1)
+        return torch.equal(before, model.w)
+
+    assert all(run_threads(3, rank_main))
+
+
+@pytest.mark.parametrize(("steps", "H", "ends"), [(6, 3, [3, 6]), (7, 3, [3, 6]), (2, 3, []), (3, 1, [1, 2, 3])])
+def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=H, **PLAIN)
+    model, results = drive(SingleComm(), strategy, [1.0] * steps)
+    assert [i + 1 for i, r in enumerate(results) if r.round is not None] == ends
+    assert [r.agreed for r in results] == [r.round is not None for r in results]
+    last = strategy.finish()
+    assert (last is None) == (steps % H == 0)
+    assert strategy.finish() is None
+    assert model.w.item() == pytest.approx(1 - 0.1 * steps, rel=1e-6)
+    assert strategy.agreed().item() == model.w.item()
+    assert strategy.rounds == -(-steps // H)
+
+
+def test_a_short_tail_is_an_ordinary_outer_step():
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5)
+    model, _ = drive(SingleComm(), strategy, [1.0, 1.0])
+    strategy.finish()
+    assert model.w.item() == pytest.approx(1 - 0.7 * (0.2 + 0.9 * 0.2), rel=1e-6)
+
+
+def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
+    """Master weights that alias the model's make every later pseudo-gradient zero."""
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1, **PLAIN)
+    model = Scalar()
+    drive(SingleComm(), strategy, [1.0], model, total=3)
+    assert strategy.agreed().data_ptr() != model.w.data_ptr()
+    positions = []
+    for _ in range(3):
+        model.w.grad = torch.tensor([1.0])
+        strategy.step(1.0, 1)
+        positions.append(model.w.item())
+    assert positions == pytest.approx([0.8, 0.7, 0.6], rel=1e-5)
+
+
+def test_a_rank_without_work_has_no_say():
+    def rank_main(comm):
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, **PLAIN)
+        return drive(comm, strategy, [[1.0, 1.0], [None, None]][comm.rank])[0].w.item()
+
+    assert run_threads(2, rank_main) == pytest.approx([0.8, 0.8])
+
+
+def test_nothing_moves_when_nobody_worked():
+    def rank_main(comm):
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
+        model, results = drive(comm, strategy, [1.0, None, None])
+        return model.w.item(), len({r.digest for r in results})
+
+    for w, digests in run_threads(2, rank_main):
+        assert w == pytest.approx(1 - 0.7 * 1.9 * 0.1) and digests == 1
+
+
+def test_H_1_with_plain_averaging_is_all_reduce_with_sgd():
+    def train(strategy):
+        def rank_main(comm):
+            points = Points(24)
+            mine = [(points.x[i::2], points.y[i::2]) for i in range(2)][comm.rank]
+            steps = [[(mine[0][s : s + 3], mine[1][s : s + 3])] for s in range(0, 12, 3)]
+            model = Line()
+            TrainNode(model, comm, copy.deepcopy(strategy), Steps(steps), epochs=2, device="cpu").run()
+            return FlatParameters(model).read()
+
+        return run_threads(2, rank_main)
+
+    diloco = train(DiLoCoStrategy(inner_optim="sgd", lr=0.05, H=1, **PLAIN))
+    reduced = train(AllReduceStrategy(inner_optim="sgd", lr=0.05))
+    assert torch.equal(diloco[0], diloco[1]) and torch.equal(reduced[0], reduced[1])
+    torch.testing.assert_close(diloco[0], reduced[0])
+
+
+def test_all_learn_of_one_rank_that_wants_to_stop():
+    def rank_main(comm):
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=4, **PLAIN)
+        model = Scalar()
+        strategy.setup(model, comm, 20)
+        for step in range(1, 21):
+            model.w.grad = torch.tensor([1.0])
+            result = strategy.step(1.0, 1, stopping=comm.rank == 1 and step == 6)
+            if result.stop:
+                break
+        assert strategy.finish() is None
+        return step, model.w.item(), result.digest
+
+    (step0, w0, digest0), (step1, w1, digest1) = run_threads(2, rank_main)
+    assert (step0, step1) == (8, 6) and digest0 == digest1
+    assert w0 == w1 == pytest.approx(0.6 - (4 * 0.4 + 2 * 0.2) / 6)
+
+
+def test_stop_meets_the_short_tail_of_the_others():
+    def rank_main(comm):
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=10)
+        model = Scalar()
+        strategy.setup(model, comm, 4)
+        for step in range(4):
+            model.w.grad = torch.tensor([1.0])
+            result = strategy.step(1.0, 1, stopping=comm.rank == 1 and step == 2)
+            if result.stop:
+                return result.stop
+        return strategy.finish().stop
+
+    assert run_threads(2, rank_main) == [True, True]
+
+
+def test_buffers_take_the_mean_and_no_momentum():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+            self.register_buffer("mean", torch.zeros(2))
+
+    def rank_main(comm):
+        model = Normed()
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1)
+        strategy.setup(model, comm, 2)
+        for _ in range(2):
+            model.mean += comm.rank + 1
+            model.w.grad = torch.ones(1)
+            strategy.step(1.0, 1)
+        return model.mean.tolist()
+
+    assert run_threads(2, rank_main) == [[3.0, 3.0]] * 2
+
+
+def test_one_collective_a_round_with_trainables_only():
+    calls = []
+
+    def rank_main(comm):
+        reduce_ = comm.all_reduce_
+        comm.all_reduce_ = lambda flat: (calls.append(flat.numel()), reduce_(flat))
+        drive(comm, DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2), [1.0] * 4)
+
+    run_threads(2, rank_main)
+    assert calls == [1 + 2] * 4  # two rounds on two ranks: weight, samples, stopping
+
+
+def test_divergence_is_noticed():
+    def rank_main(comm):
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
+        strategy.setup(Scalar(), comm, 2)
+        strategy.agreed().add_(comm.rank)
+        strategy.step(0.0, 0)
+
+    with pytest.raises(RanksDiverged, match=r"after round 1 the weights of rank \[1\]"):
+        run_threads(2, rank_main)
+
+
+def test_all_start_from_rank_0_and_must_build_the_same():
+    def rank_main(comm):
+        model, strategy = Scalar(float(comm.rank)), DiLoCoStrategy()
+        strategy.setup(model, comm, 1)
+        return model.w.item()
+
+    assert run_threads(3, rank_main) == [0.0] * 3
+    with pytest.raises(RanksDiverged, match="same model"):
+        run_threads(2, lambda comm: DiLoCoStrategy().setup([Scalar, Line][comm.rank](), comm, 1))
+    with pytest.raises(RanksDiverged, match="steps"):
+        run_threads(2, lambda comm: DiLoCoStrategy().setup(Scalar(), comm, 1 + comm.rank))
+    with pytest.raises(SettingError, match="no trainable"):
+        DiLoCoStrategy().setup(nn.Linear(2, 2).requires_grad_(False), SingleComm(), 1)
+
+
+def test_state_returns_to_the_last_round():
+    settings = {"inner_optim": OptimSpec(name="sgd", lr=0.1, momentum=0.5), "H": 2}
+    whole, _ = drive(SingleComm(), DiLoCoStrategy(**settings), [1.0, -2.0, 0.5, 3.0])
+    strategy = DiLoCoStrategy(**settings)
+    model, _ = drive(SingleComm(), strategy, [1.0, -2.0], total=4)
+    state = copy.deepcopy(strategy.state_dict())
+    resumed, other = DiLoCoStrategy(**settings), Scalar(9.0)
+    resumed.setup(other, SingleComm(), 4)
+    resumed.load_state_dict(state)
+    assert digest(resumed.agreed()) == digest(strategy.agreed()) and torch.equal(other.w, model.w)
+    for gradient in (0.5, 3.0):
+        other.w.grad = torch.tensor([gradient])
+        resumed.step(1.0, 1)
+    assert torch.equal(other.w, whole.w) and resumed.rounds == 2
+
+
+def test_outer_adam_and_pieces_of_a_flat(monkeypatch):
+    """The outer optimizer sees pieces of the flat; elementwise optimizers cannot tell."""
+
+    def train(chunk):
+        monkeypatch.setattr("exogym.strategy.diloco.CHUNK", chunk)
+        strategy = DiLoCoStrategy(outer_optim="adam", outer_lr=0.1, inner_optim="sgd", lr=0.1, H=1)
+        model, points = Line(), Points(8)
+        TrainNode(model, SingleComm(), strategy, Steps([[(points.x, points.y)]]), epochs=3, device="cpu").run()
+        return FlatParameters(model).read()
+
+    assert torch.equal(train(2), train(10**6))

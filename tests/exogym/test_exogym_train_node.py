@@ -1,0 +1,186 @@
+import csv
+
+import pytest
+import torch
+from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
+from torch import nn
+
+from exogym import AllReduceStrategy, CsvLogger, DiLoCoStrategy, SingleComm, Tee, TrainNode
+from exogym.errors import ExogymError, NotFinite, SettingError
+
+
+def steps_of(points: Points, size: int) -> Steps:
+    return Steps([[(points.x[i : i + size], points.y[i : i + size])] for i in range(0, len(points), size)])
+
+
+def node(model=None, comm=None, strategy=None, train=None, **settings):
+    events: list[dict] = []
+    settings = {"device": "cpu", "events": events.append} | settings
+    if not {"epochs", "max_steps"} & settings.keys():
+        settings["epochs"] = 2
+    strategy = strategy or AllReduceStrategy(lr=0.05)
+    made = TrainNode(model or Line(), comm or SingleComm(), strategy, train or steps_of(Points(12), 4), **settings)
+    return made, events
+
+
+def test_events_and_result():
+    made, events = node(val=steps_of(Points(6), 4))
+    result = made.run()
+    kinds = [e["type"] for e in events]
+    assert kinds == ["start", *["step"] * 3, "validation", *["step"] * 3, "validation"]
+    expected = {"steps_per_epoch": 3, "total_steps": 6, "trainable": 5, "device": "cpu", "rank": 0, "type": "start"}
+    assert events[0] == expected
+    step = events[5]
+    assert (step["step"], step["epoch"], step["tokens"], step["samples"], step["lr"]) == (4, 1, 4, 4, 0.05)
+    assert step["loss"] > 0 and step["grad_norm"] > 0 and step["seconds"] > 0
+    assert (result.steps, result.samples, result.stopped, result.val_loss) == (6, 24, False, events[-1]["loss"])
+    assert result.train_loss == pytest.approx(sum(e["loss"] for e in events if e.get("epoch") == 1 and "lr" in e) / 3)
+
+
+def test_round_events_and_the_last_short_one():
+    made, events = node(strategy=DiLoCoStrategy(H=4, lr=0.01))
+    result = made.run()
+    rounds = [e for e in events if e["type"] == "round"]
+    assert [(e["round"], e["step"]) for e in rounds] == [(1, 4), (2, 6)] and result.rounds == 2
+    assert rounds[-1]["digest"] == result.digest and {"bytes", "seconds"} <= rounds[0].keys()
+
+
+def test_the_epoch_reaches_the_source_and_max_steps_cuts_it():
+    source = steps_of(Points(12), 4)
+    result = node(train=source, max_steps=7)[0].run()
+    assert source.epochs_seen == [0, 1, 2] and result.steps == 7
+    assert node(train=source, max_steps=2, epochs=5)[0].run().steps == 2
+
+
+class Modes(Line):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.seen = []
+
+    def forward(self, batch):
+        self.seen.append((self.training, self.dropout.training, torch.is_grad_enabled()))
+        return super().forward(batch)
+
+
+def test_train_and_eval_modes():
+    model = Modes()
+    model.train()
+    model.dropout.eval()
+    node(model=model, train=steps_of(Points(4), 4), val=steps_of(Points(4), 4))[0].run()
+    assert model.seen == [(True, True, True), (False, False, False)] * 2
+    assert model.training and not model.dropout.training
+
+
+def test_validation_waits_for_agreement_and_is_the_same_on_all_ranks():
+    def rank_main(comm):
+        points = Points(12)
+        share = (points.x[comm.rank :: 5], points.y[comm.rank :: 5])  # 3 and 3 of 12, not even
+        model = Line()
+        strategy = DiLoCoStrategy(H=4, lr=0.05)
+        made, events = node(model, comm, strategy, Steps([[share]] * 3), epochs=3, val=Steps([[share]]), val_interval=3)
+        made.run()
+        return [(e["step"], e["loss"]) for e in events if e["type"] == "validation"]
+
+    first, second = run_threads(2, rank_main)
+    assert first == second and [step for step, _ in first] == [4, 8, 9]
+
+
+def test_validation_loss_is_per_token_over_all_ranks():
+    batches = [token_batch(n + 2, seed=n) for n in range(3)]
+
+    def rank_main(comm):
+        val = Steps([[b] for b in (batches[:2] if comm.rank == 0 else batches[2:])])
+        made, _ = node(Tokens(), comm, AllReduceStrategy(lr=0.0), Steps([[batches[0]]]), epochs=1, val=val)
+        return made.run().val_loss
+
+    with torch.no_grad():
+        losses = [(loss * n, n) for loss, n in map(Tokens(), batches)]
+    expected = sum(total for total, _ in losses) / sum(n for _, n in losses)
+    assert run_threads(2, rank_main) == pytest.approx([expected.item()] * 2)
+
+
+@pytest.mark.parametrize("strategy", [AllReduceStrategy, DiLoCoStrategy])
+def test_one_rank_that_should_stop_stops_all(strategy):
+    def rank_main(comm):
+        asked = []
+        made, events = node(
+            comm=comm,
+            strategy=strategy(),
+            epochs=100,
+            val=steps_of(Points(4), 4),
+            val_interval=5,
+            should_stop=lambda: asked.append(1) or (comm.rank == 1 and len(asked) == 7),
+        )
+        return made.run(), [e["step"] for e in events if e["type"] == "validation"]
+
+    (first, validated), (second, _) = run_threads(2, rank_main)
+    assert first.stopped and second.stopped and first.digest == second.digest
+    assert second.steps == 7
+    assert (first.steps, validated) == ((7, [5]) if strategy is AllReduceStrategy else (100, []))
+
+
+def test_a_loss_that_is_not_finite_names_rank_and_step():
+    with pytest.raises(NotFinite, match="loss is nan on rank 0, step 3"):
+        node(train=steps_of(Points(12, nan_at=9), 4))[0].run()
+
+    class Infinite(Line):
+        def forward(self, batch):
+            return super().forward(batch).sqrt() * 0 + (self.linear.weight * 0).sum().sqrt()
+
+    with pytest.raises(NotFinite, match="gradient is nan at rank 0, step 1"):
+        node(model=Infinite())[0].run()
+
+
+def test_a_batch_without_a_single_token_is_no_work():
+    empty = token_batch(3, seed=0)
+    empty["labels"][:] = -100
+    made, events = node(Tokens(), train=Steps([[empty], [empty, token_batch(2, seed=1)]]), epochs=1)
+    made.run()
+    assert events[1]["loss"] is None and events[1]["tokens"] == 0 and events[2]["loss"] > 0
+
+
+def test_bf16_autocast_keeps_float32_weights():
+    class Seen(Line):
+        def forward(self, batch):
+            x, y = batch
+            predicted = self.linear(x)
+            self.dtype = predicted.dtype
+            return ((predicted.float() - y) ** 2).mean()
+
+    model = Seen()
+    before = node(model=model, precision="bf16", epochs=20)[0].run().train_loss
+    assert model.dtype == torch.bfloat16 and model.linear.weight.dtype == torch.float32
+    assert before < 1
+    with pytest.raises(SettingError, match="precision"):
+        node(precision="fp16")[0].run()
+
+
+def test_a_source_that_breaks_its_promise():
+    class Short(Steps):
+        steps_per_epoch = 5
+
+    with pytest.raises(ExogymError, match="lacks 3 of the 5 steps"):
+        node(train=Short(steps_of(Points(8), 4).steps))[0].run()
+    with pytest.raises(SettingError, match="nothing to train on"):
+        node(train=Steps([]))
+    with pytest.raises(SettingError, match="give epochs or max_steps"):
+        TrainNode(Line(), SingleComm(), AllReduceStrategy(), steps_of(Points(4), 4), device="cpu")
+
+
+def test_learning_rate_follows_the_schedule():
+    strategy = DiLoCoStrategy(lr=0.1, schedule="linear", warmup_steps=2, min_lr_ratio=0.5, H=3)
+    made, events = node(strategy=strategy)
+    made.run()
+    rates = [e["lr"] for e in events if e["type"] == "step"]
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.0875, 0.075, 0.0625])
+
+
+def test_csv_log(tmp_path):
+    log, seen = CsvLogger(tmp_path / "logs" / "run.csv"), []
+    node(events=Tee(log, seen.append), val=steps_of(Points(4), 4))[0].run()
+    log.close()
+    with (tmp_path / "logs" / "run.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r["type"] for r in rows] == [e["type"] for e in seen]
+    assert float(rows[1]["loss"]) == seen[1]["loss"] and rows[1]["round"] == ""

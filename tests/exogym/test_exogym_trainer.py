@@ -1,0 +1,151 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+from exogym_toys import Line, Points, Tokens, token_batch
+
+from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, NodeFailed
+from exogym.errors import SettingError
+from exogym.flat import FlatParameters, digest
+
+
+class Sentences(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return {key: value[0] for key, value in token_batch(1, seed=i).items()}
+
+
+def unequal_shares(rank, num_nodes, train_dataset):
+    return Points((5 if rank else 12) if train_dataset else 4 + rank)
+
+
+class KilledAt(Points):
+    """Kills its own process when a node other than the first reads sample 3."""
+
+    def __getitem__(self, i):
+        if i == 3 and multiprocessing.current_process().name == "node 1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+def test_two_nodes_train_and_the_model_comes_back():
+    model, events = Tokens(), []
+    before = FlatParameters(model).read()
+    fit = LocalTrainer(model, Sentences(), Sentences()).fit(
+        strategy=DiLoCoStrategy(lr=0.05, H=4, outer_lr=1.0, outer_momentum=0.0),
+        num_epochs=6,
+        num_nodes=2,
+        batch_size=4,
+        minibatch_size=2,
+        device="cpu",
+        events=events.append,
+        timeout=60,
+    )
+    assert torch.equal(FlatParameters(model).read(), before)  # a copy was trained
+    assert digest(FlatParameters(fit.model).read()) == fit.result.digest
+    assert (fit.result.steps, fit.result.rounds) == (18, 5)
+    assert fit.model.head.weight is fit.model.embedding.weight
+    for number in range(1, 6):
+        assert len({e["digest"] for e in events if e["type"] == "round" and e["round"] == number}) == 1
+    losses = [e["loss"] for e in events if e["type"] == "validation" and e["rank"] == 0]
+    assert losses[-1] < 0.9 * losses[0] and losses[-1] == fit.result.val_loss
+    assert not multiprocessing.active_children()
+
+
+def test_one_node_trains_here_and_leaves_the_random_state_alone():
+    model, strategy = Line(), AllReduceStrategy(lr=0.05)
+    state = torch.get_rng_state()
+    fit = LocalTrainer(model, Points(16), Points(4)).fit(strategy=strategy, num_epochs=30, device="cpu", batch_size=8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert fit.result.val_loss < 0.5 * model((Points(4).x, Points(4).y)).item()
+    assert not hasattr(strategy, "comm")
+
+
+def test_factories_may_give_ranks_unequal_datasets():
+    events = []
+    fit = LocalTrainer(Line(), unequal_shares, unequal_shares).fit(
+        strategy=AllReduceStrategy(lr=0.05),
+        num_epochs=1,
+        num_nodes=2,
+        batch_size=4,
+        device="cpu",
+        events=events.append,
+        timeout=60,
+    )
+    samples = {rank: [e["samples"] for e in events if e["type"] == "step" and e["rank"] == rank] for rank in range(2)}
+    assert fit.result.steps == 3 and samples == {0: [4, 4, 4], 1: [4, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(Points(16, nan_at=3), r"NotFinite: the loss is nan on rank \d, step"), (KilledAt(16), "exit status -9")],
+)
+def test_a_failed_node_is_shown_and_nobody_is_left(data, message):
+    started = time.monotonic()
+    with pytest.raises(NodeFailed, match=message):
+        LocalTrainer(Line(), data).fit(
+            strategy=AllReduceStrategy(), num_epochs=4, num_nodes=2, batch_size=4, device="cpu", timeout=60
+        )
+    assert time.monotonic() - started < 40
+    assert not multiprocessing.active_children()
+
+
+def test_should_stop_reaches_the_nodes():
+    seen = []
+    fit = LocalTrainer(Line(), Points(16)).fit(
+        strategy=AllReduceStrategy(),
+        max_steps=10**6,
+        num_nodes=2,
+        batch_size=8,
+        device="cpu",
+        events=seen.append,
+        should_stop=lambda: len(seen) > 5,
+        timeout=60,
+    )
+    assert fit.result.stopped and fit.result.steps < 10**6
+
+
+def test_nodes_die_with_a_killed_parent(tmp_path):
+    script = tmp_path / "forever.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from exogym_toys import Line, Points
+            from exogym import DiLoCoStrategy, LocalTrainer
+            if __name__ == "__main__":
+                show = lambda event: print(event["type"], flush=True)
+                LocalTrainer(Line(), Points(16)).fit(
+                    strategy=DiLoCoStrategy(H=5), max_steps=10**9, num_nodes=2, device="cpu", events=show)
+            """
+        )
+    )
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, "gym"])}
+    parent = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "start\n"
+    children = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert len(children) >= 2 and not alive
+
+
+def test_settings_that_cannot_be():
+    trainer = LocalTrainer(Line(), Points(4))
+    with pytest.raises(SettingError, match=r"'num_epoch'; did you mean 'num_epochs'\?"):
+        trainer.fit(strategy=AllReduceStrategy(), num_epoch=3)
+    with pytest.raises(SettingError, match="give num_epochs or max_steps"):
+        FitSettings(strategy=AllReduceStrategy())
+    with pytest.raises(SettingError, match="at the top level of a module"):
+        lambda_data = Points(4)
+        lambda_data.transform = lambda x: x
+        LocalTrainer(Line(), lambda_data).fit(strategy=AllReduceStrategy(), num_epochs=1, num_nodes=2)
