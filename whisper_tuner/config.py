@@ -52,7 +52,7 @@ class Profile:
     )
 
     device: str = setting("auto", "where to train", choices=("auto", "mps", "cuda", "cpu"))
-    precision: str = setting("fp32", "arithmetic of forward and backward", choices=("fp32", "bf16"))
+    precision: str = setting("float32", "arithmetic of forward and backward", choices=("float32", "bf16"))
     num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0)
     runs_dir: Path = setting(Path("runs"), "where runs are kept")
     shards: tuple[str, ...] = setting(

@@ -80,6 +80,7 @@ class Trainer(ABC):
 
     def __init__(self, model: nn.Module, train_dataset: DataSource, val_dataset: DataSource | None = None):
         self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
+        self.node: TrainNode | None = None  # in a process that is a rank
 
     @abstractmethod
     def fit(self, **settings: Any) -> Any: ...
@@ -100,7 +101,7 @@ class Trainer(ABC):
         comm = self._build_connection(rank)
         try:
             torch.manual_seed(settings.seed + rank)
-            node = TrainNode(
+            self.node = TrainNode(
                 self.model,
                 comm,
                 copy.deepcopy(settings.strategy),
@@ -114,7 +115,7 @@ class Trainer(ABC):
                 events=events,
                 should_stop=should_stop,
             )
-            return node.run()
+            return self.node.run()
         finally:
             comm.close()
 

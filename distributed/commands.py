@@ -1,0 +1,246 @@
+"""What the commands do, each as one function that takes plain arguments and returns an exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.runs import create_run
+
+from .config import Job, resolve
+from .console import duration, follow, size
+from .hosts import Hosts, load_hosts
+
+SHOWN_PROBLEMS = 10
+
+
+def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
+    from .start import prepare_local, start_launcher
+
+    console = Console(highlight=False)
+    job = resolve(ConfigFile(config), name)
+    run_dir, prepared = prepare_local(job, ranks)
+    _announce(console, job, prepared, run_dir)
+    status = follow(run_dir, start_launcher(run_dir), console)
+    _what_next(console, run_dir)
+    return status
+
+
+def distributed_train(
+    config: Path, name: str, hosts_file: Path | None, *, dry_run: bool = False, no_sync: bool = False
+) -> ExitStatus:
+    from .start import connect_all, prepare_hosts, start_launcher, sync_hosts
+
+    console = Console(highlight=False)
+    job = resolve(ConfigFile(config), name)
+    hosts = _hosts(job, hosts_file)
+    console.print(f"connecting to {', '.join(host.address for host in hosts.workers) or 'no worker'}")
+    remotes = connect_all(hosts.workers)
+    try:
+        run_dir = create_run(job.profile.runs_dir, job.name)
+        prepared = prepare_hosts(job, hosts, remotes, run_dir)
+        _announce(console, job, prepared, run_dir)
+        if dry_run:
+            _show_plan(console, prepared)
+            _remove(run_dir)
+            return ExitStatus.OK
+        if not no_sync:
+            with _transfers(console) as show:
+                reports = sync_hosts(prepared, remotes, show)
+            for report in reports:
+                said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"
+                console.print(f"{report.host}: {said} in {report.seconds:.1f} s")
+        prepared.launch.save(run_dir)
+    finally:
+        for remote in remotes:
+            remote.close()
+    status = follow(run_dir, start_launcher(run_dir), console)
+    _what_next(console, run_dir)
+    return status
+
+
+def evaluate(
+    config: Path, models: Sequence[str], *, data: Path | None, profile: str, language: str, batch_size: int
+) -> ExitStatus:
+    from exogym import device as devices
+    from whisper_tuner.dataset import load_manifest
+    from whisper_tuner.evaluation import evaluate
+    from whisper_tuner.export import load_model
+
+    from .evaluate_run import summary
+
+    console = Console(highlight=False)
+    if profile:
+        chosen = ConfigFile(config).profile(profile)
+        data, language = data or chosen.test, language or chosen.language
+    if data is None:
+        raise ConfigError(
+            "nothing to evaluate on", remedy="Name a manifest with --data, or a profile that has a test set."
+        )
+    samples = load_manifest(data).samples
+    table = Table(title=f"{data}: {len(samples)} clips; WER and CER in per cent", header_style="bold")
+    for column in ("model", "WER", "CER", "WER as written", "CER as written"):
+        table.add_column(column, justify="left" if column == "model" else "right", overflow="fold")
+    for path in models:
+        model, processor = load_model(path)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(str(path), total=len(samples))
+            result = evaluate(
+                model.to(devices.choose()),
+                processor,
+                samples,
+                language=language or None,
+                batch_size=batch_size,
+                progress=lambda done, total, bar=bar, task=task: bar.update(task, completed=done),
+            )
+        for problem in result.problems:
+            console.print(f"skipped: {problem}")
+        figures = summary(result)
+        table.add_row(str(path), *(f"{figures[key]:.1f}" for key in ("wer", "cer", "wer_raw", "cer_raw")))
+    console.print(table)
+    return ExitStatus.OK
+
+
+def transcribe(audio: Sequence[Path], model_path: str, language: str) -> ExitStatus:
+    from exogym import device as devices
+    from whisper_tuner.evaluation import transcribe
+    from whisper_tuner.export import load_model
+
+    model, processor = load_model(model_path)
+    failed = False
+    for path in audio:
+        [heard] = transcribe(model.to(devices.choose()), processor, [path], language=language or None)
+        name = f"{path}: " if len(audio) > 1 else ""
+        print(f"{name}{heard.problem or heard.text}")
+        failed |= bool(heard.problem)
+    return ExitStatus.DATA if failed else ExitStatus.OK
+
+
+def hosts_setup(hosts_file: Path) -> ExitStatus:
+    from .environment import setup
+    from .start import connect_all
+
+    console = Console(highlight=False)
+    remotes = connect_all(load_hosts(hosts_file).workers)
+    try:
+        with _transfers(console) as show:
+            results = setup(remotes, lambda host, text: console.print(f"{host}: {text}"), show)
+        for result in results:
+            console.print(f"{result.host}: ready ({result.source}, {result.python}, {result.seconds:.0f} s)")
+    finally:
+        for remote in remotes:
+            remote.close()
+    return ExitStatus.OK
+
+
+def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
+    import tempfile
+
+    from .start import connect_all, prepare_hosts, sync_hosts
+
+    console = Console(highlight=False)
+    job = resolve(ConfigFile(config), name)
+    hosts = _hosts(job, hosts_file)
+    remotes = connect_all(hosts.workers)
+    try:
+        with tempfile.TemporaryDirectory() as folder, _transfers(console) as show:
+            reports = sync_hosts(prepare_hosts(job, hosts, remotes, Path(folder)), remotes, show)
+        for report in reports:
+            console.print(f"{report.host}: {report.files} files, {size(report.bytes)} in {report.seconds:.1f} s")
+    finally:
+        for remote in remotes:
+            remote.close()
+    return ExitStatus.OK
+
+
+def hosts_check(hosts_file: Path) -> ExitStatus:
+    from .ask import ask
+    from .hosts import check_is_this_machine
+    from .remote import Remote
+
+    console = Console(highlight=False)
+    hosts = load_hosts(hosts_file)
+    status = ExitStatus.OK
+    try:
+        check_is_this_machine(hosts.master)
+        console.print(f"{hosts.master.address}: this machine")
+    except TunerError as error:
+        console.print(f"[red]{error}[/red]")
+        status = ExitStatus.HOST
+    for host in hosts.workers:
+        try:
+            with Remote.connect(host) as remote:
+                facts = ask(remote, "facts", root=remote.expand(host.project_path), timeout=30)
+                console.print(f"{host.address}: {facts}")
+        except TunerError as error:
+            console.print(f"[red]{error}[/red]")
+            status = ExitStatus.HOST
+    return status
+
+
+def _hosts(job: Job, hosts_file: Path | None) -> Hosts:
+    path = hosts_file or job.distribution.hosts_config
+    if path is None:
+        raise ConfigError(f"{job.name}: no hosts file", remedy="Name one with --hosts, or set hosts_config.")
+    return load_hosts(path)
+
+
+def _announce(console: Console, job: Job, prepared, run_dir: Path) -> None:
+    hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
+    console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
+    clips = sum(len(shard) for shard in prepared.shards)
+    steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
+    console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
+    for manifest in prepared.manifests:
+        for problem in manifest.problems[:SHOWN_PROBLEMS]:
+            console.print(f"{manifest.path.name}: skipped: {problem}")
+        if len(manifest.problems) > SHOWN_PROBLEMS:
+            console.print(f"{manifest.path.name}: and {len(manifest.problems) - SHOWN_PROBLEMS} more rows")
+
+
+def _show_plan(console: Console, prepared) -> None:
+    for rank, shard in zip(prepared.launch.ranks, prepared.shards, strict=True):
+        seconds = sum(sample.duration_s for sample in shard)
+        files = prepared.items.get(rank.label, [])
+        total = size(sum(item.local.stat().st_size for item in files))
+        needs = f"needs {len(files)} files, {total}" if files else "has everything"
+        console.print(f"{rank.label}: {len(shard)} clips, {duration(seconds)} of speech; {needs}")
+
+
+def _what_next(console: Console, run_dir: Path) -> None:
+    if (run_dir / "final").is_dir():
+        console.print(f"model: {run_dir / 'final'}", highlight=False, soft_wrap=True)
+
+
+def _remove(run_dir: Path) -> None:
+    import shutil
+
+    shutil.rmtree(run_dir)
+
+
+class _transfers:
+    """A bar for each host; used as the progress callback of sync and setup."""
+
+    def __init__(self, console: Console):
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bars = Progress(*columns, console=console, transient=True)
+        self._tasks: dict[str, int] = {}
+
+    def __enter__(self) -> _transfers:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, host: str, done: int, total: int, file: str) -> None:
+        if host not in self._tasks:
+            self._tasks[host] = self._bars.add_task(host, total=total)
+        self._bars.update(self._tasks[host], completed=done, total=total)

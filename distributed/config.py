@@ -1,0 +1,104 @@
+"""`[distributed:NAME]`: a profile, a strategy, and the hosts that train together. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from exogym.config import STRATEGIES, StrategyConfig, strategy_config
+from exogym.errors import SettingError
+from whisper_tuner.config import ConfigFile, Profile, Resolved
+from whisper_tuner.errors import ConfigError
+from whisper_tuner.settings import nearest, setting, validate
+
+FEW_ROUNDS = 50
+# Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
+FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """How several ranks work together. Beside these keys a section takes the strategy's own and any profile key."""
+
+    base_profile: str = setting(help="name of the [profile:NAME] to train")
+    strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES))
+    communication_interval: int = setting(10, "optimizer steps in a round (diloco)", low=1)
+    hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
+    shares: str = setting("fixed", "how clips are dealt out: fixed is reproducible", choices=("fixed",))
+    round_timeout_s: float = setting(120.0, "a rank that is silent in a collective for so long is lost", low=5.0)
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a run needs but the machines. `strategy_settings` are the strategy's own keys, as written."""
+
+    name: str
+    profile: Profile
+    distribution: Distribution
+    strategy_settings: dict[str, str]
+    origin: dict[str, str]
+
+    def strategy_config(self, total_steps: int) -> StrategyConfig:
+        """The strategy's settings for a run of `total_steps` optimizer steps; what was set is never overridden."""
+        profile, settings = self.profile, dict(self.strategy_settings)
+        settings |= {
+            "lr": profile.learning_rate,
+            "weight_decay": profile.weight_decay,
+            "max_norm": profile.max_grad_norm or None,
+            "schedule": profile.schedule,
+            "warmup_steps": round(profile.warmup_ratio * total_steps),
+        }
+        if self.distribution.strategy == "diloco":
+            settings["H"] = self.distribution.communication_interval
+            rounds = total_steps / self.distribution.communication_interval
+            outer = {"outer_optim", "outer_lr", "outer_momentum", "nesterov"}
+            if rounds < FEW_ROUNDS and not outer & set(settings):
+                # The papers' outer momentum diverges in runs of few rounds; plain averaging does not.
+                settings |= {"outer_lr": 1.0, "outer_momentum": 0.0}
+        return strategy_config(self.distribution.strategy, settings)
+
+
+def resolve(config: ConfigFile, name: str) -> Job:
+    """The job of a [distributed:NAME], or of a plain [profile:NAME] with DiLoCo's defaults. Raises ConfigError."""
+    if not config.has("distributed", name):
+        section = Resolved(name, {"base_profile": name}, {})
+        if not config.has("profile", name):
+            known = config.names("distributed") + config.names("profile")
+            raise ConfigError(
+                f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]",
+                remedy=f"Known: {', '.join(known) or 'none'}.",
+            )
+    else:
+        section = config.section("distributed", name)
+    return _build(config, name, section)
+
+
+def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
+    own = {field.name for field in dataclasses.fields(Distribution)}
+    profile_keys = {field.name for field in dataclasses.fields(Profile)}
+    distribution = config.build(Distribution, _only(section, own), f"distributed:{name}")
+    strategy_keys = {f.name for f in dataclasses.fields(STRATEGIES[distribution.strategy][0])} - {*FROM_PROFILE}
+    if unknown := set(section.values) - own - profile_keys - strategy_keys:
+        key = sorted(unknown)[0]
+        raise ConfigError(
+            f"{section.origin[key]}: unknown key {key!r}{nearest(key, own | profile_keys | strategy_keys)}",
+            remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}.",
+        )
+    base = config.profile_values(distribution.base_profile)
+    override = _only(section, profile_keys)
+    merged = Resolved(name, base.values | override.values, base.origin | override.origin)
+    profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
+    settings = _only(section, strategy_keys).values
+    try:
+        strategy_config(distribution.strategy, settings)
+    except SettingError as error:
+        raise ConfigError(f"{config.path.name} [distributed:{name}]: {error}") from None
+    origin = merged.origin | section.origin
+    return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
+
+
+def _only(section: Resolved, keys: set[str]) -> Resolved:
+    return Resolved(section.name, {k: v for k, v in section.values.items() if k in keys}, section.origin)

@@ -1,0 +1,200 @@
+"""What the user sees of a run: events.jsonl as a live table on a terminal, as plain lines elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from whisper_tuner.errors import ExitStatus, RunError
+from whisper_tuner.runs import read_events
+
+LINE_EVERY_S = 10.0  # between plain lines about one host
+RECENT_STEPS = 10
+
+
+@dataclass
+class HostView:
+    """The latest of one host."""
+
+    name: str
+    state: str = "starting"
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    round: int = 0
+    sent: int = 0
+    memory: int = 0
+    device: str = ""
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    printed_at: float = 0.0
+    printed_step: int = 0
+
+    def take(self, event: dict) -> None:
+        kind = event["type"]
+        if kind == "phase":
+            self.state = {"load": "loading"}.get(event["phase"], event["phase"])
+        elif kind == "start":
+            self.state, self.total_steps, self.device = "training", event["total_steps"], event["device"]
+        elif kind == "step":
+            self.step, self.epoch = event["step"], event["epoch"] + 1
+            self.loss = event["loss"] if event["loss"] is not None else self.loss
+            self.sent += event["bytes"] or 0
+            self.memory = event.get("memory") or 0
+            self.recent.append((event["seconds"], event["samples"]))
+        elif kind == "round":
+            self.round = event["round"]
+        elif kind == "done":
+            self.state = "done"
+        elif kind == "error":
+            self.state = "failed"
+
+    @property
+    def speed(self) -> float | None:
+        """Clips per second over the last steps."""
+        seconds = sum(spent for spent, _ in self.recent)
+        return sum(samples for _, samples in self.recent) / seconds if seconds else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds to the end of training."""
+        if not self.recent or self.state != "training":
+            return None
+        return (self.total_steps - self.step) * sum(spent for spent, _ in self.recent) / len(self.recent)
+
+
+class RunView:
+    """Follows one run; `lines` collects what is to be said once, above the table."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, HostView] = {}
+        self.lines: list[str] = []
+        self.phase = "starting"
+        self.progress = ""
+        self.end: dict | None = None
+
+    def take(self, event: dict) -> None:
+        kind, host = event["type"], event.get("host")
+        if host is not None:
+            self.hosts.setdefault(host, HostView(host)).take(event)
+        if kind == "phase" and host is None:
+            self.phase = event["phase"]
+            for name in event.get("hosts", []):
+                self.hosts.setdefault(name, HostView(name))
+        elif kind == "validation" and event.get("rank") == 0:
+            self.lines.append(f"epoch {event['epoch'] + 1}: validation loss {event['loss']:.3f}")
+        elif kind == "problem":
+            self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
+        elif kind == "evaluating":
+            self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips"
+        elif kind == "evaluation":
+            self.lines.append(f"WER {event['when']}: {event['wer']:.1f}")
+        elif kind == "end":
+            self.end = event
+
+    def table(self) -> Table:
+        table = Table(expand=False, header_style="bold")
+        for name in ("host", "epoch", "step", "loss", "clips/s", "round", "sent", "left", ""):
+            table.add_column(name, justify="left" if name in ("host", "") else "right")
+        for view in self.hosts.values():
+            table.add_row(
+                view.name,
+                str(view.epoch or ""),
+                f"{view.step}/{view.total_steps}" if view.total_steps else "",
+                f"{view.loss:.3f}" if view.loss is not None else "",
+                f"{view.speed:.1f}" if view.speed else "",
+                str(view.round or ""),
+                size(view.sent) if view.sent else "",
+                duration(view.remaining),
+                f"{view.state} {view.device}".strip(),
+            )
+        if self.progress:
+            table.caption = self.progress
+        return table
+
+
+def follow(run_dir: Path, launcher: subprocess.Popen, console: Console) -> ExitStatus:
+    """Show a run until it ends. Ctrl-C is passed on to the launcher: once to stop in order, twice to stop now.
+
+    Raises RunError if the launcher vanishes without a last word.
+    """
+    view, position, interrupts = RunView(), 0, 0
+    live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+    if live:
+        live.start()
+    try:
+        while view.end is None:
+            try:
+                gone = launcher.poll() is not None
+                events, position = read_events(run_dir / "events.jsonl", position)
+                for event in events:
+                    view.take(event)
+                _show(view, console, live)
+                if gone and view.end is None:
+                    raise RunError(
+                        f"the launcher ended without a word (status {launcher.returncode})",
+                        remedy=f"See {run_dir / 'launcher.log'}.",
+                    )
+                time.sleep(0.2)
+            except KeyboardInterrupt:
+                interrupts += 1
+                launcher.send_signal(2)
+                word = (
+                    "finishing the step, then saving; Ctrl-C again to stop now" if interrupts == 1 else "stopping now"
+                )
+                console.print(word)
+    finally:
+        if live:
+            live.stop()
+    launcher.wait()
+    status = ExitStatus(view.end["status"])
+    if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
+        error = RunError(view.end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
+        error.exit_status = status
+        raise error
+    if view.end["message"]:
+        console.print(view.end["message"])
+    return status
+
+
+def _show(view: RunView, console: Console, live: Live | None) -> None:
+    for line in view.lines:
+        console.print(line)
+    view.lines.clear()
+    if live:
+        live.update(view.table())
+        return
+    now = time.monotonic()
+    for host in view.hosts.values():
+        if host.step > host.printed_step and now - host.printed_at >= LINE_EVERY_S:
+            host.printed_at, host.printed_step = now, host.step
+            loss = f"{host.loss:.3f}" if host.loss is not None else "-"
+            console.print(
+                f"{host.name}: epoch {host.epoch}, step {host.step}/{host.total_steps}, loss {loss}, "
+                f"{host.speed or 0:.1f} clips/s, round {host.round}, "
+                f"sent {size(host.sent)}, {duration(host.remaining)} left",
+                soft_wrap=True,
+            )
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

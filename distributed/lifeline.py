@@ -1,0 +1,83 @@
+"""The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
+
+The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every 2 s, `stop` or `quit`. The worker writes
+events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints. A pulled cable sends
+no end of file, so silence counts as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+MARK = "\x1e"
+BEAT_S = 2.0
+SILENCE_S = 20.0
+RESCUE_S = 3.0
+LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
+
+
+def send_event(event: dict) -> None:
+    """One write, so that lines of several threads never mix."""
+    os.write(1, f"{MARK}{json.dumps(event)}\n".encode())
+
+
+def read_event(line: str) -> dict | None:
+    """The event in one line of a worker's output, or None if it is ordinary text."""
+    if not line.startswith(MARK):
+        return None
+    try:
+        event = json.loads(line[len(MARK) :])
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("type"), str) else None
+
+
+class Lifeline:
+    """Watches the launcher from threads of its own, since the main thread sits in long computations and collectives.
+
+    `rescue` saves what must not be lost; it gets RESCUE_S seconds before the process ends.
+    """
+
+    def __init__(self, stream: BinaryIO, silence_s: float = SILENCE_S):
+        self.stopping = threading.Event()
+        self.rescue: Callable[[], None] = lambda: None
+        self._stream, self._silence_s = stream, silence_s
+        self._last_heard = time.monotonic()
+        # The thread that counts the silence never writes: a dead link may block every writer.
+        for target in (self._listen, self._count_silence, self._beat):
+            threading.Thread(target=target, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self._stream:
+            self._last_heard = time.monotonic()
+            if line.strip() == b"stop":
+                self.stopping.set()
+            elif line.strip() == b"quit":
+                os._exit(LAUNCHER_GONE)
+        self._give_up("the launcher is gone")
+
+    def _count_silence(self) -> None:
+        while time.monotonic() - self._last_heard < self._silence_s:
+            time.sleep(0.5)
+        self._give_up(f"nothing heard from the launcher for {self._silence_s:.0f} s")
+
+    def _beat(self) -> None:
+        while True:
+            send_event({"type": "beat"})
+            time.sleep(BEAT_S)
+
+    def _give_up(self, reason: str) -> None:
+        def last_words() -> None:
+            self.rescue()
+            print(f"stopping: {reason}", file=sys.stderr, flush=True)
+
+        thread = threading.Thread(target=last_words, daemon=True)
+        thread.start()
+        thread.join(RESCUE_S)
+        os._exit(LAUNCHER_GONE)

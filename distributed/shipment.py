@@ -1,0 +1,174 @@
+"""What a run needs on each host: the specs of all ranks, and the files that go with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from whisper_tuner.batches import assign_shards
+from whisper_tuner.config import Profile
+from whisper_tuner.dataset import Manifest, Sample, load_manifest, write_manifest
+from whisper_tuner.errors import ConfigError, DataError, ModelError
+
+from .config import Job
+from .hosts import Host, Hosts
+from .launcher import PROJECT, Launch, Rank
+from .spec import RunSpec, profile_to_json
+from .sync import SyncItem, code_items, folder_items
+
+STORE = ".multimac"  # below the project folder: what was sent, and caches
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run before it starts. `items` are the files of each host but the master, by address."""
+
+    launch: Launch
+    items: dict[str, list[SyncItem]]
+    shards: list[list[Sample]]
+    steps_per_epoch: int
+    total_steps: int
+    manifests: tuple[Manifest, ...]
+
+
+def prepare_run(
+    job: Job, run_dir: Path, *, hosts: Hosts | None = None, local_ranks: int = 1, address: str = "127.0.0.1"
+) -> Prepared:
+    """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError."""
+    profile = job.profile
+    labels = [host.address for host in hosts.all] if hosts else _local_labels(local_ranks)
+    if profile.shards and len(labels) > 1:
+        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
+    manifests = {kind: _read(profile, kind) for kind in ("train", "validation") if getattr(profile, kind)}
+    shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}
+    for kind, manifest in manifests.items():
+        write_manifest(run_dir / f"{kind}.csv", manifest.samples)
+    steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in shards["train"])
+    total_steps = min(steps_per_epoch * profile.epochs, profile.max_steps or math.inf)
+    base = RunSpec(
+        run_id=run_dir.name,
+        run_dir=str(run_dir),
+        cache_dir=str(PROJECT / STORE / "cache"),
+        world_size=len(labels),
+        hosts=tuple(labels),
+        strategy=job.distribution.strategy,
+        strategy_settings=_settings(job, total_steps),
+    )
+    ranks, items = [], {}
+    for number, label in enumerate(labels):
+        host = hosts.all[number] if hosts else None
+        if host is None or number == 0:
+            here = _on_master(profile, run_dir, host)
+            spec = dataclasses.replace(base, rank=number, profile=here, interface=(host and host.interface) or "")
+            ranks.append(Rank(label=label, spec=spec))
+        else:
+            own = {kind: lists[number] for kind, lists in shards.items()}
+            spec, items[host.address] = _for_host(profile, base, number, host, manifests, own, run_dir)
+            ranks.append(Rank(label=label, spec=spec, host=host))
+    launch = Launch(
+        run_id=run_dir.name,
+        name=job.name,
+        ranks=tuple(ranks),
+        address=address,
+        timeout_s=job.distribution.round_timeout_s,
+        test=str(profile.test) if profile.test else None,
+    )
+    return Prepared(
+        launch=launch,
+        items=items,
+        shards=shards["train"],
+        steps_per_epoch=steps_per_epoch,
+        total_steps=int(total_steps),
+        manifests=tuple(manifests.values()),
+    )
+
+
+def local_model_folder(base_model: str) -> Path:
+    """The folder of a base model; a hub id is downloaded into the hub's own cache first. Raises ModelError."""
+    if Path(base_model).is_dir():
+        return Path(base_model)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(snapshot_download(base_model, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{base_model}: cannot be fetched from the hub: {str(error).splitlines()[0]}",
+            remedy="Check the network, or set base_model to a folder that holds the model.",
+        ) from None
+
+
+def _read(profile: Profile, kind: str) -> Manifest:
+    manifest = load_manifest(getattr(profile, kind), max_duration_s=profile.max_duration_s)
+    if not manifest.samples:
+        listed = "\n  ".join(str(problem) for problem in manifest.problems[:5])
+        raise DataError(f"{manifest.path}: no usable row", remedy=listed)
+    return manifest
+
+
+def _settings(job: Job, total_steps: int) -> dict:
+    config = dataclasses.asdict(job.strategy_config(total_steps))
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _local_labels(ranks: int) -> list[str]:
+    return ["localhost"] if ranks == 1 else [f"rank{number}" for number in range(ranks)]
+
+
+def _on_master(profile: Profile, run_dir: Path, host: Host | None) -> dict:
+    values = profile_to_json(profile) | {"train": str(run_dir / "train.csv"), "test": None}
+    values["validation"] = str(run_dir / "validation.csv") if profile.validation else None
+    if host and host.device:
+        values["device"] = host.device
+    return values
+
+
+def _for_host(
+    profile: Profile,
+    base: RunSpec,
+    rank: int,
+    host: Host,
+    manifests: dict[str, Manifest],
+    shards: dict[str, Sequence[Sample]],
+    run_dir: Path,
+) -> tuple[RunSpec, list[SyncItem]]:
+    """Paths in the spec are relative to the host's project folder, where its worker runs."""
+    model = local_model_folder(profile.base_model)
+    model_name = f"{STORE}/models/{model.name}-{_short_hash(str(model))}"
+    items = [*code_items(), *folder_items(model, model_name)]
+    values = profile_to_json(profile) | {"base_model": model_name, "test": None, "validation": None}
+    values |= {"runs_dir": "runs", "device": host.device or profile.device}
+    for kind, manifest in manifests.items():
+        folder = f"{STORE}/data/{kind}-{_short_hash(str(manifest.path.absolute()))}"
+        listing = run_dir / f"{kind}-on-hosts.csv"
+        there = {sample.id: _name_on_host(sample, manifest) for sample in manifest.samples}
+        # The same list for every host: relative names, so that it can stand beside any host's audio.
+        write_manifest(listing, [dataclasses.replace(s, audio=run_dir / there[s.id]) for s in manifest.samples])
+        items.append(SyncItem(local=listing, remote=f"{folder}/{kind}.csv"))
+        items += [SyncItem(local=sample.audio, remote=f"{folder}/{there[sample.id]}") for sample in shards[kind]]
+        values[kind] = f"{folder}/{kind}.csv"
+    spec = dataclasses.replace(
+        base,
+        rank=rank,
+        run_dir=f"runs/{base.run_id}",
+        cache_dir=f"{STORE}/cache",
+        profile=values,
+        interface=host.interface or "",
+    )
+    return spec, items
+
+
+def _name_on_host(sample: Sample, manifest: Manifest) -> str:
+    folder = manifest.path.absolute().parent
+    audio = sample.audio.absolute()
+    if audio.is_relative_to(folder) and ".." not in audio.parts:
+        return audio.relative_to(folder).as_posix()
+    return f"elsewhere/{_short_hash(str(audio))}{audio.suffix}"
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

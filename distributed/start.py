@@ -1,0 +1,64 @@
+"""From a job to a running launcher: what `finetune`, `demo` and `distributed-train` have in common."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from whisper_tuner.runs import create_run
+
+from .config import Job
+from .hosts import Hosts, check_is_this_machine
+from .interfaces import route_to
+from .launcher import PROJECT
+from .remote import Remote
+from .shipment import Prepared, prepare_run
+from .sync import Progress, SyncReport, code_folders, no_progress, on_each, sync
+
+
+def start_launcher(run_dir: Path) -> subprocess.Popen:
+    """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly."""
+    path = os.pathsep.join([str(PROJECT / "gym"), str(PROJECT)])
+    with (run_dir / "launcher.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "distributed.launcher", str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=PROJECT,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+            start_new_session=True,
+        )
+
+
+def prepare_local(job: Job, ranks: int) -> tuple[Path, Prepared]:
+    run_dir = create_run(job.profile.runs_dir, job.name)
+    prepared = prepare_run(job, run_dir, local_ranks=ranks)
+    prepared.launch.save(run_dir)
+    return run_dir, prepared
+
+
+def connect_all(hosts: Sequence) -> list[Remote]:
+    """All hosts at once. Raises one HostError that names each host that failed."""
+    return on_each(hosts, Remote.connect)
+
+
+def prepare_hosts(job: Job, hosts: Hosts, remotes: Sequence[Remote], run_dir: Path) -> Prepared:
+    return prepare_run(job, run_dir, hosts=hosts, address=meeting_address(hosts, remotes))
+
+
+def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:
+    """This machine's own IPv4 address towards the workers. Raises ConfigError if it is not the master."""
+    check_is_this_machine(hosts.master)
+    peer = hosts.workers[0].address if hosts.workers else "127.0.0.1"
+    if hosts.master.interface or not remotes:
+        return route_to(peer, interface=hosts.master.interface).address
+    return remotes[0].local_address or route_to(peer).address
+
+
+def sync_hosts(prepared: Prepared, remotes: Sequence[Remote], progress: Progress = no_progress) -> list[SyncReport]:
+    """Bring code, base model, manifests and each host's shard up to date."""
+    return sync(remotes, prepared.items, progress, prune=code_folders())

@@ -1,0 +1,43 @@
+"""One rank, started by the launcher; its RunSpec is the first line of stdin."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+
+from whisper_tuner.errors import ExitStatus, TunerError
+
+from .lifeline import Lifeline, send_event
+from .source_hash import loaded_source_hash
+from .spec import RunSpec
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return ExitStatus.RUN
+    lifeline = Lifeline(sys.stdin.buffer)
+    try:
+        spec = RunSpec.from_json(line.decode())
+        from .run import run  # torch and transformers: seconds, in which the lifeline is already watched
+
+        send_event({"type": "hello", "pid": os.getpid(), "source": loaded_source_hash()})
+        run(spec, events=send_event, lifeline=lifeline)
+    except TunerError as error:
+        send_event({"type": "error", "kind": type(error).__name__, "message": str(error)})
+        return error.exit_status
+    except Exception as error:
+        traceback.print_exc()
+        send_event({"type": "error", "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"})
+        return ExitStatus.ERROR
+    return ExitStatus.OK
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a group with a lost peer must not hold up the end

@@ -1,0 +1,77 @@
+"""A run's folder: run.json (what was asked), events.jsonl (what happened), final/ (the model)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import RunError
+
+
+def create_run(runs_dir: Path, name: str) -> Path:
+    """A new folder runs_dir/<date>-<time>-<name>, private to its owner."""
+    stem = time.strftime("%Y%m%d-%H%M%S-") + re.sub(r"[^\w.-]+", "-", name)
+    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+        path = runs_dir / (stem + suffix)
+        try:
+            path.mkdir(parents=True, mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"{path}: {error.strerror}", remedy="Choose another folder with runs_dir.") from None
+        return path
+    raise RunError(f"{runs_dir}: no free name for {stem}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the new one, also after a power cut."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class EventLog:
+    """Appends one JSON object a line; every event gets a `time` (Unix seconds)."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def __call__(self, event: dict) -> None:
+        self._file.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
+    """Whole lines from byte `start` on, and where to go on from. A half-written last line is left for the next call."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return [], start
+    whole = data[: data.rfind(b"\n") + 1]
+    return list(_decode(whole)), start + len(whole)
+
+
+def _decode(data: bytes) -> Iterator[dict]:
+    for line in data.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # a line cut short by a crash
+        if isinstance(event, dict):
+            yield event
