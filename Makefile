@@ -1,0 +1,38 @@
+# Works with the make 3.81 of a stock Mac.
+PY := .venv/bin/python
+export PYTHONPATH := gym:.
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+setup:  ## make .venv with all dependencies
+	@sh tools/setup.sh
+
+demo: setup  ## fine-tune the bundled model on two local ranks, WER before and after
+	@$(PY) cli_typer.py demo
+
+test: setup  ## all quick tests (under 15 minutes on 2 cores)
+	@sh tools/system_packages.sh
+	$(PY) -m pytest -m "not slow"
+
+test-all: setup  ## every test, the long ones too
+	@sh tools/system_packages.sh
+	$(PY) -m pytest
+
+check: setup  ## lint and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+lab: setup  ## three hosts on this Linux machine (root); `make lab-down` removes them
+	@sh tools/system_packages.sh
+	$(PY) -m lab up
+	@echo "For example: $(PY) -m lab exec h1 -- hostname"
+
+lab-down: setup  ## remove the lab
+	$(PY) -m lab down
+
+bench: setup  ## list the benchmarks
+	@ls benchmarks/*.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check lab lab-down bench

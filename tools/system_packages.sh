@@ -1,0 +1,30 @@
+#!/bin/sh
+# The system programs that tests use: installed on Debian as root, named elsewhere.
+set -eu
+
+missing=""
+need() { # program, Debian package
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+}
+need sshd openssh-server
+need ssh openssh-client
+need ffmpeg ffmpeg
+need espeak-ng espeak-ng
+if [ "$(uname -s)" = Linux ]; then
+    need ip iproute2
+    need nft nftables
+    need tmux tmux
+fi
+[ -n "$missing" ] || exit 0
+
+if [ -f /etc/debian_version ] && [ "$(id -u)" = 0 ]; then
+    echo "Installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    # shellcheck disable=SC2086
+    apt-get install -y -qq --no-install-recommends $missing >/dev/null
+elif [ "$(uname -s)" = Darwin ]; then
+    echo "Some tests will be skipped by name. To run them: brew install ffmpeg espeak-ng"
+else
+    echo "Some tests will be skipped by name. To run them: sudo apt-get install$missing"
+fi
