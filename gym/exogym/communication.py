@@ -146,11 +146,11 @@ class ProcessGroupComm(Comm):
 
     def send(self, flat: Tensor, dst: int) -> None:
         with self._counted(flat), self._staged(flat) as tensor:
-            self._wait(lambda: dist.isend(tensor, dst, group=self._group), f"send to rank {dst}")
+            self._wait(lambda: dist.isend(tensor, dst, group=self._group), f"send to rank {dst}", self.timeout)
 
     def recv(self, flat: Tensor, src: int) -> None:
         with self._counted(), self._staged(flat) as tensor:
-            self._wait(lambda: dist.irecv(tensor, src, group=self._group), f"receive from rank {src}")
+            self._wait(lambda: dist.irecv(tensor, src, group=self._group), f"receive from rank {src}", self.timeout)
 
     def barrier(self) -> None:
         self.all_reduce_(torch.zeros(1))
@@ -171,7 +171,8 @@ class ProcessGroupComm(Comm):
         if tensor is not flat:
             flat.copy_(tensor)
 
-    def _wait(self, start: Callable[[], dist.Work], what: str) -> None:
+    def _wait(self, start: Callable[[], dist.Work], what: str, poll: float = POLL) -> None:
+        """For send and receive `poll` must be the whole timeout: gloo cuts the connection when a wait ends early."""
         if self._lost:
             raise self._lost
         if self._group is None:
@@ -179,7 +180,7 @@ class ProcessGroupComm(Comm):
         deadline = time.monotonic() + self.timeout
         try:
             work = start()
-            while not _finished(work):
+            while not _finished(work, poll):
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no answer within {self.timeout:g} s")
         except RuntimeError as error:
@@ -191,10 +192,10 @@ class ProcessGroupComm(Comm):
 _abandoned: list[dist.ProcessGroup] = []
 
 
-def _finished(work: dist.Work) -> bool:
-    """Wait for POLL seconds at most. Raises RuntimeError if the work failed."""
+def _finished(work: dist.Work, poll: float) -> bool:
+    """Wait for `poll` seconds at most. Raises RuntimeError if the work failed."""
     try:
-        work.wait(timedelta(seconds=POLL))
+        work.wait(timedelta(seconds=poll))
         return True
     except RuntimeError:
         if not work.is_completed():

@@ -21,6 +21,7 @@ class FlatParameters:
     def __init__(self, model: nn.Module):
         saved = model.state_dict().keys()
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
         buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
         self.parameters: list[nn.Parameter] = list(parameters.values())
         self._buffers = [(model.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in buffers]
@@ -36,6 +37,13 @@ class FlatParameters:
     def layout(self) -> int:
         """64 bits that two ranks share only if their flats mean the same."""
         return _hash(repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)]).encode())
+
+    def frozen_digest(self) -> int:
+        """64 bits of the hash of what is not trained, which ranks must have in common and never send."""
+        hasher = hashlib.blake2b(digest_size=8)
+        for piece in _pieces(self._frozen):
+            hasher.update(_bytes(piece))
+        return _signed(hasher.digest())
 
     def empty(self, extra: int = 0) -> Tensor:
         """A fresh zeroed flat with room for `extra` more values at its end."""
@@ -79,11 +87,19 @@ class FlatParameters:
 
 def digest(flat: Tensor) -> int:
     """64 bits of the BLAKE2b hash of a CPU tensor's bytes, as a signed number that fits an int64 tensor."""
-    return _hash(memoryview(flat.detach().contiguous().view(torch.uint8).numpy()))
+    return _hash(_bytes(flat.detach()))
 
 
 def _hash(data: bytes | memoryview) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
+    return _signed(hashlib.blake2b(data, digest_size=8).digest())
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
 
 
 def _zeros_like(parameter: Tensor) -> Tensor:

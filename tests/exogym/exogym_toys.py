@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,13 +17,24 @@ from exogym.communication import ProcessGroupComm, ThreadComm, join_local_store,
 torch.set_num_threads(1)
 
 
+_one_at_a_time = threading.Lock()
+
+
+@contextmanager
+def _seeded(seed: int):
+    """Ranks that are threads share one random generator: without the lock they would build different models."""
+    with _one_at_a_time, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 class Line(nn.Module):
     """y = w x + b on (x [B, 4], y [B, 1]) tuples; a bare mean loss."""
 
     def __init__(self, seed: int = 0):
         super().__init__()
-        torch.manual_seed(seed)
-        self.linear = nn.Linear(4, 1)
+        with _seeded(seed):
+            self.linear = nn.Linear(4, 1)
 
     def forward(self, batch):
         x, y = batch
@@ -34,12 +46,11 @@ class Tokens(nn.Module):
 
     def __init__(self, seed: int = 0, vocabulary: int = 11):
         super().__init__()
-        torch.manual_seed(seed)
-        self.embedding = nn.Embedding(vocabulary, 8)
-        self.hidden = nn.Linear(8, 8)
-        self.frozen = nn.Linear(8, 8)
-        self.frozen.requires_grad_(False)
-        self.head = nn.Linear(8, vocabulary, bias=False)
+        with _seeded(seed):
+            self.embedding = nn.Embedding(vocabulary, 8)
+            self.hidden = nn.Linear(8, 8)
+            self.frozen = nn.Linear(8, 8).requires_grad_(False)
+            self.head = nn.Linear(8, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, batch):

@@ -89,10 +89,10 @@ def test_a_lost_peer_is_noticed_and_leaving_is_quick(fault, least, most):
         assert processes.processes[0].exitcode == 0
 
 
-def train_then_fault(comm, fault):
+def train_then_freeze(comm):
     def events(event):
         if comm.rank == 1 and event["type"] == "step" and event["step"] == 5:
-            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     points = Points(8)
     source = Steps([[(points.x, points.y)]])
@@ -103,9 +103,8 @@ def train_then_fault(comm, fault):
         return strategy.rounds, strategy.agreed().isfinite().all().item()
 
 
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
-def test_training_ends_with_peer_lost(fault):
-    with Processes(2, train_then_fault, fault, timeout=2) as processes:
+def test_training_ends_with_peer_lost():
+    with Processes(2, train_then_freeze, timeout=2) as processes:
         rounds, whole = processes.result(0)
         assert rounds == 3 and whole  # the third was begun, and never agreed
 

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Scalar, Steps, run_threads
+from exogym_toys import Line, Points, Scalar, Steps, Tokens, run_threads
 from torch import nn
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm, TrainNode
@@ -225,6 +225,8 @@ def test_all_start_from_rank_0_and_must_build_the_same():
         run_threads(2, lambda comm: DiLoCoStrategy().setup([Scalar, Line][comm.rank](), comm, 1))
     with pytest.raises(RanksDiverged, match="steps"):
         run_threads(2, lambda comm: DiLoCoStrategy().setup(Scalar(), comm, 1 + comm.rank))
+    with pytest.raises(RanksDiverged, match="other base models"):
+        run_threads(2, lambda comm: DiLoCoStrategy().setup(Tokens(seed=comm.rank), comm, 1))
     with pytest.raises(SettingError, match="no trainable"):
         DiLoCoStrategy().setup(nn.Linear(2, 2).requires_grad_(False), SingleComm(), 1)
 

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from exogym_toys import Tokens
@@ -52,7 +54,7 @@ def test_gradients_round_trip_and_none_reads_as_zeros():
     assert values[at] == 3 and values[: flat.num_parameters].sum() == 3
     assert torch.all(values[flat.num_parameters :] == 9)
     flat.write_grads(torch.arange(flat.numel).float())
-    assert model.scale.grad == at and model.conv.weight.grad.flatten()[5] == 5
+    assert model.scale.grad == at and model.conv.weight.grad.flatten()[5] == 1 + 10 + 5
 
 
 def test_read_never_aliases_the_model():
@@ -62,6 +64,14 @@ def test_read_never_aliases_the_model():
     with torch.no_grad():
         model.hidden.bias.add_(1)
     assert torch.equal(flat.read()[-8:], before[-8:] + 1)
+
+
+def test_digest_of_what_is_frozen():
+    model = Zoo().requires_grad_(False)
+    assert FlatParameters(model).frozen_digest() == FlatParameters(copy.deepcopy(model)).frozen_digest()
+    other = copy.deepcopy(model)
+    other.low += 1
+    assert FlatParameters(model).frozen_digest() != FlatParameters(other).frozen_digest()
 
 
 def test_digest():

@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 import torch
-from exogym_toys import Line, Points, Tokens, token_batch
+from exogym_toys import Line, Points, Tokens, run_threads, token_batch
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, NodeFailed
+from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, NodeFailed, Trainer
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 
@@ -26,6 +26,12 @@ class Sentences(torch.utils.data.Dataset):
 
 def unequal_shares(rank, num_nodes, train_dataset):
     return Points((5 if rank else 12) if train_dataset else 4 + rank)
+
+
+def no_data_on_rank_1(rank, num_nodes, train_dataset):
+    if rank == 1:
+        raise FileNotFoundError("shard-1.csv")
+    return Points(16)
 
 
 class KilledAt(Points):
@@ -70,24 +76,39 @@ def test_one_node_trains_here_and_leaves_the_random_state_alone():
     assert not hasattr(strategy, "comm")
 
 
-def test_factories_may_give_ranks_unequal_datasets():
-    events = []
-    fit = LocalTrainer(Line(), unequal_shares, unequal_shares).fit(
-        strategy=AllReduceStrategy(lr=0.05),
-        num_epochs=1,
-        num_nodes=2,
-        batch_size=4,
-        device="cpu",
-        events=events.append,
-        timeout=60,
+class ThreadTrainer(Trainer):
+    """Another way for ranks to meet: what a trainer over a network does."""
+
+    def __init__(self, comms, *data):
+        super().__init__(Line(), *data)
+        self.comms = comms
+
+    def _build_connection(self, rank):
+        return self.comms[rank]
+
+    def fit(self, **settings):
+        def rank_main(comm):
+            events = []
+            node = ThreadTrainer({comm.rank: comm}, self.train_dataset, self.val_dataset)
+            node.run_rank(comm.rank, FitSettings(**settings), events=events.append)
+            return node.model, events
+
+        return run_threads(2, rank_main)
+
+
+def test_another_connection_and_factories_with_unequal_datasets():
+    ranks = ThreadTrainer({}, unequal_shares, unequal_shares).fit(
+        strategy=AllReduceStrategy(lr=0.05), num_epochs=1, batch_size=4, device="cpu"
     )
-    samples = {rank: [e["samples"] for e in events if e["type"] == "step" and e["rank"] == rank] for rank in range(2)}
-    assert fit.result.steps == 3 and samples == {0: [4, 4, 4], 1: [4, 1, 0]}
+    samples = [[e["samples"] for e in events if e["type"] == "step"] for _, events in ranks]
+    losses = [events[-1]["loss"] for _, events in ranks]
+    assert samples == [[4, 4, 4], [4, 1, 0]] and losses[0] == losses[1]
+    assert torch.equal(ranks[0][0].linear.weight, ranks[1][0].linear.weight)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(Points(16, nan_at=3), r"NotFinite: the loss is nan on rank \d, step"), (KilledAt(16), "exit status -9")],
+    [(no_data_on_rank_1, "(?s)node 1 of 2.*FileNotFoundError: shard-1.csv"), (KilledAt(16), "node 1 of 2.*status -9")],
 )
 def test_a_failed_node_is_shown_and_nobody_is_left(data, message):
     started = time.monotonic()

@@ -111,15 +111,17 @@ def metered(comm: Comm) -> Iterator[dict[str, Any]]:
 
 
 def agree_on_layout(comm: Comm, parameters: FlatParameters, total_steps: int) -> None:
-    mine = torch.tensor([parameters.layout(), parameters.numel, total_steps])
+    mine = torch.tensor([parameters.layout(), parameters.numel, total_steps, parameters.frozen_digest()])
     for rank, theirs in enumerate(comm.all_gather(mine)):
         if theirs[2] != total_steps:
             raise RanksDiverged(f"rank {comm.rank} will make {total_steps} steps, but rank {rank} {int(theirs[2])}")
-        if not torch.equal(theirs, mine):
+        if not torch.equal(theirs[:2], mine[:2]):
             raise RanksDiverged(
                 f"rank {comm.rank} trains {parameters.numel} values, rank {rank} {int(theirs[1])} or others: "
                 "all ranks must build the same model and freeze the same parts"
             )
+        if theirs[3] != mine[3]:
+            raise RanksDiverged(f"frozen weights of rank {rank} are not those of rank {comm.rank}: other base models?")
 
 
 def agree_on_digest(comm: Comm, value: int, where: str) -> None:
