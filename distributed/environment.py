@@ -171,6 +171,8 @@ class _HostSetup:
         facts = ask(self.remote, "facts")
         if new:
             self.make_venv(facts)
+        if self.remote.run([self.python, "-m", "pip", "--version"], timeout=60).returncode:  # as uv makes environments
+            self.remote.run([self.python, "-m", "ensurepip"], timeout=300, check=True)
         lists = write_lists(self.pins)
         items = [SyncItem(local=path, remote=f"{REMOTE_LISTS}/{path.name}") for path in lists]
         sync([self.remote], {self.remote.name: items})
@@ -184,7 +186,7 @@ class _HostSetup:
         return "wheelhouse"
 
     def make_venv(self, facts: dict[str, Any]) -> None:
-        if self.python.endswith("/bin/python") and not self.remote.host.environment.endswith("/bin/python"):
+        if self.python != self.remote.expand(self.remote.host.environment):
             best = choose_python(self.remote, facts["pythons"], self.pins.python)
             folder = str(PurePosixPath(self.python).parent.parent)
             self.say(f"making {folder} with {best['path']} ({'.'.join(map(str, best['version']))})")

@@ -71,7 +71,10 @@ class Machine(Protocol):
         timeout: float | None = None,
         check: bool = False,
     ) -> Completed:
-        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0."""
+        """Run to the end; others there can read env, so it is no place for secrets.
+
+        Raises HostError on a timeout, a lost connection, or (check) a status other than 0.
+        """
 
     def start(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None

@@ -28,7 +28,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 MaxStartups 100
-SetEnv HOME={folder}/home PIP_NO_INDEX=1
+SetEnv HOME={folder}/home
 Subsystem sftp internal-sftp
 """
 
@@ -41,13 +41,15 @@ def keygen(path: Path, *, passphrase: str = "") -> Path:
 class SshServer:
     """`home` stands in for the user's ~/.ssh: config, known_hosts, and the key that the server accepts.
 
-    Sessions see the folder `home` beside it as their home, and pip there has no package registry.
+    Sessions see the folder `home` beside it as their home; `pip_settings` there say that there is no registry.
     """
 
     def __init__(self, folder: Path):
         self.folder, self.home = folder, folder / "client"
         self.home.mkdir()
-        (folder / "home").mkdir()
+        self.pip_settings = folder / "home" / ".config" / "pip" / "pip.conf"
+        self.pip_settings.parent.mkdir(parents=True)
+        self.pip_settings.write_text("[global]\nno-index = true\n")
         self.key = keygen(self.home / "id")
         shutil.copy(self.home / "id.pub", folder / "authorized_keys")
         keygen(folder / "host_key")

@@ -116,6 +116,10 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         assert all(line.startswith("127.0.0.1: ") for line in said)
         [again] = setup([remote], lambda host, text: said.append(text))
         assert (again.source, again.seconds < 3) == ("unchanged", True)
+        ssh_server.pip_settings.write_text(f"[global]\nno-index = true\nfind-links = {small_project.parent}/registry\n")
+        subprocess.run([done.python, "-m", "pip", "uninstall", "-qy", "idna"], check=True)
+        [fetched] = setup([remote], lambda host, text: None)
+        assert fetched.source == "registry"
 
 
 def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshServer, small_project, tmp_path):
