@@ -67,7 +67,10 @@ def _require_file(path: Path) -> None:
 
 
 def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
-    """Samples [n, 1] of a file that libsndfile refuses, by an external program."""
+    """Samples [n, channels] of a file that libsndfile refuses, by an external program.
+
+    Channels stay as they are: ffmpeg's own mix to mono is louder than their mean, and can clip.
+    """
     with tempfile.TemporaryDirectory(prefix="multimac-audio-") as folder:
         wav = Path(folder) / "audio.wav"
         result = subprocess.run(
@@ -86,9 +89,9 @@ def _conversion_command(path: Path, wav: Path, sample_rate: int, reason: str) ->
     if ffmpeg := find_program("ffmpeg"):
         # The file: prefix stops a name such as `http:x.m4a` from being taken for a protocol.
         decode = [ffmpeg, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-map", "0:a:0"]
-        return [*decode, "-ac", "1", "-ar", str(sample_rate), "-c:a", "pcm_f32le", str(wav)]
+        return [*decode, "-ar", str(sample_rate), "-c:a", "pcm_f32le", str(wav)]
     if afconvert := find_program("afconvert"):
-        return [afconvert, "-f", "WAVE", "-d", f"LEF32@{sample_rate}", "-c", "1", str(path), str(wav)]
+        return [afconvert, "-f", "WAVE", "-d", f"LEF32@{sample_rate}", str(path), str(wav)]
     raise MissingProgram(
         f"{path} needs ffmpeg: {reason}",
         remedy="install it with `brew install ffmpeg` or `apt-get install ffmpeg`, or convert the file to WAV or FLAC",

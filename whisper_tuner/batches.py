@@ -187,19 +187,17 @@ def _place(samples: Sequence[Sample], hosts: Sequence[str], shares: Sequence[flo
     clips, seconds = [0] * len(hosts), [0.0] * len(hosts)
     placed, due_clips, due_seconds = {}, 0, 0.0
     for sample in samples:
-        due_clips, due_seconds = due_clips + 1, due_seconds + sample.duration_s
-        over = [
-            max(
-                (clips[h] + 1 - share * due_clips) / spare[h][0],
-                (seconds[h] + sample.duration_s - share * due_seconds) / spare[h][1],
-            )
+        # How far each host is ahead of its share so far, 1 being as far as it may.
+        ahead = [
+            max((clips[h] - share * due_clips) / spare[h][0], (seconds[h] - share * due_seconds) / spare[h][1])
             for h, share in enumerate(shares)
         ]
-        free = [h for h in range(len(hosts)) if over[h] <= 1.0]
-        best = max(free, key=lambda h: _score(sample.id, hosts[h], shares[h])) if free else int(np.argmin(over))
+        limit = max(1.0, min(ahead))
+        free = [h for h in range(len(hosts)) if ahead[h] <= limit]
+        best = max(free, key=lambda h: _score(sample.id, hosts[h], shares[h]))
         placed[sample.id] = best
-        clips[best] += 1
-        seconds[best] += sample.duration_s
+        clips[best], seconds[best] = clips[best] + 1, seconds[best] + sample.duration_s
+        due_clips, due_seconds = due_clips + 1, due_seconds + sample.duration_s
     return placed
 
 

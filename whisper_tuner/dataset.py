@@ -130,7 +130,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, object] | _BadRow]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.rstrip())
             except json.JSONDecodeError as error:
                 yield number, _BadRow(f"not JSON: {error.msg} at column {error.colno}")
                 continue

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import gelu
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import (
     WhisperDecoder,
@@ -19,6 +21,7 @@ from transformers.models.whisper.modeling_whisper import (
     WhisperEncoder,
     WhisperEncoderLayer,
 )
+from transformers.utils import cached_file
 
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.labels import is_multilingual, language_code
@@ -52,12 +55,12 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
         processor = WhisperProcessor.from_pretrained(name)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         remedy = "give a folder in transformers layout, or a hub id such as openai/whisper-small"
         raise ModelError(f"{path} does not load as a Whisper model: {reason}", remedy=remedy) from error
     _check_match(path, model, processor)
-    _mend_generation_config(model)
+    _mend_generation_config(name, model)
     return model, processor
 
 
@@ -88,13 +91,12 @@ def prepare(
     return model
 
 
-def set_language(model: nn.Module, processor: WhisperProcessor, language: str | None, task: str = "transcribe") -> None:
-    """Make a multilingual model and its tokenizer assume this language; English-only ones have nothing to set."""
+def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:
+    """Make `generate` assume this language in a multilingual model; English-only ones have nothing to set."""
     whisper = whisper_of(model)
     if is_multilingual(whisper):
         whisper.generation_config.language = language_code(language)
         whisper.generation_config.task = task
-        processor.tokenizer.set_prefix_tokens(language=language_code(language), task=task, predict_timestamps=False)
 
 
 def count_parameters(model: nn.Module) -> ParameterCount:
@@ -169,9 +171,19 @@ def _check_match(path: str | Path, model: WhisperForConditionalGeneration, proce
         raise ModelError(what, remedy="use the processor that belongs to the model")
 
 
-def _mend_generation_config(model: WhisperForConditionalGeneration) -> None:
-    """Remove the forced ids, which make `generate` raise, and the mark of a config that was derived."""
-    generation = model.generation_config
-    generation.forced_decoder_ids = None
+def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -> None:
+    """Remove the forced ids, which make `generate` raise, and undo the mark of a config derived from the model's.
+
+    transformers drops every key of its own accord from a file so marked, the language ids among them.
+    """
+    if model.generation_config._from_model_config and (file := _generation_config_file(name)):
+        stored = json.loads(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
+        model.generation_config = GenerationConfig.from_dict(stored)
+    model.generation_config._from_model_config = None
+    model.generation_config.forced_decoder_ids = None
     model.config.forced_decoder_ids = None
-    generation._from_model_config = None  # if saved as true, the language ids are dropped on the next load
+
+
+def _generation_config_file(name: str) -> str | None:
+    """Path of a folder's or (downloaded) hub id's generation_config.json, if it has one."""
+    return cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False)
