@@ -170,3 +170,10 @@ def test_settings_that_cannot_be():
         lambda_data = Points(4)
         lambda_data.transform = lambda x: x
         LocalTrainer(Line(), lambda_data).fit(strategy=AllReduceStrategy(), num_epochs=1, num_nodes=2)
+
+
+def test_the_example_runs():
+    command = [sys.executable, "gym/example/char_model.py", "--nodes", "1", "--steps", "2"]
+    environment = os.environ | {"PYTHONPATH": "gym"}
+    shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    assert [line.split()[0] for line in shown.splitlines()] == ["allreduce", "diloco", "averaging"]
