@@ -139,7 +139,12 @@ class Launcher:
             machine = Remote.connect(rank.host)
             python, project = machine.expand(rank.host.python), machine.expand(rank.host.project_path)
         self._machines.append(machine)
-        env = {"PYTHONPATH": f"{project}/gym:{project}", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env = {
+            "PYTHONPATH": f"{project}/gym:{project}",
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
+        }
         return machine.start([python, *command], env=env, cwd=project)
 
     def _evaluate(self) -> None:

@@ -43,7 +43,7 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> TrainResult:
     torch.manual_seed(profile.seed)
     events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)
-    set_language(model, processor, profile.language or None, profile.task)
+    set_language(model, profile.language or None, profile.task)
     data = _Data(spec, profile, model, processor, events)
     model = prepare(
         model,

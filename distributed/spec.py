@@ -60,8 +60,8 @@ class RunSpec:
 
 
 def profile_to_json(profile: Profile) -> dict:
-    values = dataclasses.asdict(profile)
-    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+    """The fields as they come back from JSON."""
+    return json.loads(json.dumps(dataclasses.asdict(profile), default=str))
 
 
 def profile_from_json(data: dict) -> Profile:

@@ -21,7 +21,12 @@ from .sync import Progress, SyncReport, code_folders, no_progress, on_each, sync
 
 def start_launcher(run_dir: Path) -> subprocess.Popen:
     """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly."""
-    path = os.pathsep.join([str(PROJECT / "gym"), str(PROJECT)])
+    env = {
+        "PYTHONPATH": f"{PROJECT}/gym:{PROJECT}",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     with (run_dir / "launcher.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "distributed.launcher", str(run_dir)],
@@ -29,7 +34,7 @@ def start_launcher(run_dir: Path) -> subprocess.Popen:
             stdout=log,
             stderr=log,
             cwd=PROJECT,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, **env},
             start_new_session=True,
         )
 

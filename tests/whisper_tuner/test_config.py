@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError
+
+TEXT = """\
+[DEFAULT]
+seed = 7
+epochs = 3
+
+[model:small]
+base_model = openai/whisper-small
+learning_rate = 1.25e-5
+
+[dataset:mine]
+train = data/train.csv   ; relative to this file
+language = fr
+epochs = 4
+
+[profile:mine]
+model = small
+dataset = mine
+method = lora
+lora_targets = q_proj, v_proj
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def read(text: str = TEXT) -> ConfigFile:
+        path = tmp_path / "config.ini"
+        path.write_text(text, encoding="utf-8")
+        return ConfigFile(path)
+
+    return read
+
+
+def test_a_profile_inherits_from_model_and_dataset_and_default(config, tmp_path):
+    profile = config().profile("mine")
+    assert profile.base_model == "openai/whisper-small"
+    assert profile.learning_rate == 1.25e-5
+    assert profile.train == tmp_path / "data" / "train.csv"
+    assert profile.seed == 7
+    assert profile.epochs == 4  # the data set is nearer than DEFAULT
+    assert profile.lora_targets == ("q_proj", "v_proj")
+    assert profile.runs_dir == tmp_path / "runs"
+
+
+def test_every_value_knows_where_it_came_from(config):
+    origin = config().profile_values("mine").origin
+    assert origin["epochs"] == "config.ini:12 [dataset:mine]"
+    assert origin["seed"] == "config.ini:2 [DEFAULT]"
+
+
+def test_an_existing_folder_wins_over_a_hub_id(config, tmp_path):
+    (tmp_path / "openai" / "whisper-small").mkdir(parents=True)
+    assert Path(config().profile("mine").base_model) == tmp_path / "openai" / "whisper-small"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "words"),
+    [
+        ("method = lora", "metod = lora", "config.ini:17", "did you mean 'method'"),
+        ("method = lora", "method = lorra", "config.ini:17", "did you mean 'lora'"),
+        ("epochs = 4", "epochs = four", "config.ini:12", "a whole number"),
+        ("epochs = 4", "epochs = 0", "config.ini:12", "at least 1"),
+        ("learning_rate = 1.25e-5", "learning_rate = nan", "config.ini:7", "finite"),
+        ("base_model = openai/whisper-small", "base_model = ./no/such", "config.ini:6", "no such folder"),
+        ("train = data/train.csv", "# none", "[profile:mine]", "has no train"),
+        ("dataset = mine", "dataset = mien", "config.ini", "did you mean 'mine'"),
+        ("[model:small]", "[modell:small]", "config.ini:5", "did you mean 'model'"),
+        ("[model:small]", "no equals sign here\n[model:small]", "config.ini", "no equals sign"),
+        ("epochs = 4", "epochs = 4\nepochs = 5", "config.ini", "epochs"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(config, old, new, place, words):
+    with pytest.raises(ConfigError) as raised:
+        config(TEXT.replace(old, new, 1)).profile("mine")
+    assert place in str(raised.value) and words in str(raised.value)
+
+
+def test_an_unknown_profile_lists_the_known_ones(config):
+    with pytest.raises(ConfigError, match="did you mean 'mine'"):
+        config().profile("mime")
+
+
+def test_a_missing_file_says_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match="--config"):
+        ConfigFile(tmp_path / "config.ini")
