@@ -25,7 +25,7 @@ IGNORED = -100  # the label value that the loss leaves out
 class LabelEncoder:
     """Turns a transcript into label ids; `prefix` holds the prompt tokens without the decoder start token.
 
-    `leading_space`: Whisper's own text begins with one, and starting from it is worth much of the first epoch.
+    `leading_space`: Whisper's own text begins with one, and runtimes join the pieces of a long recording on it.
     """
 
     tokenizer: WhisperTokenizer
