@@ -5,6 +5,7 @@ Everything heavy is imported inside the commands: `--help` must answer at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would double the time that --help takes
 )
 hosts_app = typer.Typer(help="Prepare and check the machines of a hosts file.", no_args_is_help=True)
 config_app = typer.Typer(help="Look at config.ini.", no_args_is_help=True)
@@ -131,6 +133,8 @@ def config_show(
 
 def main(arguments: list[str] | None = None) -> int:
     """The one place where an error becomes a message and an exit status."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         status = app(arguments, standalone_mode=False)
         return int(status or ExitStatus.OK)

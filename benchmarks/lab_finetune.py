@@ -134,17 +134,16 @@ class Bench:
             f"Three hosts of {self.args.cpus} core each, 100 Mbit/s links; `hosts setup` from nothing took "
             f"{self.done['setup']['seconds']:.0f} s. {'QUICK: 8 steps only.' if self.args.quick else 'Five epochs.'}",
             "",
-            "| model | WER, our `evaluate` | WER, plain transformers | training, s | rounds | sent per host, MB | ranks agree |",
+            "| model | WER, `evaluate` | WER, plain transformers | run, s | rounds | sent per host, MB | ranks agree |",
             "|---|---|---|---|---|---|---|",
         ]
         base = self.done["base WER"]["result"]
         lines.append(f"| base | {base['evaluate']} | {base['plain']} | | | | |")
         for method in ("full", "lora"):
             run, wer = self.done[method]["result"], self.done[f"{method} WER"]["result"]
-            lines.append(
-                f"| {method} | {wer['evaluate']} | {wer['plain']} | {self.done[method]['seconds']:.0f} | {run['rounds']} | "
-                f"{run['bytes'] / 1e6:.0f} | {'yes' if run['agree'] else 'NO'} |"
-            )
+            agree = "yes" if run["agree"] else "NO"
+            cells = [method, wer["evaluate"], wer["plain"], round(self.done[method]["seconds"]), run["rounds"]]
+            lines.append(f"| {' | '.join(map(str, cells))} | {run['bytes'] / 1e6:.0f} | {agree} |")
         print("\n".join(lines))
         write_section(f"lab_finetune: {self.args.model.name} on {self.args.data.name}, three hosts", "\n".join(lines))
 

@@ -18,7 +18,7 @@ processor = WhisperProcessor.from_pretrained(folder)
 model = WhisperForConditionalGeneration.from_pretrained(base[0] if base else folder).eval()
 model = PeftModel.from_pretrained(model, folder).get_base_model() if base else model
 references, heard = [], []
-for row in csv.DictReader(Path(manifest).open(encoding="utf-8")):
+for row in csv.DictReader(Path(manifest).read_text(encoding="utf-8").splitlines()):
     audio, rate = soundfile.read(Path(manifest).parent / row["audio_path"])
     features = processor(audio, sampling_rate=rate, return_tensors="pt").input_features
     heard += processor.batch_decode(model.generate(features, max_new_tokens=224), skip_special_tokens=True)

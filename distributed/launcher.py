@@ -57,6 +57,18 @@ class Launch:
         return build(cls, json.loads((run_dir / "run.json").read_text()), "run.json")
 
 
+def environment(project: str | Path) -> dict[str, str]:
+    """Variables of each process of a run."""
+    return {
+        "PYTHONPATH": f"{project}/gym:{project}",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
 class Launcher:
     def __init__(self, run_dir: Path):
         self.run_dir = run_dir
@@ -139,13 +151,7 @@ class Launcher:
             machine = Remote.connect(rank.host)
             python, project = machine.expand(rank.host.python), machine.expand(rank.host.project_path)
         self._machines.append(machine)
-        env = {
-            "PYTHONPATH": f"{project}/gym:{project}",
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
-        }
-        return machine.start([python, *command], env=env, cwd=project)
+        return machine.start([python, *command], env=environment(project), cwd=project)
 
     def _evaluate(self) -> None:
         from .evaluate_run import evaluate_run

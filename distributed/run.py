@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers.utils import logging as transformers_logging
 
 from exogym.config import build_strategy
 from exogym.train_node import TrainResult
@@ -39,7 +38,6 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> TrainResult:
     profile = profile_from_json(spec.profile)
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
-    transformers_logging.disable_progress_bar()
     torch.manual_seed(profile.seed)
     events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)

@@ -13,7 +13,7 @@ from whisper_tuner.runs import create_run
 from .config import Job
 from .hosts import Hosts, check_is_this_machine
 from .interfaces import route_to
-from .launcher import PROJECT
+from .launcher import PROJECT, environment
 from .remote import Remote
 from .shipment import Prepared, prepare_run
 from .sync import Progress, SyncReport, code_folders, no_progress, on_each, sync
@@ -21,12 +21,6 @@ from .sync import Progress, SyncReport, code_folders, no_progress, on_each, sync
 
 def start_launcher(run_dir: Path) -> subprocess.Popen:
     """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly."""
-    env = {
-        "PYTHONPATH": f"{PROJECT}/gym:{PROJECT}",
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
     with (run_dir / "launcher.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "distributed.launcher", str(run_dir)],
@@ -34,7 +28,7 @@ def start_launcher(run_dir: Path) -> subprocess.Popen:
             stdout=log,
             stderr=log,
             cwd=PROJECT,
-            env={**os.environ, **env},
+            env={**os.environ, **environment(PROJECT)},
             start_new_session=True,
         )
 

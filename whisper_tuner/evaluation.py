@@ -135,8 +135,8 @@ def transcribe(
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
     arguments = _generation_arguments(whisper, language, task) | {"num_beams": num_beams}
-    if max_new_tokens is not None:
-        arguments["max_new_tokens"] = max_new_tokens
+    # Half the context, as in OpenAI's own decoding: a model that does not know the language repeats itself to the end.
+    arguments["max_new_tokens"] = max_new_tokens or whisper.config.max_target_positions // 2
     with _evaluating(model), torch.inference_mode():
         for batch in _batched(_windows(audio, processor, features, problems), batch_size):
             heard = _generate(whisper, processor, [window for _, window in batch], arguments)

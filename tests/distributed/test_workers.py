@@ -45,7 +45,7 @@ def crew_of():
     yield build
     for crew in made:
         crew.end()
-        assert all(worker.process.poll() is not None for worker in crew.workers)
+        assert all(worker.process.wait(5) is not None for worker in crew.workers)
 
 
 def test_events_and_lines_carry_their_host(crew_of):

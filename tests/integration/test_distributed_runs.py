@@ -1,0 +1,145 @@
+"""`distributed-train` on lab hosts: real SSH, real processes, the bundled model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from whisper_tuner.export import load_model
+
+pytestmark = pytest.mark.lab
+PROJECT = Path(__file__).parents[2]
+
+DILOCO = """
+[distributed:diloco]
+base_profile = tiny
+communication_interval = 3
+max_steps = 7
+"""
+LORA = DILOCO.replace("max_steps = 7", "max_steps = 3\nmethod = lora\nlora_r = 4")
+LONG = """
+[distributed:long]
+base_profile = tiny
+strategy = allreduce
+epochs = 1000
+"""
+ALL_REDUCE = """
+[distributed:two]
+base_profile = tiny
+strategy = allreduce
+audio_context = full
+dropout = 0
+max_steps = 4
+batch_size = 2
+[profile:one]
+base_model = {model}
+train = {train}
+epochs = 1
+warmup_ratio = 0
+learning_rate = 3e-4
+num_threads = 1
+seed = 3
+audio_context = full
+dropout = 0
+max_steps = 4
+batch_size = 2
+shards = {shards}
+"""
+
+
+def test_three_hosts_agree_bit_for_bit_after_each_round_and_leave_a_model(runner):
+    first = runner.run("diloco", "h2", "h3", text=DILOCO)
+    digests = {}
+    for event in runner.events("round"):
+        digests.setdefault(event["round"], []).append(event["digest"])
+    assert sorted(digests) == [1, 2, 3]  # steps 3 and 6, and the short tail at 7
+    assert all(len(of_round) == 3 and len(set(of_round)) == 1 for of_round in digests.values())
+    assert len({of_round[0] for of_round in digests.values()}) == 3
+    model, _ = load_model(runner.run_dir / "final")
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert "sent in" in first.stdout
+    assert runner.left_over() == []
+
+
+def test_a_second_run_sends_nothing_and_lora_leaves_an_adapter(runner):
+    runner.run("diloco", "h2", text=DILOCO)
+    again = runner.run("diloco", "h2", text=LORA)
+    assert f"{runner.lab['h2'].address}: up to date" in again.stdout
+    assert (runner.run_dir / "final" / "adapter_config.json").is_file()
+    start = runner.events("start")[0]
+    assert runner.events("round")[0]["bytes"] < 4 * start["trainable"] + 64  # frozen weights do not travel
+
+
+def test_dry_run_changes_nothing(runner):
+    command = [*runner.command("diloco", "h2", text=DILOCO), "--dry-run"]
+    done = runner.lab.exec("h1", command, cwd=str(PROJECT))
+    assert done.returncode == 0 and "clips" in done.stdout
+    assert runner.run_dir is None
+
+
+def test_two_hosts_with_all_reduce_equal_one_process_with_twice_the_batch(runner):
+    addresses = [runner.lab[name].address for name in ("h1", "h2")]
+    tiny = runner.config("").read_text()
+    model, train = (line.split(" = ")[1] for line in tiny.splitlines() if line.startswith(("base_model", "train")))
+    text = ALL_REDUCE.format(model=model, train=train, shards=" ".join(addresses))
+    runner.run("two", "h2", text=text)
+    two, losses_of_two = runner.run_dir, runner.events("step")
+    command = [*runner.command("one", text=text)[:2], "finetune", "one", "--config", str(runner.folder / "config.ini")]
+    done = runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert runner.run_dir != two
+    for event in runner.events("step"):
+        parts = [e for e in losses_of_two if e["step"] == event["step"]]
+        assert sum(part["samples"] for part in parts) == event["samples"] == 4
+        mean = sum(part["loss"] * part["tokens"] for part in parts) / sum(part["tokens"] for part in parts)
+        assert mean == pytest.approx(event["loss"], rel=1e-4)
+    ours, theirs = (load_file(folder / "final" / "model.safetensors") for folder in (two, runner.run_dir))
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+def wait_until_nothing_is_left(runner, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while runner.left_over():
+        assert time.monotonic() < deadline, runner.left_over()
+        time.sleep(0.5)
+
+
+def test_a_killed_worker_ends_the_run_and_is_named(runner):
+    process = runner.start("long", "h2", text=LONG)
+    runner.lab.kill("h2", "worker_main")
+    out, err = process.communicate(timeout=15)
+    assert process.returncode == 6
+    assert f"{runner.lab['h2'].address}: the worker was killed by signal 9" in err
+    wait_until_nothing_is_left(runner, 5)
+
+
+def test_a_killed_launcher_leaves_no_worker(runner):
+    process = runner.start("long", "h2", text=LONG)
+    runner.lab.kill("h1", "distributed.launcher")
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 6 and "launcher ended without a word" in err
+    wait_until_nothing_is_left(runner, 25)
+
+
+def test_a_cut_link_leaves_no_worker(runner):
+    process = runner.start("long", "h2", text=LONG)
+    runner.lab.link("h2", up=False)
+    cut = time.monotonic()
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 6
+    assert f"{runner.lab['h2'].address}: nothing heard for 20 s" in err
+    wait_until_nothing_is_left(runner, cut + 25 - time.monotonic())
+
+
+def test_ctrl_c_stops_every_rank_at_the_same_weights_and_keeps_the_model(runner):
+    process = runner.start("long", "h2", text=LONG)
+    runner.lab["h1"].signal(2, "cli_typer.py")
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(runner.events("done")) == 2 and (runner.run_dir / "final" / "model.safetensors").is_file()
+    assert runner.left_over() == []
