@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from whisper_tuner.runs import create_run
 
 from .config import Job, resolve
 from .console import duration, follow, size
-from .hosts import Hosts, load_hosts
+from .hosts import Host, Hosts, load_hosts
 
 SHOWN_PROBLEMS = 10
 
@@ -162,27 +163,38 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
 
 def hosts_check(hosts_file: Path) -> ExitStatus:
     from .ask import ask
+    from .environment import own_pins, probe, unlike
     from .hosts import check_is_this_machine
     from .remote import Remote
 
     console = Console(highlight=False)
     hosts = load_hosts(hosts_file)
-    status = ExitStatus.OK
-    try:
-        check_is_this_machine(hosts.master)
-        console.print(f"{hosts.master.address}: this machine")
-    except TunerError as error:
-        console.print(f"[red]{error}[/red]")
-        status = ExitStatus.HOST
-    for host in hosts.workers:
+    pins = own_pins()
+    table = Table(header_style="bold")
+    for column in ("host", "system", "cores", "memory", "clock", "environment"):
+        table.add_column(column, overflow="fold")
+    problems = []
+
+    def look(host: Host) -> None:
+        with Remote.connect(host) as remote:
+            facts = ask(remote, "facts", timeout=30)
+            found = probe(remote, remote.expand(host.python), list(pins.all))
+            differs = unlike(pins, found[1]) if found else []
+            state = "run `hosts setup`" if not found else f"differs: {', '.join(differs[:3])}" if differs else "ready"
+            ahead = facts["clock"] - time.time()
+            system = f"{facts['system']} {facts['release']} {facts['machine']}"
+            cells = (str(facts["cpus"]), size(facts["memory"]), f"{ahead:+.1f} s", state)
+            table.add_row(host.address, system, *cells)
+
+    for attempt, host in ((check_is_this_machine, hosts.master), *((look, worker) for worker in hosts.workers)):
         try:
-            with Remote.connect(host) as remote:
-                facts = ask(remote, "facts", root=remote.expand(host.project_path), timeout=30)
-                console.print(f"{host.address}: {facts}")
+            attempt(host)
         except TunerError as error:
-            console.print(f"[red]{error}[/red]")
-            status = ExitStatus.HOST
-    return status
+            problems.append(error)
+    console.print(table)
+    for error in problems:
+        console.print(str(error), style="red")
+    return problems[0].exit_status if problems else ExitStatus.OK
 
 
 def _hosts(job: Job, hosts_file: Path | None) -> Hosts:

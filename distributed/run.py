@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from exogym.config import build_strategy
 from exogym.train_node import TrainResult
 from exogym.trainer import FitSettings
-from whisper_tuner.batches import BatchShape, ShardBatches, assign_shards
+from whisper_tuner.batches import BatchShape, ShardBatches
 from whisper_tuner.config import Profile
 from whisper_tuner.dataset import Sample, load_manifest
 from whisper_tuner.errors import ConfigError
@@ -19,6 +19,7 @@ from whisper_tuner.export import save_final
 from whisper_tuner.features import FeatureCache
 from whisper_tuner.labels import label_encoder, split_encodable
 from whisper_tuner.models import LoraSettings, load_base, prepare, set_language
+from whisper_tuner.shards import assign_shards
 
 from .bundle import run_bundle
 from .lifeline import Lifeline

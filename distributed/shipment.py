@@ -8,10 +8,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from whisper_tuner.batches import assign_shards
 from whisper_tuner.config import Profile
 from whisper_tuner.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.errors import ConfigError, DataError, ModelError
+from whisper_tuner.shards import assign_shards
 
 from .config import Job
 from .hosts import Host, Hosts

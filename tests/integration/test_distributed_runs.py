@@ -112,7 +112,7 @@ def wait_until_nothing_is_left(runner, seconds: float) -> None:
 def test_a_killed_worker_ends_the_run_and_is_named(runner):
     process = runner.start("long", "h2", text=LONG)
     runner.lab.kill("h2", "worker_main")
-    out, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=15)
     assert process.returncode == 6
     assert f"{runner.lab['h2'].address}: the worker was killed by signal 9" in err
     wait_until_nothing_is_left(runner, 5)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from whisper_tuner.batches import BatchShape, ShardBatches, assign_shards, bucket_edges
+from whisper_tuner.batches import BatchShape, ShardBatches, bucket_edges
 from whisper_tuner.dataset import Sample
 from whisper_tuner.features import FeatureCache
 from whisper_tuner.labels import label_encoder
+from whisper_tuner.shards import assign_shards
 
 HOSTS = ["ada.local", "bob.local", "cy.local", "dee.local"]
 
@@ -89,7 +90,7 @@ def test_shards_are_the_same_in_another_interpreter(tmp_path):
     script = """
 import json, sys
 from pathlib import Path
-from whisper_tuner.batches import assign_shards
+from whisper_tuner.shards import assign_shards
 from whisper_tuner.dataset import Sample
 samples = [Sample(id=i, audio=Path(i), text=i, duration_s=d) for i, d in json.loads(sys.argv[1])]
 print(json.dumps([[s.id for s in shard] for shard in assign_shards(samples, json.loads(sys.argv[2]))]))
