@@ -23,7 +23,7 @@ from safetensors.torch import load_model, save_model
 from exogym.train_node import TrainResult
 from exogym.trainer import Fit, FitSettings
 from whisper_tuner.errors import RunError
-from whisper_tuner.runs import create_run, write_atomically
+from whisper_tuner.runs import new_run, write_atomically
 
 from .console import follow
 from .launcher import Launch, Rank
@@ -42,41 +42,49 @@ RESULT, WEIGHTS = "result.json", "model.safetensors"
 
 def fit_on_hosts(trainer: NetworkTrainer, settings: FitSettings) -> Fit:
     """Send, train, load the weights into a copy of the model. Raises RunError, HostError, ConfigError."""
+    with new_run(Path("runs").absolute(), type(trainer.model).__name__) as run_dir:
+        _prepare(trainer, settings, run_dir)
+    follow(run_dir, start_launcher(run_dir), Console(highlight=False))
+    return _trained(trainer, run_dir)
+
+
+def _prepare(trainer: NetworkTrainer, settings: FitSettings, run_dir: Path) -> None:
+    """Send the bundle to all hosts, and write run.json."""
     hosts = trainer.hosts
-    run_dir = create_run(Path("runs").absolute(), type(trainer.model).__name__)
-    data = _pickled(trainer, settings)
-    (run_dir / "bundle.pickle").touch(mode=0o600)
-    (run_dir / "bundle.pickle").write_bytes(data)
+    data, file = _pickled(trainer, settings), run_dir / "bundle.pickle"
+    file.touch(mode=0o600)
+    file.write_bytes(data)
     sha256 = hashlib.sha256(data).hexdigest()
     name = f"{STORE}/bundles/{sha256}.pickle"
     remotes = connect_all(hosts.workers)
     try:
         address = meeting_address(hosts, remotes)
-        items = [*code_items(), SyncItem(local=run_dir / "bundle.pickle", remote=name)]
+        items = [*code_items(), SyncItem(local=file, remote=name)]
         sync(remotes, {host.address: items for host in hosts.workers}, prune=code_folders())
     finally:
         for remote in remotes:
             remote.close()
-    here, there = Bundle(path=str(run_dir / "bundle.pickle"), sha256=sha256), Bundle(path=name, sha256=sha256)
-    ranks = []
-    for number, host in enumerate(hosts.all):
-        spec = RunSpec(
-            run_id=run_dir.name,
-            run_dir=f"runs/{run_dir.name}" if number else str(run_dir),
-            cache_dir=f"{STORE}/cache",
+    base = RunSpec(
+        run_id=run_dir.name,
+        run_dir=str(run_dir),
+        cache_dir=f"{STORE}/cache",
+        world_size=len(hosts.all),
+        hosts=tuple(host.address for host in hosts.all),
+        bundle=Bundle(path=str(file), sha256=sha256),
+        interface=hosts.master.interface or "",
+    )
+    ranks = [Rank(label=hosts.master.address, spec=base)]
+    for number, host in enumerate(hosts.workers, 1):
+        spec = dataclasses.replace(
+            base,
             rank=number,
-            world_size=len(hosts.all),
-            hosts=tuple(host.address for host in hosts.all),
-            bundle=there if number else here,
+            run_dir=f"runs/{run_dir.name}",
+            bundle=Bundle(path=name, sha256=sha256),
             interface=host.interface or "",
         )
-        ranks.append(Rank(label=host.address, spec=spec, host=host if number else None))
-    launch = Launch(
-        run_id=run_dir.name, name="network-trainer", ranks=tuple(ranks), address=address, timeout_s=settings.timeout
-    )
-    launch.save(run_dir)
-    follow(run_dir, start_launcher(run_dir), Console(highlight=False))
-    return _trained(trainer, run_dir)
+        ranks.append(Rank(label=host.address, spec=spec, host=host))
+    timeout = settings.timeout
+    Launch(run_id=run_dir.name, name="own model", ranks=tuple(ranks), address=address, timeout_s=timeout).save(run_dir)
 
 
 def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], lifeline: Lifeline) -> TrainResult:

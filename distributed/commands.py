@@ -12,7 +12,7 @@ from rich.table import Table
 
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
-from whisper_tuner.runs import create_run
+from whisper_tuner.runs import new_run
 
 from .config import Job, resolve
 from .console import duration, follow, size
@@ -44,20 +44,17 @@ def distributed_train(
     console.print(f"connecting to {', '.join(host.address for host in hosts.workers) or 'no worker'}")
     remotes = connect_all(hosts.workers)
     try:
-        run_dir = create_run(job.profile.runs_dir, job.name)
-        prepared = prepare_hosts(job, hosts, remotes, run_dir)
-        _announce(console, job, prepared, run_dir)
-        if dry_run:
-            _show_plan(console, prepared)
-            _remove(run_dir)
-            return ExitStatus.OK
-        if not no_sync:
-            with _transfers(console) as show:
-                reports = sync_hosts(prepared, remotes, show)
-            for report in reports:
-                said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"
-                console.print(f"{report.host}: {said} in {report.seconds:.1f} s")
-        prepared.launch.save(run_dir)
+        with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
+            prepared = prepare_hosts(job, hosts, remotes, run_dir)
+            _announce(console, job, prepared, run_dir)
+            if dry_run:
+                _show_plan(console, prepared)
+                return ExitStatus.OK
+            if not no_sync:
+                with _transfers(console) as show:
+                    reports = sync_hosts(prepared, remotes, show)
+                _show_sync(console, reports)
+            prepared.launch.save(run_dir)
     finally:
         for remote in remotes:
             remote.close()
@@ -153,8 +150,7 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     try:
         with tempfile.TemporaryDirectory() as folder, _transfers(console) as show:
             reports = sync_hosts(prepare_hosts(job, hosts, remotes, Path(folder)), remotes, show)
-        for report in reports:
-            console.print(f"{report.host}: {report.files} files, {size(report.bytes)} in {report.seconds:.1f} s")
+        _show_sync(console, reports)
     finally:
         for remote in remotes:
             remote.close()
@@ -231,10 +227,10 @@ def _what_next(console: Console, run_dir: Path) -> None:
         console.print(f"model: {run_dir / 'final'}", highlight=False, soft_wrap=True)
 
 
-def _remove(run_dir: Path) -> None:
-    import shutil
-
-    shutil.rmtree(run_dir)
+def _show_sync(console: Console, reports) -> None:
+    for report in reports:
+        said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"
+        console.print(f"{report.host}: {said} in {report.seconds:.1f} s")
 
 
 class _transfers:

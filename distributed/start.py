@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from whisper_tuner.runs import create_run
+from whisper_tuner.runs import new_run
 
 from .config import Job
 from .hosts import Hosts, check_is_this_machine
@@ -34,9 +34,9 @@ def start_launcher(run_dir: Path) -> subprocess.Popen:
 
 
 def prepare_local(job: Job, ranks: int) -> tuple[Path, Prepared]:
-    run_dir = create_run(job.profile.runs_dir, job.name)
-    prepared = prepare_run(job, run_dir, local_ranks=ranks)
-    prepared.launch.save(run_dir)
+    with new_run(job.profile.runs_dir, job.name) as run_dir:
+        prepared = prepare_run(job, run_dir, local_ranks=ranks)
+        prepared.launch.save(run_dir)
     return run_dir, prepared
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,8 +15,21 @@ from pathlib import Path
 from .errors import RunError
 
 
-def create_run(runs_dir: Path, name: str) -> Path:
-    """A new folder runs_dir/<date>-<time>-<name>, private to its owner."""
+@contextlib.contextmanager
+def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
+    """A new folder runs_dir/<date>-<time>-<name>, removed again if preparing it fails, or if it is not to be kept."""
+    path = _create(runs_dir, name)
+    try:
+        yield path
+    except BaseException:
+        keep = False
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(path)
+
+
+def _create(runs_dir: Path, name: str) -> Path:
     stem = time.strftime("%Y%m%d-%H%M%S-") + re.sub(r"[^\w.-]+", "-", name)
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         path = runs_dir / (stem + suffix)

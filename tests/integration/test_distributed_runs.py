@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from distributed.bundle import run_bundle
+from distributed.spec import Bundle, RunSpec
+from whisper_tuner.errors import RunError
 from whisper_tuner.export import load_model
 
 pytestmark = pytest.mark.lab
@@ -143,3 +147,50 @@ def test_ctrl_c_stops_every_rank_at_the_same_weights_and_keeps_the_model(runner)
     assert process.returncode == 130
     assert len(runner.events("done")) == 2 and (runner.run_dir / "final" / "model.safetensors").is_file()
     assert runner.left_over() == []
+
+
+OWN_MODEL = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from distributed.network_trainer import NetworkTrainer
+from exogym.strategy import DiLoCoStrategy
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, batch):
+        x, y = batch
+        return ((self.layer(x) - y) ** 2).mean()
+
+torch.manual_seed(0)
+x = torch.randn(256, 4)
+model = Line()
+trainer = NetworkTrainer(sys.argv[1], model, TensorDataset(x, x.sum(1, keepdim=True)))
+strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5, outer_lr=1.0, outer_momentum=0.0)
+fit = trainer.fit(strategy=strategy, max_steps=40, batch_size=16, device="cpu")
+assert not torch.allclose(model.layer.weight, fit.model.layer.weight)  # the caller's own is left alone
+print(fit.result.rounds, [round(w, 2) for w in fit.model.layer.weight[0].tolist()])
+"""
+
+
+def test_network_trainer_fits_a_model_of_the_users_own(runner):
+    script = runner.folder / "fit.py"
+    script.write_text(OWN_MODEL)
+    command = [sys.executable, str(script), str(runner.hosts("h2"))]
+    environment = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}"}
+    done = runner.lab.exec("h1", command, cwd=str(runner.folder), env=environment, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "8 [1.0, 1.0, 1.0, 1.0]"
+    assert (runner.run_dir / "bundle.pickle").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_bundle_that_was_changed_on_the_way_is_not_opened(tmp_path):
+    path = tmp_path / "bundle.pickle"
+    path.write_bytes(b"not what was sent")
+    spec = RunSpec(run_id="r", run_dir=".", cache_dir=".", bundle=Bundle(path=str(path), sha256="0" * 64))
+    with pytest.raises(RunError, match="not the file that was sent"):
+        run_bundle(spec, events=lambda event: None, lifeline=None)

@@ -1,0 +1,48 @@
+"""The command line as a user calls it: messages and exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+EXIT = {"usage": 2, "config": 3, "data": 4, "host": 5}
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["finetun"], "usage", "finetun"),
+        (["finetune"], "usage", "Missing argument"),
+        (["finetune", "mine"], "config", "neither a [distributed:mine] nor a [profile:mine]"),
+        (["finetune", "mine", "--config", "no.ini"], "config", "--config"),
+        (["finetune", "broken"], "data", "no such manifest"),
+        (["distributed-train", "broken"], "config", "--hosts"),
+        (["distributed-train", "broken", "--hosts", "no.json"], "config", "there is no such hosts file"),
+        (["distributed-train", "broken", "--hosts", "bad.json"], "config", "did you mean"),
+        (["distributed-train", "broken", "--hosts", "nobody.json"], "host", "127.0.0.1: port 9"),
+        (["evaluate", "x"], "config", "--data"),
+        (["evaluate", "./no-model", "--data", "empty.csv"], "data", "empty.csv"),
+        (["transcribe", "x.wav", "--model", "./no-model"], "data", "does not load"),
+        (["hosts", "check", "--hosts", "no.json"], "config", "there is no such hosts file"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arguments, status, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.ini").write_text("[profile:broken]\nbase_model = a/b\ntrain = no.csv\n")
+    (tmp_path / "bad.json").write_text('{"master": "127.0.0.1", "workers": [], "ssh_usr": "me"}')
+    nobody = {"master": "127.0.0.1", "workers": [{"host": "127.0.0.1", "ssh_port": 9}]}
+    (tmp_path / "nobody.json").write_text(json.dumps(nobody))
+    (tmp_path / "empty.csv").write_text("")
+    done = cli(*arguments)
+    assert done.returncode == EXIT[status], done.stdout + done.stderr
+    assert words.lower() in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
