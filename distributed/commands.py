@@ -28,9 +28,7 @@ def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
     job = resolve(ConfigFile(config), name)
     run_dir, prepared = prepare_local(job, ranks)
     _announce(console, job, prepared, run_dir)
-    status = follow(run_dir, start_launcher(run_dir), console)
-    _what_next(console, run_dir)
-    return status
+    return follow(run_dir, start_launcher(run_dir), console)
 
 
 def distributed_train(
@@ -58,9 +56,7 @@ def distributed_train(
     finally:
         for remote in remotes:
             remote.close()
-    status = follow(run_dir, start_launcher(run_dir), console)
-    _what_next(console, run_dir)
-    return status
+    return follow(run_dir, start_launcher(run_dir), console)
 
 
 def evaluate(
@@ -220,11 +216,6 @@ def _show_plan(console: Console, prepared) -> None:
         total = size(sum(item.local.stat().st_size for item in files))
         needs = f"needs {len(files)} files, {total}" if files else "has everything"
         console.print(f"{rank.label}: {len(shard)} clips, {duration(seconds)} of speech; {needs}")
-
-
-def _what_next(console: Console, run_dir: Path) -> None:
-    if (run_dir / "final").is_dir():
-        console.print(f"model: {run_dir / 'final'}", highlight=False, soft_wrap=True)
 
 
 def _show_sync(console: Console, reports) -> None:

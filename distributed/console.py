@@ -89,9 +89,11 @@ class RunView:
             for name in event.get("hosts", []):
                 self.hosts.setdefault(name, HostView(name))
         elif kind == "validation" and event.get("rank") == 0:
-            self.lines.append(f"epoch {event['epoch'] + 1}: validation loss {event['loss']:.3f}")
+            self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
         elif kind == "problem":
             self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
+        elif kind == "model":
+            self.lines.append(f"model: {event['path']}")
         elif kind == "evaluating":
             self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips"
         elif kind == "evaluation":
@@ -166,7 +168,7 @@ def follow(run_dir: Path, launcher: subprocess.Popen, console: Console) -> ExitS
 
 def _show(view: RunView, console: Console, live: Live | None) -> None:
     for line in view.lines:
-        console.print(line)
+        console.print(line, soft_wrap=True)
     view.lines.clear()
     if live:
         live.update(view.table())

@@ -87,6 +87,8 @@ class Launcher:
         status, message = ExitStatus.OK, ""
         try:
             self._train()
+            if (self.run_dir / "final").is_dir():
+                self.events({"type": "model", "path": str(self.run_dir / "final")})
             if self._interrupts:
                 status, message = ExitStatus.INTERRUPTED, "stopped as asked; what was trained so far is in final/"
             elif self.launch.evaluate and self.launch.test:

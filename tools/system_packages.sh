@@ -13,7 +13,6 @@ need espeak-ng espeak-ng
 if [ "$(uname -s)" = Linux ]; then
     need ip iproute2
     need nft nftables
-    need tmux tmux
 fi
 [ -n "$missing" ] || exit 0
 

@@ -1,0 +1,67 @@
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from distributed.console import duration, follow, size
+from whisper_tuner.errors import ExitStatus, RunError
+
+STEP = {"type": "step", "epoch": 0, "lr": 1e-4, "tokens": 20, "grad_norm": 1.0, "bytes": 0, "memory": 0}
+EVENTS = [
+    {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]},
+    {"type": "start", "host": "h2", "rank": 1, "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"},
+    STEP | {"host": "h2", "rank": 1, "step": 1, "loss": 2.0, "samples": 4, "seconds": 2.0},
+    {"type": "problem", "host": "h2", "rank": 1, "what": "clip.wav: damaged"},
+    {"type": "validation", "host": "h1", "rank": 0, "epoch": 0, "step": 4, "loss": 1.5},
+    {"type": "evaluation", "when": "before", "wer": 62.13},
+    {"type": "evaluation", "when": "after", "wer": 20.4},
+]
+
+
+def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str]:
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    launcher = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    return follow(tmp_path, launcher, console), console.file.getvalue()
+
+
+def test_a_run_in_plain_lines(tmp_path):
+    status, text = show(tmp_path, [*EVENTS, {"type": "end", "status": 0, "message": ""}])
+    assert status == ExitStatus.OK
+    assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, round 0, sent 0 B, 0:06 left" in text
+    assert "h2: skipped: clip.wav: damaged" in text
+    assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
+
+
+def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path):
+    with pytest.raises(RunError, match="h2: asleep") as raised:
+        show(tmp_path, [*EVENTS, {"type": "end", "status": 6, "message": "h2: asleep"}])
+    assert raised.value.exit_status == ExitStatus.RUN
+
+
+def test_a_launcher_that_vanishes_is_noticed(tmp_path):
+    with pytest.raises(RunError, match="without a word"):
+        show(tmp_path, EVENTS, status=1)
+
+
+def test_a_half_written_line_waits_for_its_end(tmp_path):
+    from whisper_tuner.runs import read_events
+
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"type": "a"}\n{"type"')
+    first, position = read_events(path)
+    path.write_text('{"type": "a"}\n{"type": "b"}\n')
+    assert [first, read_events(path, position)[0]] == [[{"type": "a"}], [{"type": "b"}]]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (0, "0:00"), (61, "1:01"), (3661, "1:01:01")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1500, "2 kB"), (2_340_000, "2.3 MB"), (5e12, "5000.0 GB")])
+def test_sizes(count, text):
+    assert size(count) == text
