@@ -28,6 +28,7 @@ KEEPALIVE_S = 5
 TRANSFER_TIMEOUT_S = 30.0  # without a single byte moving
 MAX_JUMPS = 8
 LOST = 255
+SOME_SIGNAL = 128
 FAILURES = (paramiko.SSHException, OSError, EOFError)
 FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
@@ -409,8 +410,11 @@ def _communicate(channel: paramiko.Channel, input: bytes | None, timeout: float 
 
 
 def _status(channel: paramiko.Channel) -> int:
+    """A session that ends without a status while the connection lives was killed; paramiko does not tell by what."""
     status = channel.recv_exit_status()
-    return LOST if status < 0 else status
+    if status >= 0:
+        return status
+    return SOME_SIGNAL if channel.get_transport().is_active() else LOST
 
 
 def _lines(channel: paramiko.Channel) -> Iterator[str]:

@@ -48,8 +48,9 @@ class Worker:
             return str(self.error.get("message"))
         if self.status == 255:
             reason = "the SSH connection was lost"
-        elif self.status < 0 or self.status > 128:
-            reason = f"the worker was killed by signal {-self.status if self.status < 0 else self.status - 128}"
+        elif self.status < 0 or self.status >= 128:
+            number = -self.status if self.status < 0 else self.status - 128
+            reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
         else:
             reason = f"the worker ended with status {self.status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)

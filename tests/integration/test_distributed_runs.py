@@ -118,7 +118,7 @@ def test_a_killed_worker_ends_the_run_and_is_named(runner):
     runner.lab.kill("h2", "worker_main")
     _, err = process.communicate(timeout=15)
     assert process.returncode == 6
-    assert f"{runner.lab['h2'].address}: the worker was killed by signal 9" in err
+    assert f"{runner.lab['h2'].address}: the worker was killed by" in err
     wait_until_nothing_is_left(runner, 5)
 
 
