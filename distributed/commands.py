@@ -25,7 +25,7 @@ def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
     from .start import prepare_local, start_launcher
 
     console = Console(highlight=False)
-    job = resolve(ConfigFile(config), name)
+    job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
     run_dir, prepared = prepare_local(job, ranks)
     _announce(console, job, prepared, run_dir)
     return follow(run_dir, start_launcher(run_dir), console)

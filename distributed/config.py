@@ -61,10 +61,10 @@ class Job:
         return strategy_config(self.distribution.strategy, settings)
 
 
-def resolve(config: ConfigFile, name: str) -> Job:
-    """The job of a [distributed:NAME], or of a plain [profile:NAME] with DiLoCo's defaults. Raises ConfigError."""
+def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco") -> Job:
+    """The job of a [distributed:NAME], or of a plain [profile:NAME] with `strategy`'s defaults. Raises ConfigError."""
     if not config.has("distributed", name):
-        section = Resolved(name, {"base_profile": name}, {})
+        section = Resolved(name, {"base_profile": name, "strategy": strategy}, {})
         if not config.has("profile", name):
             known = config.names("distributed") + config.names("profile")
             raise ConfigError(

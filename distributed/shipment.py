@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def prepare_run(
     """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError."""
     profile = job.profile
     labels = [host.address for host in hosts.all] if hosts else _local_labels(local_ranks)
+    if local_ranks > 1 and not profile.num_threads:
+        profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     if profile.shards and len(labels) > 1:
         raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
     manifests = {kind: _read(profile, kind) for kind in ("train", "validation") if getattr(profile, kind)}

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from whisper_tuner.errors import HostError
+from whisper_tuner.errors import HostError, RunError
 
 from .lifeline import BEAT_S, SILENCE_S, read_event
 from .machine import Process
@@ -31,6 +31,7 @@ class Worker:
     error: dict | None = None
     status: int | None = None
     silent: bool = False
+    source: str = ""  # hash of the code that it loaded
 
     @property
     def failed(self) -> bool:
@@ -70,6 +71,7 @@ class Crew:
     def watch(self, stopping: Callable[[], bool]) -> Worker | None:
         """Wait until all have ended well (None), or one has failed: that one, the cause rather than a consequence.
 
+        Raises RunError if two of them run different code.
         Once `stopping()` is true, asks every worker to finish its step, agree and end.
         """
         next_beat, asked = 0.0, False
@@ -82,6 +84,7 @@ class Crew:
                 asked = True
             self._take(0.25)
             self._mark_silent()
+            self._compare_sources()
             if any(worker.failed for worker in self.workers):
                 return self._cause()
         return None
@@ -124,6 +127,8 @@ class Crew:
         elif event["type"] != "beat":
             if event["type"] == "error":
                 worker.error = event
+            elif event["type"] == "hello":
+                worker.source = str(event.get("source"))
             self._events({**event, "host": worker.name, "rank": worker.rank})
 
     def _mark_silent(self) -> None:
@@ -131,6 +136,15 @@ class Crew:
         for worker in self.workers:
             if worker.status is None and now - worker.last_heard > SILENCE_S:
                 worker.silent = True
+
+    def _compare_sources(self) -> None:
+        first, *others = [worker for worker in self.workers if worker.source] or [None]
+        for worker in others:
+            if worker.source != first.source:
+                raise RunError(
+                    f"{worker.name} runs other code than {first.name}",
+                    remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment.",
+                )
 
     def _cause(self) -> Worker:
         deadline = time.monotonic() + GRACE_S

@@ -38,6 +38,18 @@ def test_paramiko_is_imported_in_one_file():
     assert [path.name for path in found if "paramiko" in imported(path)] == ["remote.py"]
 
 
+def test_only_the_users_own_model_is_unpickled():
+    """bundle.py checks a hash first; local_nodes.py and trainer.py hand objects to their own child processes."""
+    names = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
+    folders = [PROJECT / folder for folder in ("distributed", "gym/exogym", "whisper_tuner")]
+    found = {path.name for folder in folders for path in folder.rglob("*.py") if imported(path) & names}
+    assert found <= {"bundle.py", "local_nodes.py", "trainer.py"}
+    for folder in folders:
+        for path in folder.rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert not any(call in text for call in ("torch.load(", "gather_object", "broadcast_object")), path
+
+
 def test_gym_is_a_folder_and_no_package():
     assert not (PROJECT / "gym" / "__init__.py").exists()
 

@@ -11,6 +11,7 @@ from distributed import workers
 from distributed.lifeline import LAUNCHER_GONE
 from distributed.machine import LocalMachine
 from distributed.workers import Crew, Worker
+from whisper_tuner.errors import RunError
 
 HEAD = """
 import os, sys, time
@@ -77,6 +78,13 @@ def test_a_frozen_worker_is_given_up_after_the_silence(crew_of, monkeypatch):
     crew, _, _ = crew_of("os.kill(os.getpid(), 19)", "time.sleep(60)")
     failed = crew.watch(lambda: False)
     assert failed.name == "host0" and "nothing heard" in failed.describe_failure()
+
+
+def test_ranks_with_different_code_do_not_train_together(crew_of):
+    say = "send_event({'type': 'hello', 'pid': 1, 'source': '%s'}); time.sleep(60)"
+    crew, _, _ = crew_of(say % "a", say % "b")
+    with pytest.raises(RunError, match="host1 runs other code than host0"):
+        crew.watch(lambda: False)
 
 
 def test_stop_reaches_every_worker(crew_of):
