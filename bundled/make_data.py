@@ -15,7 +15,7 @@ import soundfile
 from bundled.sentences import sentences
 from bundled.speech import SAMPLE_RATE, Speaker, espeak_version, speak
 
-VOICE = "sv"
+VOICE = "hu"
 SPLITS = {"train": 240, "validation": 30, "test": 60}
 SEED = 2024
 
