@@ -20,7 +20,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.results import write_section  # noqa: E402
+from benchmarks.results import current_commit, write_section  # noqa: E402
 from distributed import environment, wheelhouse  # noqa: E402
 from lab import Lab  # noqa: E402
 
@@ -61,6 +61,7 @@ class Bench:
         self.args = args
         self.state = args.state.resolve()
         self.state.mkdir(parents=True, exist_ok=True)
+        self.commit = current_commit()  # of the code that runs, also if the tree changes under a long benchmark
         self.done_file = self.state / "done.json"
         self.done = json.loads(self.done_file.read_text()) if self.done_file.exists() else {}
         self.config = self.state / "config.ini"
@@ -72,7 +73,8 @@ class Bench:
         if name not in self.done:
             started = time.monotonic()
             result = work()
-            self.done[name] = {"seconds": round(time.monotonic() - started, 1), "result": result}
+            seconds = round(time.monotonic() - started, 1)
+            self.done[name] = {"seconds": seconds, "result": result, "commit": self.commit}
             self.done_file.write_text(json.dumps(self.done, indent=1))
         print(f"{name}: {self.done[name]}", flush=True)
 
@@ -145,7 +147,10 @@ class Bench:
             cells = [method, wer["evaluate"], wer["plain"], round(self.done[method]["seconds"]), run["rounds"]]
             lines.append(f"| {' | '.join(map(str, cells))} | {run['bytes'] / 1e6:.0f} | {agree} |")
         print("\n".join(lines))
-        write_section(f"lab_finetune: {self.args.model.name} on {self.args.data.name}, three hosts", "\n".join(lines))
+        commits = ", ".join(dict.fromkeys(self.done[method]["commit"] for method in ("full", "lora")))
+        write_section(
+            f"lab_finetune: {self.args.model.name} on {self.args.data.name}, three hosts", "\n".join(lines), commits
+        )
 
 
 def main() -> None:

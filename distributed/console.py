@@ -178,10 +178,10 @@ def _show(view: RunView, console: Console, live: Live | None) -> None:
         if host.step > host.printed_step and now - host.printed_at >= LINE_EVERY_S:
             host.printed_at, host.printed_step = now, host.step
             loss = f"{host.loss:.3f}" if host.loss is not None else "-"
+            left = f", {duration(host.remaining)} left" if host.remaining else ""
             console.print(
                 f"{host.name}: epoch {host.epoch}, step {host.step}/{host.total_steps}, loss {loss}, "
-                f"{host.speed or 0:.1f} clips/s, round {host.round}, "
-                f"sent {size(host.sent)}, {duration(host.remaining)} left",
+                f"{host.speed or 0:.1f} clips/s, round {host.round}, sent {size(host.sent)}{left}",
                 soft_wrap=True,
             )
 

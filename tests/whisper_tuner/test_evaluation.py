@@ -10,6 +10,7 @@ from whisper_tuner.models import prepare
 
 
 def plain_transformers(model, processor, path, **arguments):
+    arguments = {"max_new_tokens": model.config.max_target_positions // 2} | arguments
     waveform = load_audio(path)
     features = processor(waveform, sampling_rate=16_000, return_tensors="pt").input_features
     with torch.no_grad():
