@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -24,7 +25,8 @@ def main() -> int:
         spec = RunSpec.from_json(line.decode())
         from .run import run  # torch and transformers: seconds, in which the lifeline is already watched
 
-        send_event({"type": "hello", "pid": os.getpid(), "source": loaded_source_hash()})
+        about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
+        send_event({"type": "hello", **about})
         run(spec, events=send_event, lifeline=lifeline)
     except TunerError as error:
         send_event({"type": "error", "kind": type(error).__name__, "message": str(error)})

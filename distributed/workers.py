@@ -31,7 +31,7 @@ class Worker:
     error: dict | None = None
     status: int | None = None
     silent: bool = False
-    source: str = ""  # hash of the code that it loaded
+    hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
 
     @property
     def failed(self) -> bool:
@@ -71,7 +71,7 @@ class Crew:
     def watch(self, stopping: Callable[[], bool]) -> Worker | None:
         """Wait until all have ended well (None), or one has failed: that one, the cause rather than a consequence.
 
-        Raises RunError if two of them run different code.
+        Raises RunError if two of them cannot train together.
         Once `stopping()` is true, asks every worker to finish its step, agree and end.
         """
         next_beat, asked = 0.0, False
@@ -84,7 +84,7 @@ class Crew:
                 asked = True
             self._take(0.25)
             self._mark_silent()
-            self._compare_sources()
+            self._compare()
             if any(worker.failed for worker in self.workers):
                 return self._cause()
         return None
@@ -128,7 +128,7 @@ class Crew:
             if event["type"] == "error":
                 worker.error = event
             elif event["type"] == "hello":
-                worker.source = str(event.get("source"))
+                worker.hello = event
             self._events({**event, "host": worker.name, "rank": worker.rank})
 
     def _mark_silent(self) -> None:
@@ -137,10 +137,15 @@ class Crew:
             if worker.status is None and now - worker.last_heard > SILENCE_S:
                 worker.silent = True
 
-    def _compare_sources(self) -> None:
-        first, *others = [worker for worker in self.workers if worker.source] or [None]
+    def _compare(self) -> None:
+        first, *others = [worker for worker in self.workers if worker.hello] or [None]
         for worker in others:
-            if worker.source != first.source:
+            if worker.hello["system"] != first.hello["system"]:
+                raise RunError(
+                    f"{worker.name} runs {worker.hello['system']}, {first.name} {first.hello['system']}",
+                    remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
+                )
+            if worker.hello["source"] != first.hello["source"]:
                 raise RunError(
                     f"{worker.name} runs other code than {first.name}",
                     remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment.",

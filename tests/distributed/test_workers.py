@@ -80,10 +80,14 @@ def test_a_frozen_worker_is_given_up_after_the_silence(crew_of, monkeypatch):
     assert failed.name == "host0" and "nothing heard" in failed.describe_failure()
 
 
-def test_ranks_with_different_code_do_not_train_together(crew_of):
-    say = "send_event({'type': 'hello', 'pid': 1, 'source': '%s'}); time.sleep(60)"
-    crew, _, _ = crew_of(say % "a", say % "b")
-    with pytest.raises(RunError, match="host1 runs other code than host0"):
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [(("Linux", "a"), ("Linux", "b"), "host1 runs other code than host0"), (("Darwin", "a"), ("Linux", "a"), "Macs")],
+)
+def test_ranks_that_cannot_train_together_are_refused(crew_of, first, second, words):
+    say = "send_event({'type': 'hello', 'pid': 1, 'system': '%s', 'source': '%s'}); time.sleep(60)"
+    crew, _, _ = crew_of(say % first, say % second)
+    with pytest.raises(RunError, match=words):
         crew.watch(lambda: False)
 
 
