@@ -54,9 +54,9 @@ def test_identical_ranks_stay_where_they_are():
     """Summing N equal values and dividing changes about one in seven of them (N = 3); changes of zero stay zero."""
 
     def rank_main(comm):
-        torch.manual_seed(0)
         model = Scalar()
-        model.w = nn.Parameter(torch.randn(1000))
+        own = torch.Generator().manual_seed(0)  # the global one is shared by these threads
+        model.w = nn.Parameter(torch.randn(1000, generator=own))
         before = model.w.detach().clone()
         strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1, **PLAIN)
         strategy.setup(model, comm, 1)
