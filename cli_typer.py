@@ -38,7 +38,7 @@ CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 @app.command()
 def finetune(profile: Annotated[str, typer.Argument(help="A [profile:NAME].")], config: Config = CONFIG) -> int:
     """Train a profile on this machine."""
-    from distributed.commands import finetune
+    from distributed.commands.train import finetune
 
     return finetune(config, profile)
 
@@ -46,7 +46,7 @@ def finetune(profile: Annotated[str, typer.Argument(help="A [profile:NAME].")], 
 @app.command()
 def demo() -> int:
     """Train the bundled model on the bundled speech: two ranks on this machine, about two minutes."""
-    from distributed.commands import finetune
+    from distributed.commands.train import finetune
 
     return finetune(PROJECT / "config.ini", "demo-diloco", ranks=2)
 
@@ -60,7 +60,7 @@ def distributed_train(
     config: Config = CONFIG,
 ) -> int:
     """Train a profile on all machines of a hosts file."""
-    from distributed.commands import distributed_train
+    from distributed.commands.train import distributed_train
 
     return distributed_train(config, profile, hosts, dry_run=dry_run, no_sync=no_sync)
 
@@ -75,7 +75,7 @@ def evaluate(
     config: Config = CONFIG,
 ) -> int:
     """Measure WER and CER of models on a test set."""
-    from distributed.commands import evaluate
+    from distributed.commands.evaluate import evaluate
 
     return evaluate(config, models, data=data, profile=profile, language=language, batch_size=batch_size)
 
@@ -87,7 +87,7 @@ def transcribe(
     language: Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")] = "",
 ) -> int:
     """Print what is said in audio files."""
-    from distributed.commands import transcribe
+    from distributed.commands.transcribe import transcribe
 
     return transcribe(audio, model, language)
 
@@ -95,7 +95,7 @@ def transcribe(
 @hosts_app.command("setup")
 def hosts_setup(hosts: HostsFile = HOSTS) -> int:
     """Make the Python environment on each host: project folder, venv, dependencies."""
-    from distributed.commands import hosts_setup
+    from distributed.commands.hosts import hosts_setup
 
     return hosts_setup(hosts)
 
@@ -107,7 +107,7 @@ def hosts_sync(
     config: Config = CONFIG,
 ) -> int:
     """Bring code, base model and each host's share of the audio up to date."""
-    from distributed.commands import hosts_sync
+    from distributed.commands.hosts import hosts_sync
 
     return hosts_sync(config, profile, hosts)
 
@@ -115,7 +115,7 @@ def hosts_sync(
 @hosts_app.command("check")
 def hosts_check(hosts: HostsFile = HOSTS) -> int:
     """Reach each host and show what it is and has."""
-    from distributed.commands import hosts_check
+    from distributed.commands.hosts import hosts_check
 
     return hosts_check(hosts)
 
@@ -126,7 +126,7 @@ def config_show(
     config: Config = CONFIG,
 ) -> int:
     """Print every setting of a profile: its value, where it came from, what it means."""
-    from distributed.config_show import config_show
+    from distributed.commands.config import config_show
 
     return config_show(config, name)
 

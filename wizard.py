@@ -15,7 +15,7 @@ def ask(config: Path = Path("config.ini"), hosts: Path = Path("distributed_hosts
     """Ctrl-C at any question leaves everything as it was. Raises TunerError."""
     import questionary
 
-    from distributed.commands import distributed_train, finetune
+    from distributed.commands.train import distributed_train, finetune
     from whisper_tuner.config import ConfigFile
 
     known = ConfigFile(config)

@@ -11,7 +11,7 @@ from rich.table import Table
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
 
-from .config import FROM_PROFILE, resolve
+from ..config import FROM_PROFILE, resolve
 
 
 def config_show(path: Path, name: str) -> ExitStatus:

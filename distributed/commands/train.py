@@ -1,0 +1,85 @@
+"""`multimac finetune`, `distributed-train` and `demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.runs import new_run
+
+from ..config import Job, resolve
+from ..console import duration, follow, size
+from ..hosts import Hosts, load_hosts
+from .transfers import Transfers, show_sync
+
+SHOWN_PROBLEMS = 10
+
+
+def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
+    from ..start import prepare_local, start_launcher
+
+    console = Console(highlight=False)
+    job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
+    run_dir, prepared = prepare_local(job, ranks)
+    _announce(console, job, prepared, run_dir)
+    return follow(run_dir, start_launcher(run_dir), console)
+
+
+def distributed_train(
+    config: Path, name: str, hosts_file: Path | None, *, dry_run: bool = False, no_sync: bool = False
+) -> ExitStatus:
+    from ..start import connect_all, start_launcher, sync_hosts
+
+    console = Console(highlight=False)
+    job = resolve(ConfigFile(config), name)
+    hosts = hosts_of(job, hosts_file)
+    console.print(f"connecting to {', '.join(host.address for host in hosts.workers) or 'no worker'}")
+    remotes = connect_all(hosts.workers)
+    try:
+        with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
+            prepared = prepare_hosts(job, hosts, remotes, run_dir)
+            _announce(console, job, prepared, run_dir)
+            if dry_run:
+                _show_plan(console, prepared)
+                return ExitStatus.OK
+            if not no_sync:
+                with Transfers(console) as show:
+                    reports = sync_hosts(prepared, remotes, show)
+                show_sync(console, reports)
+            prepared.launch.save(run_dir)
+    finally:
+        for remote in remotes:
+            remote.close()
+    return follow(run_dir, start_launcher(run_dir), console)
+
+
+def hosts_of(job: Job, hosts_file: Path | None) -> Hosts:
+    path = hosts_file or job.distribution.hosts_config
+    if path is None:
+        raise ConfigError(f"{job.name}: no hosts file", remedy="Name one with --hosts, or set hosts_config.")
+    return load_hosts(path)
+
+
+def _announce(console: Console, job: Job, prepared, run_dir: Path) -> None:
+    hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
+    console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
+    clips = sum(len(shard) for shard in prepared.shards)
+    steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
+    console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
+    for manifest in prepared.manifests:
+        for problem in manifest.problems[:SHOWN_PROBLEMS]:
+            console.print(f"{manifest.path.name}: skipped: {problem}")
+        if len(manifest.problems) > SHOWN_PROBLEMS:
+            console.print(f"{manifest.path.name}: and {len(manifest.problems) - SHOWN_PROBLEMS} more rows")
+
+
+def _show_plan(console: Console, prepared) -> None:
+    for rank, shard in zip(prepared.launch.ranks, prepared.shards, strict=True):
+        seconds = sum(sample.duration_s for sample in shard)
+        files = prepared.items.get(rank.label, [])
+        total = size(sum(item.local.stat().st_size for item in files))
+        needs = f"needs {len(files)} files, {total}" if files else "has everything"
+        console.print(f"{rank.label}: {len(shard)} clips, {duration(seconds)} of speech; {needs}")
