@@ -31,7 +31,7 @@ def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
 def distributed_train(
     config: Path, name: str, hosts_file: Path | None, *, dry_run: bool = False, no_sync: bool = False
 ) -> ExitStatus:
-    from ..start import connect_all, start_launcher, sync_hosts
+    from ..start import connect_all, prepare_hosts, start_launcher, sync_hosts
 
     console = Console(highlight=False)
     job = resolve(ConfigFile(config), name)
