@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -62,12 +63,19 @@ class EventLog:
 
     def __init__(self, path: Path):
         self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._end_a_cut_line(path)
 
     def __call__(self, event: dict) -> None:
         self._file.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
 
     def close(self) -> None:
         self._file.close()
+
+    def _end_a_cut_line(self, path: Path) -> None:
+        """What a killed launcher left half written must not swallow the first event of the next."""
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
+                self._file.write("\n")
 
 
 def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
@@ -90,3 +98,34 @@ def _decode(data: bytes) -> Iterator[dict]:
             continue  # a line cut short by a crash
         if isinstance(event, dict):
             yield event
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a launcher lives: it holds an exclusive lock on run_dir/lock until it ends, however it ends."""
+    try:
+        handle = os.open(run_dir / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def disk_use(folder: Path) -> tuple[int, float]:
+    """Bytes and newest change of all files below; links are counted themselves, not followed."""
+    size, changed, folders = 0, folder.stat().st_mtime, [str(folder)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name != "lock":
+                    facts = entry.stat(follow_symlinks=False)
+                    size, changed = size + facts.st_size, max(changed, facts.st_mtime)
+    return size, changed

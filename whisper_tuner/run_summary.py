@@ -1,0 +1,311 @@
+"""A run's folder as figures: what `runs list`, `show` and `compare` print. Reads only; loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import ExitStatus
+from .run_events import Attempt, RunEvents, Step, scan
+from .runs import disk_use, is_running
+
+RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
+NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFigures:
+    """One rank. `communicating` is None where events do not tell; memory is the accelerator's, 0 on the CPU."""
+
+    name: str
+    device: str = ""
+    steps: int = 0
+    clips: int = 0
+    clips_per_s: float | None = None
+    communicating: float | None = None
+    bytes: int = 0
+    memory: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """(step, value); losses and rates are means over the ranks."""
+
+    loss: Points = ()
+    validation: Points = ()
+    lr: Points = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """`steps` are one rank's; `clips` are trained by all; `seconds` are of training, evaluation left out.
+
+    `clips_per_s` counts all that was computed, also steps that a resumed run did twice.
+    """
+
+    id: str
+    path: Path
+    state: str
+    created: float
+    changed: float
+    name: str = ""
+    message: str = ""
+    hosts: tuple[str, ...] = ()
+    over_ssh: bool = False
+    strategy: str = ""
+    method: str = ""
+    base_model: str = ""
+    language: str = ""
+    test: str = ""
+    steps: int = 0
+    total_steps: int = 0
+    rounds: int = 0
+    clips: int = 0
+    seconds: float = 0.0
+    clips_per_s: float | None = None
+    bytes: int = 0
+    attempts: int = 0
+    wer_before: float | None = None
+    wer_after: float | None = None
+    model: Path | None = None
+    checkpoints: tuple[Path, ...] = ()
+    checkpoint_step: int | None = None
+    size: int = 0
+    problems: tuple[str, ...] = ()
+    per_host: tuple[HostFigures, ...] = ()
+    curves: Curves = Curves()
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def resumable(self) -> bool:
+        return self.state in (INTERRUPTED, FAILED) and bool(self.checkpoints)
+
+
+def read_run(run_dir: Path) -> RunSummary:
+    """Never raises: what cannot be read makes the run `broken`, with the reason as its message."""
+    try:
+        size, changed = disk_use(run_dir)
+        events = scan(run_dir / "events.jsonl")
+    except OSError as error:
+        return _broken(run_dir, f"{error.filename}: {error.strerror}")
+    try:
+        asked = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+        figures = _asked(asked)
+    except FileNotFoundError:
+        return _broken(run_dir, "there is no run.json: it is being prepared, or was given up before it began", changed)
+    except OSError as error:
+        return _broken(run_dir, f"run.json: {error.strerror}", changed)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return _broken(run_dir, "run.json is damaged", changed)
+    try:
+        figures |= _happened(events) | _on_disk(run_dir, events)
+        state, message = _state(run_dir, events)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _broken(run_dir, "events.jsonl holds an event that makes no sense", changed)
+    figures["settings"]["training clips"] = _clips_list(run_dir)
+    figures |= _rates(run_dir, events)
+    created = _created(run_dir, asked, events, changed)
+    return RunSummary(
+        id=run_dir.name,
+        path=run_dir,
+        state=state,
+        message=message,
+        created=created,
+        changed=max(changed, events.last_time or 0),
+        size=size,
+        **figures,
+    )
+
+
+def _broken(run_dir: Path, reason: str, changed: float = 0.0) -> RunSummary:
+    created = _date_in(run_dir.name) or changed
+    size = 0
+    with contextlib.suppress(OSError):
+        size, changed = disk_use(run_dir)
+    return RunSummary(
+        id=run_dir.name,
+        path=run_dir,
+        state=BROKEN,
+        message=reason,
+        created=created or changed,
+        changed=changed,
+        size=size,
+    )
+
+
+def _asked(asked: dict[str, Any]) -> dict[str, Any]:
+    """From run.json. Versions of this program differ in what they write: only what a run cannot lack is required."""
+    ranks = asked["ranks"]
+    spec = ranks[0]["spec"]
+    profile = spec.get("profile") or {}
+    strategy = {f"{spec['strategy']}: {key}": value for key, value in (spec.get("strategy_settings") or {}).items()}
+    settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
+    return {
+        "name": str(asked["name"]),
+        "hosts": tuple(str(rank["label"]) for rank in ranks),
+        "over_ssh": any(rank.get("host") for rank in ranks),
+        "strategy": str(spec["strategy"]),
+        "method": str(profile.get("method", "")),
+        "base_model": str(profile.get("base_model", "")),
+        "language": str(profile.get("language") or ""),
+        "test": str(asked.get("test") or ""),
+        "settings": {**settings, "test": asked.get("test"), "strategy": spec["strategy"], **strategy},
+        "versions": dict(asked.get("versions") or {}),
+    }
+
+
+def _happened(events: RunEvents) -> dict[str, Any]:
+    attempts = events.attempts
+    all_steps = [step for attempt in attempts for step in attempt.steps]
+    steps, others = _kept(attempts)
+    seconds = sum(attempt.seconds for attempt in attempts)
+    starts = {event.get("host"): event for attempt in attempts for event in attempt.of_type("start")}
+    rounds = [event for event in others if event["type"] == "round"]
+    per_host = tuple(_host(name, attempts, starts) for name in _labels(attempts, all_steps))
+    return {
+        "steps": max((step.step for step in steps), default=0),
+        "total_steps": max((int(event.get("total_steps") or 0) for event in starts.values()), default=0),
+        "rounds": max((event["round"] for event in rounds), default=0),
+        "clips": sum(step.samples for step in steps),
+        "seconds": seconds,
+        "clips_per_s": sum(step.samples for step in all_steps) / seconds if seconds > 0 else None,
+        "bytes": sum(host.bytes for host in per_host),
+        "attempts": len(attempts),
+        "problems": _problems(attempts),
+        "per_host": per_host,
+        "curves": Curves(
+            loss=_mean_by_step((step.step, step.loss) for step in steps),
+            lr=_mean_by_step((step.step, step.lr) for step in steps),
+            validation=_mean_by_step((e["step"], e.get("loss")) for e in others if e["type"] == "validation"),
+        ),
+    }
+
+
+def _kept(attempts: list[Attempt]) -> tuple[list[Step], list[dict]]:
+    """What counts of a run that was resumed: later attempts replace the steps that they made once more."""
+    steps: list[Step] = []
+    others: list[dict] = []
+    for attempt in attempts:
+        if attempt.steps:
+            first = min(step.step for step in attempt.steps)
+            steps = [step for step in steps if step.step < first]
+            others = [event for event in others if "step" not in event or int(event["step"]) < first]
+        steps += attempt.steps
+        others += attempt.others
+    return steps, others
+
+
+def _labels(attempts: list[Attempt], steps: list[Step]) -> list[str]:
+    named = [str(name) for attempt in attempts for event in attempt.of_type("phase") for name in event.get("hosts", ())]
+    return list(dict.fromkeys([*named, *(step.host for step in steps)]))
+
+
+def _host(name: str, attempts: list[Attempt], starts: dict[str, dict]) -> HostFigures:
+    own = [step for attempt in attempts for step in attempt.steps if step.host == name]
+    seconds = sum(step.seconds for step in own)
+    clips = sum(step.samples for step in own)
+    sent, communicating = 0, None
+    for attempt in attempts:
+        steps = [step for step in attempt.steps if step.host == name]
+        rounds = [event for event in attempt.of_type("round", "stop") if event.get("host") == name]
+        # The last round of a run comes after its last step, whose own event does not have its bytes.
+        by_step = {event["step"]: int(event.get("bytes") or 0) for event in rounds}
+        sent += sum((by_step | {step.step: step.bytes for step in steps if step.bytes}).values())
+        told = [step.communicating for step in steps if step.communicating is not None]
+        told = told or [float(event.get("seconds") or 0) for event in rounds]
+        communicating = (communicating or 0) + sum(told) if told else communicating
+    return HostFigures(
+        name=name,
+        device=str(starts.get(name, {}).get("device", "")),
+        steps=max((step.step for step in own), default=0),
+        clips=clips,
+        clips_per_s=clips / seconds if seconds else None,
+        communicating=communicating,
+        bytes=sent,
+        memory=max((step.memory for step in own), default=0),
+    )
+
+
+def _mean_by_step(pairs: Iterable[tuple[int, float | None]]) -> Points:
+    sums: dict[int, tuple[float, int]] = {}
+    for step, value in pairs:
+        if value is not None:
+            total, count = sums.get(step, (0.0, 0))
+            sums[step] = total + value, count + 1
+    return tuple((float(step), total / count) for step, (total, count) in sorted(sums.items()))
+
+
+def _problems(attempts: list[Attempt]) -> tuple[str, ...]:
+    found = (event for attempt in attempts for event in attempt.of_type("problem", "warning"))
+    lines = (f"{event.get('host') or 'data'}: {event.get('what', '')}" for event in found)
+    return tuple(dict.fromkeys(lines))
+
+
+def _rates(run_dir: Path, events: RunEvents) -> dict[str, float | None]:
+    """WER from the events, or from wer.json where they lack it."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads((run_dir / "wer.json").read_text(encoding="utf-8"))
+        found = {when: float(written[when]["wer"]) for when in ("before", "after")}
+    for attempt in events.attempts:
+        for event in attempt.of_type("evaluation"):
+            if isinstance(event.get("wer"), int | float):
+                found[event.get("when")] = float(event["wer"])
+    return {"wer_before": found.get("before"), "wer_after": found.get("after")}
+
+
+def _state(run_dir: Path, events: RunEvents) -> tuple[str, str]:
+    last = events.attempts[-1] if events.attempts else Attempt()
+    if is_running(run_dir):
+        phases = [event["phase"] for event in last.of_type("phase") if "phase" in event]
+        return RUNNING, "training" if last.steps and phases[-1:] != ["evaluate"] else " ".join(map(str, phases[-1:]))
+    if events.damage:
+        return BROKEN, events.damage
+    ends = last.of_type("end")
+    if not ends:
+        return FAILED, NO_LAST_WORD if events.attempts else "it never began: see launcher.log"
+    states = {ExitStatus.OK: FINISHED, ExitStatus.INTERRUPTED: INTERRUPTED}
+    return states.get(ends[-1]["status"], FAILED), str(ends[-1].get("message") or "")
+
+
+def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
+    final, folder = run_dir / "final", run_dir / "checkpoints"
+    found = sorted(p for p in folder.glob("[0-9]*") if p.is_dir() and any(p.glob("*.json"))) if folder.is_dir() else []
+    saved = [e.get("step") for attempt in events.attempts for e in attempt.of_type("checkpoint")]
+    return {
+        "model": final if final.is_dir() and any(final.iterdir()) else None,
+        "checkpoints": tuple(found),
+        "checkpoint_step": saved[-1] if found and saved else None,
+    }
+
+
+def _clips_list(run_dir: Path) -> str:
+    """How many clips were trained on, and which: two lists of the same rows have the same mark."""
+    try:
+        data = (run_dir / "train.csv").read_bytes()
+    except OSError:
+        return ""
+    rows = max(0, data.count(b"\n") - 1)
+    return f"{rows} (list {hashlib.sha256(data).hexdigest()[:6]})"
+
+
+def _created(run_dir: Path, asked: dict[str, Any], events: RunEvents, changed: float) -> float:
+    written = asked.get("created")
+    if isinstance(written, int | float):
+        return float(written)
+    return _date_in(run_dir.name) or events.first_time or changed
+
+
+def _date_in(name: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(name[:15], "%Y%m%d-%H%M%S"))
+    except (ValueError, OverflowError):
+        return None
