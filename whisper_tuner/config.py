@@ -73,9 +73,9 @@ class Resolved:
 
 
 class ConfigFile:
-    """A parsed `config.ini`. Raises ConfigError with file and line."""
+    """A parsed `config.ini`, or `text` in its place. Raises ConfigError with file and line."""
 
-    def __init__(self, path: Path | str = "config.ini"):
+    def __init__(self, path: Path | str = "config.ini", text: str | None = None):
         self.path = Path(path).absolute()
         # [DEFAULT] is read as an ordinary section: what a section inherits is decided below, with where it came from.
         self._parser = configparser.ConfigParser(
@@ -83,7 +83,7 @@ class ConfigFile:
         )
         self._parser.optionxform = str
         try:
-            text = self.path.read_text(encoding="utf-8-sig")
+            text = self.path.read_text(encoding="utf-8-sig") if text is None else text.removeprefix("\ufeff")
             self._parser.read_string(text, source=self.path.name)
         except OSError as error:
             raise ConfigError(
