@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from whisper_tuner.config import Profile
-from whisper_tuner.dataset import Manifest, Sample, load_manifest, write_manifest
-from whisper_tuner.errors import ConfigError, DataError, ModelError
+from whisper_tuner.data_check import check_data
+from whisper_tuner.dataset import Manifest, Sample, write_manifest
+from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.shards import assign_shards
 
 from .config import Job
@@ -45,7 +46,8 @@ def prepare_run(
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     if profile.shards and len(labels) > 1:
         raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
-    manifests = {kind: _read(profile, kind) for kind in ("train", "validation") if getattr(profile, kind)}
+    checked = check_data(profile, run_dir, PROJECT / STORE)
+    manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
@@ -85,7 +87,7 @@ def prepare_run(
         shards=shards["train"],
         steps_per_epoch=steps_per_epoch,
         total_steps=int(total_steps),
-        manifests=tuple(manifests.values()),
+        manifests=tuple(checked.values()),
     )
 
 
@@ -103,14 +105,6 @@ def local_model_folder(base_model: str) -> Path:
             f"{base_model}: cannot be fetched from the hub: {str(error).splitlines()[0]}",
             remedy="Check the network, or set base_model to a folder that holds the model.",
         ) from None
-
-
-def _read(profile: Profile, kind: str) -> Manifest:
-    manifest = load_manifest(getattr(profile, kind), max_duration_s=profile.max_duration_s)
-    if not manifest.samples:
-        listed = "\n  ".join(str(problem) for problem in manifest.problems[:5])
-        raise DataError(f"{manifest.path}: no usable row", remedy=listed)
-    return manifest
 
 
 def _settings(job: Job, total_steps: int) -> dict:
