@@ -53,7 +53,7 @@ def duration(path: str | Path) -> float:
     try:
         return soundfile.info(path).duration
     except soundfile.LibsndfileError:
-        return len(load_audio(path)) / SAMPLE_RATE
+        return _probed_duration(path) or len(load_audio(path)) / SAMPLE_RATE
 
 
 def find_program(name: str) -> str | None:
@@ -64,6 +64,18 @@ def find_program(name: str) -> str | None:
 def _require_file(path: Path) -> None:
     if not path.is_file():
         raise DataError(f"no such audio file: {path}", remedy="check the path in the manifest")
+
+
+def _probed_duration(path: Path) -> float:
+    """Seconds by ffprobe, which reads only the header; 0 where it is not installed or does not know."""
+    if not (ffprobe := find_program("ffprobe")):
+        return 0.0
+    ask = ["-v", "error", "-select_streams", "a:0", "-show_entries", "stream=duration", "-of", "csv=p=0"]
+    said = subprocess.run([ffprobe, *ask, f"file:{path}"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        return float(said.stdout.split()[0]) if said.returncode == 0 else 0.0
+    except (IndexError, ValueError):
+        return 0.0
 
 
 def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:

@@ -18,10 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from whisper_tuner.dataset import Problem, Sample
+from whisper_tuner.dataset import Sample
 from whisper_tuner.errors import DataError
 from whisper_tuner.features import FeatureCache, pad_log_mel
 from whisper_tuner.labels import LabelEncoder, pad_labels
+from whisper_tuner.problems import Problem
 
 Batch = dict[str, Any]
 """`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""

@@ -27,6 +27,10 @@ class Profile:
     test: Path | None = setting(None, "manifest for WER before and after")
     max_duration_s: float = setting(30.0, "longer clips are skipped, seconds", low=0.1, high=30.0)
 
+    bad_rows: str = setting(
+        "skip", "rows that cannot be used: train without them, or do not begin", choices=("skip", "refuse")
+    )
+
     method: str = setting("full", "which weights are trained", choices=("full", "lora", "decoder"))
     lora_r: int = setting(32, "rank of the LoRA matrices", low=1, high=1024)
     lora_alpha: int = setting(64, "LoRA scale: updates are multiplied by alpha / r", low=1)
@@ -112,6 +116,11 @@ class ConfigFile:
                 remedy=f"Known: {', '.join(known) or 'none'}. `multimac config show` lists them.",
             )
         return self._layer(f"{kind}:{name}")
+
+    def paths(self, key: str) -> list[Path]:
+        """What any section has for `key`, as absolute paths."""
+        texts = (self._layer(header).values.get(key) for header in self._parser.sections())
+        return [(self.path.parent / Path(text).expanduser()).absolute() for text in texts if text]
 
     def profile_values(self, name: str) -> Resolved:
         """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out."""

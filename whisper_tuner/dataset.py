@@ -7,20 +7,24 @@ is an error.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from whisper_tuner.audio import duration
-from whisper_tuner.errors import DataError, TunerError
+from whisper_tuner.audio_check import SHORTEST_S, AudioIndex
+from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind, Problem
 
 AUDIO_COLUMNS = ("audio", "audio_filepath", "audio_path", "file_name", "path")
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 DURATION_COLUMNS = ("duration_s", "duration")
 ID_COLUMNS = ("id",)
 MAX_DURATION_S = 30.0  # what Whisper hears at once
+# A stated duration this far from the audio's own means another recording, or one cut short.
+DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +39,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A row (or sample) left out, and why; line 0 when no manifest line is known."""
-
-    line: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.what}" if self.line else self.what
-
-
-@dataclass(frozen=True)
 class Manifest:
     path: Path
     samples: tuple[Sample, ...]
@@ -55,26 +48,64 @@ class Manifest:
 class _BadRow(Exception):
     """Why one row is left out."""
 
+    def __init__(self, kind: Kind, what: str):
+        super().__init__(what)
+        self.kind = kind
 
-def load_manifest(path: str | Path, *, max_duration_s: float = MAX_DURATION_S, check_audio: bool = True) -> Manifest:
-    """Read a manifest; audio paths are relative to its folder.
 
-    A missing duration column is measured from the audio's header. `check_audio=False` takes rows on trust, for a host
-    that holds only its own shard of the audio; each row must then state its duration.
+Row = tuple[int, dict[str, object] | _BadRow]
+"""The line where a row begins, and its cells by lower-case column name."""
+
+
+def load_manifest(
+    path: str | Path,
+    *,
+    max_duration_s: float = MAX_DURATION_S,
+    check_audio: bool = True,
+    index: AudioIndex | None = None,
+) -> Manifest:
+    """Read a manifest; audio paths are relative to its folder. Every file's header is looked at, through `index`.
+
+    `check_audio=False` takes rows on trust, for a host that holds only its own shard of the audio; each row must then
+    state its duration.
     Raises DataError for a missing or unreadable file, or a header without an audio and a text column.
     """
     path = Path(path)
-    samples: dict[str, Sample] = {}
+    rows = list(_rows(path))
+    index = (index or AudioIndex()) if check_audio else None
+    if index is not None:
+        index.fill(path.parent / name for _, row in rows if (name := _audio_of(row)))
+    samples: list[Sample] = []
     problems = []
-    for line, row in _rows(path):
+    seen = _Seen()
+    for line, row in rows:
         try:
-            sample = _sample(row, line, path.parent, max_duration_s, check_audio)
-            if sample.id in samples:
-                raise _BadRow(f"id '{sample.id}' was already used on line {samples[sample.id].line}")
-            samples[sample.id] = sample
+            if isinstance(row, _BadRow):
+                raise row
+            sample = _sample(row, line, path.parent, max_duration_s, index)
+            seen.check(sample)
+            samples.append(sample)
         except _BadRow as reason:
-            problems.append(Problem(line, str(reason)))
-    return Manifest(path, tuple(samples.values()), tuple(problems))
+            problems.append(Problem(line, str(reason), reason.kind))
+    return Manifest(path, tuple(samples), tuple(problems))
+
+
+class _Seen:
+    """The rows so far, to find a second one of the same id or audio."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, Sample] = {}
+        self._audio: dict[str, Sample] = {}
+
+    def check(self, sample: Sample) -> None:
+        audio = os.path.normpath(sample.audio)
+        if (first := self._audio.get(audio)) and first.text == sample.text:
+            raise _BadRow(Kind.SAME_ROW, f"the same audio and text as line {first.line}")
+        if first:
+            raise _BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on line {first.line}")
+        if first := self._ids.get(sample.id):
+            raise _BadRow(Kind.SAME_ID, f"id '{sample.id}' was already used on line {first.line}")
+        self._ids[sample.id] = self._audio[audio] = sample
 
 
 def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
@@ -93,108 +124,165 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     part.replace(path)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, object] | _BadRow]]:
+def _rows(path: Path) -> Iterator[Row]:
     if not path.is_file():
         raise DataError(f"no such manifest: {path}", remedy="check the dataset's paths in config.ini")
     read = _json_rows if path.suffix.lower() in (".jsonl", ".json", ".ndjson") else _csv_rows
+    return read(path, _text(path))
+
+
+def _text(path: Path) -> str:
     try:
-        yield from read(path)
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", remedy="check its permissions") from None
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 ({error.reason} at byte {error.start})", remedy="save it as UTF-8"
-        ) from None
-    except csv.Error as error:
-        raise DataError(f"{path} is not a readable CSV: {error}", remedy="check the quotes") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} is not UTF-8 ({error.reason} on line {line})", remedy="save it as UTF-8") from None
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, object] | _BadRow]]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        header = [name.strip() for name in next(reader, [])]
-        _check_header(path, header)
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) > len(header):  # taking the first ones would cut the text at its comma without a word
-                more = f"{len(cells)} fields under a header of {len(header)}: quote text that holds a comma"
-                yield reader.line_num, _BadRow(more)
-            else:
-                yield reader.line_num, dict(zip(header, cells, strict=False))
+def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+    records = _csv_records(list(io.StringIO(text, newline="")), "\t" if path.suffix.lower() == ".tsv" else ",")
+    _, first = next(records, (1, []))
+    if isinstance(first, _BadRow):
+        raise DataError(f"{path} line 1: {first}", remedy="check the quotes of its header")
+    header = [name.strip().lower() for name in first]
+    _check_header(path, header)
+    for line, cells in records:
+        if isinstance(cells, _BadRow):
+            yield line, cells
+        elif len(cells) > len(header):  # taking the first ones would cut the text at its comma without a word
+            more = f"{len(cells)} fields under a header of {len(header)}: quote text that holds a comma"
+            yield line, _BadRow(Kind.COLUMNS, more)
+        elif any(cell.strip() for cell in cells):
+            yield line, dict(zip(header, cells, strict=False))
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, object] | _BadRow]]:
+def _csv_records(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str] | _BadRow]]:
+    """Each record with the line where it begins; after a damaged one reading goes on with the next line."""
+    at = 0
+
+    def feed() -> Iterator[str]:
+        nonlocal at
+        while at < len(lines):
+            at += 1
+            yield lines[at - 1]
+
+    reader = csv.reader(feed(), delimiter=delimiter, strict=True)
+    while True:
+        start = at
+        try:
+            yield start + 1, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield start + 1, _BadRow(Kind.QUOTING, f"not readable as CSV: {error}; check the quotes")
+            at = start + 1
+            reader = csv.reader(feed(), delimiter=delimiter, strict=True)
+
+
+def _json_rows(path: Path, text: str) -> Iterator[Row]:
     checked = False
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.rstrip())
-            except json.JSONDecodeError as error:
-                yield number, _BadRow(f"not JSON: {error.msg} at column {error.colno}")
-                continue
-            if not isinstance(row, dict):
-                yield number, _BadRow("not a JSON object")
-                continue
-            if not checked:
-                _check_header(path, list(row))
-                checked = True
-            yield number, row
+    for number, line in enumerate(io.StringIO(text), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.strip())
+        except json.JSONDecodeError as error:
+            yield number, _BadRow(Kind.COLUMNS, f"not JSON: {error.msg} at column {error.colno}")
+            continue
+        except (ValueError, RecursionError) as error:
+            yield number, _BadRow(Kind.COLUMNS, f"not JSON: {error}")
+            continue
+        if not isinstance(row, dict):
+            yield number, _BadRow(Kind.COLUMNS, "not a JSON object")
+            continue
+        if not checked:
+            _check_header(path, [name.lower() for name in row])
+            checked = True
+        yield number, {name.lower(): value for name, value in row.items()}
     if not checked:
-        _check_header(path, [])
+        one_list = text.lstrip().startswith("[")
+        _check_header(path, ["one JSON list; write one object a line"] if one_list else [])
 
 
 def _check_header(path: Path, names: list[str]) -> None:
     for what, accepted in (("audio", AUDIO_COLUMNS), ("text", TEXT_COLUMNS)):
-        if not any(name.lower() in accepted for name in names):
+        if not any(name in accepted for name in names):
             found = ", ".join(names) or "nothing"
             raise DataError(
                 f"{path} has no {what} column; found: {found}", remedy=f"name it one of {', '.join(accepted)}"
             )
 
 
-def _sample(
-    row: dict[str, object] | _BadRow, line: int, folder: Path, max_duration_s: float, check_audio: bool
-) -> Sample:
-    if isinstance(row, _BadRow):
-        raise row
-    named = {str(name).lower(): value for name, value in row.items()}
-    audio_name = _cell(named, AUDIO_COLUMNS)
-    text = _cell(named, TEXT_COLUMNS)
-    if not audio_name:
-        raise _BadRow("no audio path")
-    audio = folder / Path(audio_name).expanduser()
-    if check_audio and not audio.is_file():
-        raise _BadRow(f"no such audio file: {audio}")
+def _sample(row: dict[str, object], line: int, folder: Path, max_duration_s: float, index: AudioIndex | None) -> Sample:
+    name, text = _audio_name(row), _cell(row, TEXT_COLUMNS)
+    if not name:
+        raise _BadRow(Kind.NO_AUDIO, "no audio path")
+    audio = folder / name
+    if index is not None and (found := index[audio].kind):
+        raise _BadRow(Kind(found), index[audio].what)
     if not text:
-        raise _BadRow("empty text")
-    seconds = _duration(_cell(named, DURATION_COLUMNS), audio, check_audio)
-    if seconds > max_duration_s:
-        raise _BadRow(f"{audio_name} lasts {seconds:.1f} s, more than {max_duration_s:g} s")
-    return Sample(id=_cell(named, ID_COLUMNS) or audio_name, audio=audio, text=text, duration_s=seconds, line=line)
+        raise _BadRow(Kind.NO_TEXT, "empty text")
+    seconds = _duration(_cell(row, DURATION_COLUMNS), audio, index)
+    longest = max(seconds, index[audio].seconds) if index is not None else seconds
+    if longest > max_duration_s:
+        raise _BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {max_duration_s:g} s")
+    return Sample(id=_cell(row, ID_COLUMNS) or str(name), audio=audio, text=text, duration_s=seconds, line=line)
 
 
-def _duration(stated: str, audio: Path, check_audio: bool) -> float:
+def _duration(stated: str, audio: Path, index: AudioIndex | None) -> float:
     """Seconds, as stated or else as measured."""
-    if stated:
-        try:
-            seconds = float(stated)
-        except ValueError:
-            raise _BadRow(f"duration '{stated}' is not a number of seconds") from None
-    elif not check_audio:
-        raise _BadRow("no duration, and its audio is not on this machine")
-    else:
-        try:
-            seconds = duration(audio)
-        except TunerError as error:
-            raise _BadRow(" - ".join(str(error).split("\n  "))) from None
-    if not 0 < seconds < float("inf"):
-        raise _BadRow(f"{audio.name} lasts {seconds:g} s")
+    if not stated:
+        if index is None:
+            raise _BadRow(Kind.DURATION, "no duration, and its audio is not on this machine")
+        return index[audio].seconds
+    try:
+        seconds = float(stated)
+    except ValueError:
+        raise _BadRow(Kind.DURATION, f"duration '{stated}' is not a number of seconds") from None
+    if not SHORTEST_S <= seconds < float("inf"):
+        raise _BadRow(Kind.DURATION, f"{audio.name} lasts {seconds:g} s")
+    if index is not None:
+        measured = index[audio].seconds
+        if abs(seconds - measured) > max(DIFFERENT_S, DIFFERENT_SHARE * measured):
+            raise _BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, and the manifest says {seconds:g} s")
     return seconds
 
 
-def _cell(named: dict[str, object], names: tuple[str, ...]) -> str:
+def _audio_of(row: dict[str, object] | _BadRow) -> Path | None:
+    try:
+        return _audio_name(row) if isinstance(row, dict) else None
+    except _BadRow:
+        return None
+
+
+def _audio_name(row: dict[str, object]) -> Path | None:
+    name = _cell(row, AUDIO_COLUMNS)
+    try:
+        return Path(name).expanduser() if name else None
+    except RuntimeError:  # ~ without a user of that name: an ordinary character
+        return Path(name)
+
+
+def _cell(row: dict[str, object], names: tuple[str, ...]) -> str:
     """The first filled one of these columns, as stripped text."""
-    values = (named.get(name) for name in names)
-    return next((text for value in values if value is not None and (text := str(value).strip())), "")
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, (dict, list, bool)):
+            raise _BadRow(Kind.COLUMNS, f"{name} holds no text: {str(value)[:40]}")
+        if value is not None and (text := str(value).strip()):
+            if not _is_unicode(text):
+                raise _BadRow(Kind.COLUMNS, f"{name} holds half a character (a lone surrogate)")
+            return text
+    return ""
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -18,11 +18,12 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.audio import load_audio
-from whisper_tuner.dataset import Problem, Sample
+from whisper_tuner.dataset import Sample
 from whisper_tuner.errors import TunerError
 from whisper_tuner.features import FeatureCache, log_mel, pad_log_mel
 from whisper_tuner.labels import is_multilingual, language_code
 from whisper_tuner.models import whisper_of
+from whisper_tuner.problems import Problem
 from whisper_tuner.wer import ErrorRates, error_rates, text_normalizer
 
 Progress = Callable[[int, int], None]

@@ -14,8 +14,9 @@ import torch
 from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
-from whisper_tuner.dataset import Problem, Sample
+from whisper_tuner.dataset import Sample
 from whisper_tuner.errors import ConfigError, DataError, ModelError
+from whisper_tuner.problems import Kind, Problem
 from whisper_tuner.wer import UNSPACED
 
 IGNORED = -100  # the label value that the loss leaves out
@@ -89,7 +90,7 @@ def split_encodable(samples: Iterable[Sample], encoder: LabelEncoder) -> tuple[l
             encoder.encode(sample.text)
             kept.append(sample)
         except DataError as error:
-            problems.append(Problem(sample.line, f"{sample.id}: {error}"))
+            problems.append(Problem(sample.line, f"{sample.id}: {error}", Kind.TOKENS))
     return kept, problems
 
 

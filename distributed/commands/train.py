@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data_check import PROBLEMS_FILE, described
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.runs import new_run
 
@@ -14,8 +15,6 @@ from ..config import Job, resolve
 from ..console import duration, follow, size
 from ..hosts import Hosts, load_hosts
 from .transfers import Transfers, show_sync
-
-SHOWN_PROBLEMS = 10
 
 
 def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
@@ -70,10 +69,11 @@ def _announce(console: Console, job: Job, prepared, run_dir: Path) -> None:
     steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
     console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
     for manifest in prepared.manifests:
-        for problem in manifest.problems[:SHOWN_PROBLEMS]:
-            console.print(f"{manifest.path.name}: skipped: {problem}")
-        if len(manifest.problems) > SHOWN_PROBLEMS:
-            console.print(f"{manifest.path.name}: and {len(manifest.problems) - SHOWN_PROBLEMS} more rows")
+        if manifest.problems:
+            lines = described(manifest.problems)
+            console.print(f"{manifest.path.name}: " + "\n  ".join(lines), soft_wrap=True, markup=False)
+    if any(manifest.problems for manifest in prepared.manifests):
+        console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True, markup=False)
 
 
 def _show_plan(console: Console, prepared) -> None:

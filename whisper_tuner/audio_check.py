@@ -1,0 +1,154 @@
+"""Whether audio files can be read, and how long they are, without decoding them whole.
+
+What was found is kept by path, size and time of change, so ten thousand clips are looked at again in a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import soundfile
+
+from whisper_tuner.audio import duration
+from whisper_tuner.errors import TunerError
+from whisper_tuner.problems import Kind
+from whisper_tuner.runs import write_atomically
+
+FORMAT = 1  # raise it when a check is added: what older versions found is then not believed
+SHORTEST_S = 0.02  # less than one window of the log-mel
+EDGE_FRAMES = 1600  # decoded at the beginning and at the end
+_THREADS = 8
+_STREAMED = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header that mean "not known when it was written"
+
+
+@dataclass(frozen=True)
+class Header:
+    """`kind` is empty for a file that seems sound; `digest` is the content's, where it was asked for."""
+
+    size: int
+    changed: int  # ns
+    seconds: float = 0.0
+    kind: str = ""
+    what: str = ""
+    digest: str = ""
+
+
+class AudioIndex:
+    """Headers of audio files, remembered in a JSON file if one is given. Safe to lose; a damaged one is made anew."""
+
+    def __init__(self, file: Path | None = None):
+        self._file = file
+        self._known = _load(file) if file else {}
+        self._fresh: dict[str, Header] = {}
+
+    def fill(self, paths: Iterable[Path]) -> None:
+        """Look at all these files, several at once."""
+        with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
+            unique = dict.fromkeys(paths)
+            self._fresh |= zip(map(str, unique), pool.map(self._look, unique), strict=True)
+
+    def __getitem__(self, path: Path) -> Header:
+        if str(path) not in self._fresh:
+            self._fresh[str(path)] = self._look(path)
+        return self._fresh[str(path)]
+
+    def twins(self, paths: Iterable[Path]) -> dict[Path, Path]:
+        """Path -> an earlier one of the same content. Only files of equal size are read."""
+        sizes: dict[int, list[Path]] = {}
+        for path in paths:
+            sizes.setdefault(self[path].size, []).append(path)
+        alike = [path for group in sizes.values() if len(group) > 1 for path in group]
+        with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="digests") as pool:
+            digests = list(pool.map(self._digest, alike))
+        first: dict[str, Path] = {}
+        return {p: first[d] for p, d in zip(alike, digests, strict=True) if first.setdefault(d, p) != p}
+
+    def save(self) -> None:
+        if self._file and self._fresh != self._known:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            files = {path: astuple(header) for path, header in self._fresh.items()}
+            write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}))
+
+    def _look(self, path: Path) -> Header:
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"no such audio file: {path}")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
+        known = self._known.get(str(path))
+        if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
+            return known
+        seconds, kind, what = examine(path)
+        return Header(stat.st_size, stat.st_mtime_ns, seconds, kind, what)
+
+    def _digest(self, path: Path) -> str:
+        header = self[path]
+        if not header.digest:
+            try:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            except OSError:
+                digest = str(path)
+            header = self._fresh[str(path)] = replace(header, digest=digest)
+        return header.digest
+
+
+def examine(path: Path) -> tuple[float, str, str]:
+    """(seconds, kind, what): its length, or what is wrong with it. Decodes the first and last tenth of a second."""
+    if path.stat().st_size == 0:
+        return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
+    try:
+        with soundfile.SoundFile(path) as file:
+            seconds = file.frames / file.samplerate
+            whole = len(file.read(EDGE_FRAMES)) == min(EDGE_FRAMES, file.frames)
+            file.seek(max(0, file.frames - EDGE_FRAMES))
+            whole = whole and len(file.read(EDGE_FRAMES)) == min(EDGE_FRAMES, file.frames) and not _cut_wav(path)
+    except (soundfile.LibsndfileError, OSError):
+        return _examine_slowly(path)
+    if seconds < SHORTEST_S:
+        return seconds, Kind.EMPTY_AUDIO, f"{path} holds {seconds:g} s of audio"
+    if not whole:
+        return seconds, Kind.TRUNCATED, f"{path} ends before its header says; copy it again"
+    return seconds, "", ""
+
+
+def _examine_slowly(path: Path) -> tuple[float, str, str]:
+    """For what libsndfile refuses: damaged files, and formats that need another program."""
+    try:
+        seconds = duration(path)
+    except (TunerError, OSError) as error:
+        return 0.0, Kind.UNREADABLE, " - ".join(str(error).split("\n  "))
+    return (seconds, "", "") if seconds >= SHORTEST_S else (seconds, Kind.EMPTY_AUDIO, f"{path} holds no audio")
+
+
+def _cut_wav(path: Path) -> bool:
+    """Whether a WAV's data chunk is longer than the file; libsndfile shortens it without a word."""
+    end = path.stat().st_size
+    with path.open("rb") as file:
+        riff = file.read(12)
+        if riff[:4] != b"RIFF" or riff[8:] != b"WAVE":
+            return False
+        while len(chunk := file.read(8)) == 8:
+            name, length = chunk[:4], struct.unpack("<I", chunk[4:])[0]
+            if name == b"data":
+                return length not in _STREAMED and file.tell() + length > end
+            file.seek(length + length % 2, 1)
+    return False
+
+
+def _load(file: Path) -> dict[str, Header]:
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored["format"] != FORMAT:
+            return {}
+        return {path: Header(*values) for path, values in stored["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

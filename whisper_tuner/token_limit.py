@@ -1,0 +1,109 @@
+"""Which transcripts the decoder has room for: the counts of labels.LabelEncoder, without torch and transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.wer import UNSPACED
+
+MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
+
+
+@dataclass(frozen=True)
+class TokenLimit:
+    """`longest` tokens for the text itself: the decoder's positions without prompt and end-of-text."""
+
+    base_model: str
+    longest: int
+    leading_space: bool
+
+    def excess(self, text: str) -> str:
+        """Why the decoder cannot hold this text, or ''."""
+        if len(text.encode()) + 1 <= self.longest:
+            return ""  # Whisper's tokens are byte-level: never more of them than bytes
+        spaced = f" {text}" if self.leading_space and not text.startswith(" ") else text
+        tokens = self._count(spaced)
+        return f"the text makes {tokens} tokens, and the decoder takes {self.longest}" if tokens > self.longest else ""
+
+    @cached_property
+    def _count(self) -> Callable[[str], int]:
+        if file := model_file(self.base_model, "tokenizer.json"):
+            from tokenizers import Tokenizer
+
+            try:
+                tokenizer = Tokenizer.from_file(str(file))
+            except Exception as error:  # the bindings raise no narrower class
+                raise ModelError(f"{file} does not load: {error}", remedy="Copy the model again.") from None
+            return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        from transformers import WhisperTokenizer
+
+        try:
+            slow = WhisperTokenizer.from_pretrained(self.base_model)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ModelError(f"{self.base_model} has no tokenizer: {reason}", remedy="Copy the model again.") from None
+        return lambda text: len(slow(text, add_special_tokens=False).input_ids)
+
+
+def token_limit(base_model: str, *, language: str = "", task: str = "transcribe") -> TokenLimit:
+    """The limit of a model's folder or hub id. Raises ConfigError for a language that it does not know, ModelError."""
+    config, generation = _settings(base_model, "config.json"), _settings(base_model, "generation_config.json")
+    if not config:
+        raise ModelError(
+            f"{base_model} has no config.json", remedy="Give a folder in transformers layout, or a hub id."
+        )
+    stated = generation.get("is_multilingual")
+    multilingual = config.get("vocab_size", 0) >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
+    code = _code(language, generation) if multilingual else ""
+    prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
+    longest = int(config.get("max_target_positions", 448)) - prompt - 1
+    return TokenLimit(base_model, longest, leading_space=not multilingual or code not in UNSPACED)
+
+
+def model_file(base_model: str, name: str) -> Path | None:
+    """A file of a model's folder or, downloaded if need be, of a hub id; None if it has none. Raises ModelError."""
+    if Path(base_model).expanduser().is_dir():
+        file = Path(base_model).expanduser() / name
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(base_model, name))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        raise ModelError(
+            f"{base_model}: cannot be fetched from the hub: {str(error).splitlines()[0]}",
+            remedy="Check the network, or set base_model to a folder that holds the model.",
+        ) from None
+
+
+def _settings(base_model: str, name: str) -> dict:
+    file = model_file(base_model, name)
+    if file is None:
+        return {}
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} is damaged: {error}", remedy="Copy the model again.") from None
+    return stored if isinstance(stored, dict) else {}
+
+
+def _code(language: str, generation: dict) -> str:
+    known = {token.strip("<|>") for token in generation.get("lang_to_id") or {}}
+    if (plain := language.strip().strip("<|>").lower()) in known:
+        return plain
+    from whisper_tuner.labels import language_code  # it knows the names of languages, and takes seconds to import
+
+    code = language_code(language)
+    if known and code not in known:
+        raise ConfigError(
+            f"the model does not know the language '{language}'", remedy=f"It knows: {', '.join(sorted(known))}."
+        )
+    return code
