@@ -29,9 +29,13 @@ hosts_app = typer.Typer(help="Prepare and check the machines of a hosts file.", 
 config_app = typer.Typer(help="Look at config.ini.", no_args_is_help=True)
 app.add_typer(hosts_app, name="hosts")
 app.add_typer(config_app, name="config")
+runs_app = typer.Typer(help="Look at the runs that there are, compare them, free disk.", no_args_is_help=True)
+app.add_typer(runs_app, name="runs")
 
 Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
 HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.")]
+RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the runs. [default: as config.ini says]")]
+Run = Annotated[str, typer.Argument(help="A run's id or the beginning of it, its folder, or `last`.")]
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 
 
@@ -129,6 +133,66 @@ def config_show(
     from distributed.commands.config import config_show
 
     return config_show(config, name)
+
+
+@runs_app.command("list")
+def runs_list(
+    everything: Annotated[bool, typer.Option("--all", help="All, not the newest 20 only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all figures.")] = False,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> int:
+    """List runs, newest first: state, hosts, WER before and after, time of training, speed-up.
+
+    Speed-up is clips per second of the whole run over those of the fastest finished run of one host alone, in the same
+    folder, of the same model, method, batch size, precision and training clips. Empty where there is no such run.
+    """
+    from distributed.commands.runs import folders_of, runs_list
+
+    return runs_list(folders_of(config, runs_dir), everything=everything, as_json=as_json)
+
+
+@runs_app.command("show")
+def runs_show(
+    run: Run = "last",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, curves and settings too.")] = False,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> int:
+    """Show a run: figures, hosts, problems, curves of loss and learning rate, and what to do next."""
+    from distributed.commands.runs import folders_of, runs_show
+
+    return runs_show(folders_of(config, runs_dir), run, as_json=as_json)
+
+
+@runs_app.command("compare")
+def runs_compare(
+    runs: Annotated[list[str], typer.Argument(help="Two or more runs.")],
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> int:
+    """Put runs side by side: figures, settings that differ, losses."""
+    from distributed.commands.runs import folders_of, runs_compare
+
+    return runs_compare(folders_of(config, runs_dir), runs)
+
+
+@runs_app.command("clean")
+def runs_clean(
+    runs: Annotated[list[str] | None, typer.Argument(help="Remove these runs, their models included.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
+    keep: Annotated[int, typer.Option(min=0, help="Leave the newest so many runs alone.")] = 0,
+    older_than: Annotated[str, typer.Option(help="Only runs that ended so long ago: 12h, 7d, 2w.")] = "",
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> int:
+    """List what may go and how much disk it takes: runs without a model, checkpoints of finished runs.
+
+    Runs that can be resumed are kept, unless they are named or --older-than is given.
+    """
+    from distributed.commands.runs import folders_of, runs_clean
+
+    return runs_clean(folders_of(config, runs_dir), runs or [], really=yes, keep=keep, older_than=older_than)
 
 
 def main(arguments: list[str] | None = None) -> int:

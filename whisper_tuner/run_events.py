@@ -16,6 +16,7 @@ STEP = re.compile(
     rb'(?:, "seconds_communicating": ([\d.e+-]+))?, "host": "([^"\\]*)"\}'
 )
 PROGRESS = b'"type": "evaluating"'
+DECODE = json.JSONDecoder().decode
 
 
 class Step(NamedTuple):
@@ -110,7 +111,7 @@ def _step(match: re.Match[bytes]) -> Step:
 
 def _event(line: bytes) -> Step | dict:
     """Raises ValueError, TypeError or KeyError for what is not an event of ours."""
-    event = json.loads(line)
+    event = DECODE(line.decode())
     time, kind = float(event["time"]), event["type"]
     if kind == "step":
         return Step(

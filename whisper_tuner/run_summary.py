@@ -88,12 +88,22 @@ class RunSummary:
     def resumable(self) -> bool:
         return self.state in (INTERRUPTED, FAILED) and bool(self.checkpoints)
 
+    @property
+    def kind_of_work(self) -> tuple:
+        """Runs alike in this do the same computation for a clip, so that their clips/s can be compared."""
+        keys = ("batch_size", "audio_context", "precision", "gradient_checkpointing", "training clips")
+        shards = len(self.settings.get("shards") or ())  # of one rank: it takes a batch of each shard in every step
+        return self.base_model, self.method, shards or 1, *(self.settings.get(key) for key in keys)
 
-def read_run(run_dir: Path) -> RunSummary:
-    """Never raises: what cannot be read makes the run `broken`, with the reason as its message."""
+
+def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
+    """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
+
+    only_asked: events.jsonl, nearly all of the work, is taken for empty.
+    """
     try:
         size, changed = disk_use(run_dir)
-        events = scan(run_dir / "events.jsonl")
+        events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
     except OSError as error:
         return _broken(run_dir, f"{error.filename}: {error.strerror}")
     try:
@@ -126,7 +136,7 @@ def read_run(run_dir: Path) -> RunSummary:
 
 
 def _broken(run_dir: Path, reason: str, changed: float = 0.0) -> RunSummary:
-    created = _date_in(run_dir.name) or changed
+    created = date_in(run_dir.name) or changed
     size = 0
     with contextlib.suppress(OSError):
         size, changed = disk_use(run_dir)
@@ -301,10 +311,11 @@ def _created(run_dir: Path, asked: dict[str, Any], events: RunEvents, changed: f
     written = asked.get("created")
     if isinstance(written, int | float):
         return float(written)
-    return _date_in(run_dir.name) or events.first_time or changed
+    return date_in(run_dir.name) or events.first_time or changed
 
 
-def _date_in(name: str) -> float | None:
+def date_in(name: str) -> float | None:
+    """When a run of this name was made."""
     try:
         return time.mktime(time.strptime(name[:15], "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):
