@@ -7,12 +7,15 @@ import importlib
 
 _HOME = {
     "exogym.batches": ("BatchSource", "DatasetBatches"),
+    "exogym.checkpoint": ("Checkpoints",),
     "exogym.communication": ("Comm", "ProcessGroupComm", "SingleComm", "ThreadComm"),
     "exogym.config": (
         *("AllReduceConfig", "DiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
         *("build_strategy", "strategy_config"),
     ),
-    "exogym.errors": ("ExogymError", "NodeFailed", "NotFinite", "PeerLost", "RanksDiverged", "SettingError"),
+    "exogym.errors": (
+        *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "PeerLost", "RanksDiverged", "SettingError"),
+    ),
     "exogym.flat": ("FlatParameters", "digest"),
     "exogym.logger": ("CsvLogger", "NullLogger", "Tee"),
     "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),

@@ -22,10 +22,11 @@ class BatchSource(Protocol):
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch: the same on all ranks."""
 
-    def epoch(self, epoch: int) -> Iterator[list[Batch]]:
-        """`steps_per_epoch` lists of micro-batches, one for each optimizer step; an empty list is a step without work.
+    def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
+        """A list of micro-batches for each of `steps_per_epoch` optimizer steps; an empty list is a step without work.
 
-        `epoch` counts from 0 and is what a shuffle should depend on.
+        `epoch` counts from 0 and is what a shuffle should depend on; a run that is resumed leaves out the steps before
+        `first_step`.
         """
 
 
@@ -63,9 +64,9 @@ class DatasetBatches:
         size = len(self._sampler) if pad and len(dataset) else len(self._unpadded or ())
         self.steps_per_epoch = math.ceil(size / batch_size) if steps_per_epoch is None else steps_per_epoch
 
-    def epoch(self, epoch: int) -> Iterator[list[Batch]]:
+    def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         indices = self._indices(epoch)
-        for step in range(self.steps_per_epoch):
+        for step in range(first_step, self.steps_per_epoch):
             mine = indices[step * self.batch_size : (step + 1) * self.batch_size]
             parts = [mine[i : i + self.minibatch_size] for i in range(0, len(mine), self.minibatch_size)]
             yield list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self._collate)) if parts else []

@@ -5,6 +5,7 @@ ExogymError
 ├── PeerLost           another rank died, froze or cut the connection
 ├── RanksDiverged      ranks that must hold the same thing do not
 ├── NotFinite          a loss or gradient became NaN or infinite
+├── CheckpointError    a checkpoint that cannot be written, is damaged, or belongs to another run
 └── NodeFailed         a local node's process ended badly
 """
 
@@ -28,6 +29,10 @@ class RanksDiverged(ExogymError):
 
 
 class NotFinite(ExogymError):
+    pass
+
+
+class CheckpointError(ExogymError):
     pass
 
 

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from exogym import device as devices
 from exogym.batches import Batch, BatchSource, count_samples, tensors, to_device
+from exogym.checkpoint import Checkpoints, newest_common, random_state, set_random_state
 from exogym.communication import Comm
-from exogym.errors import ExogymError, NotFinite, SettingError
+from exogym.errors import CheckpointError, ExogymError, NotFinite, SettingError
 from exogym.logger import Events, NullLogger
 from exogym.strategy.strategy import StepResult, Strategy
 
@@ -48,8 +50,13 @@ class TrainNode:
     steps, or at the end of each epoch, and takes place once ranks next agree: in between each has its own weights.
     `should_stop` is asked at every step; when it says yes on any rank, all ranks stop at the same agreed weights.
 
-    events gets `{"type": "start" | "step" | "round" | "validation", ...}`; "round" at each agreement of a strategy that
-    has rounds, on every rank, and so is the place to save `strategy.agreed()`.
+    With `checkpoints` each rank keeps its own state: after every `checkpoint_interval` agreements (rounds, or steps of
+    a strategy without rounds; 0: never), and when it is stopped. `resume` goes on from the newest that all ranks have,
+    bit for bit as if nothing had happened; from the start if there is none. A checkpoint that cannot be written is a
+    "warning" event, and training goes on.
+
+    events gets dicts with `type` start, resume, step, round (at each agreement of a strategy that has rounds, on every
+    rank), validation, checkpoint, stop or warning.
     The caller owns `comm` and closes it, also after an exception.
     """
 
@@ -68,6 +75,9 @@ class TrainNode:
         precision: str = "float32",
         events: Events | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        checkpoints: Checkpoints | None = None,
+        checkpoint_interval: int = 0,
+        resume: bool = False,
     ):
         self.model, self.comm, self.strategy = model, comm, strategy
         self.train, self.val, self.val_interval = train, val, val_interval
@@ -75,6 +85,7 @@ class TrainNode:
         self.precision = precision
         self.events = events or NullLogger()
         self.should_stop = should_stop
+        self.checkpoints, self.checkpoint_interval, self.resume = checkpoints, checkpoint_interval, resume
         self.total_steps = _total_steps(train.steps_per_epoch, epochs, max_steps)
         self._step = self._rounds = self._samples = 0
         self._loss = _Mean()
@@ -92,13 +103,17 @@ class TrainNode:
             self.model.zero_grad(set_to_none=True)
             self.strategy.setup(self.model, self.comm, self.total_steps)
             self._announce()
-            stopped = self._all_steps()
-            last = self.strategy.finish()
+            if self.resume:
+                self._resume()
+            stopped = self._catch_up() or self._all_steps()
+            last = None if stopped else self.strategy.finish()
             if last:
                 self._after_agreement(last)
-                stopped |= last.stop
+                stopped = last.stop
             if not stopped and self._validated_at < self._step:
                 self._validate()
+            if stopped:
+                self._save()
         return TrainResult(
             steps=self._step,
             rounds=self._rounds,
@@ -118,17 +133,35 @@ class TrainNode:
             result = self._one_step(batches)
             if result.stop:
                 return True
-            if self._validation_due and result.agreed and self._step < self.total_steps:
-                self._validate()
+            self._at_agreement(result)
         return False
+
+    def _catch_up(self) -> bool:
+        """End the round that a stop cut short when this rank was through with it. True if somebody asks to stop."""
+        result = self.strategy.catch_up()
+        if result is None:
+            return False
+        self._after_agreement(result)
+        if not result.stop:
+            self._at_agreement(result)
+        return result.stop
+
+    def _at_agreement(self, result: StepResult) -> None:
+        if not result.agreed or self._step == self.total_steps:
+            return
+        if self._validation_due:
+            self._validate()
+        if self.checkpoint_interval and self.strategy.agreements % self.checkpoint_interval == 0:
+            self._save()
 
     def _work(self) -> Iterator[list[Batch]]:
         """Micro-batches of each step of the run. Every rank must make the same number of steps."""
         while self._step < self.total_steps:
-            epoch = self._step // self.train.steps_per_epoch
-            self._loss = _Mean()
-            promised = self._step + self.train.steps_per_epoch
-            for batches in self.train.epoch(epoch):
+            epoch, first = divmod(self._step, self.train.steps_per_epoch)
+            if first == 0:
+                self._loss = _Mean()
+            promised = (epoch + 1) * self.train.steps_per_epoch
+            for batches in self.train.epoch(epoch, first_step=first) if first else self.train.epoch(epoch):
                 yield batches
                 if self._step in (self.total_steps, promised):
                     break
@@ -201,10 +234,68 @@ class TrainNode:
 
     def _after_agreement(self, result: StepResult) -> None:
         self._digest = result.digest if result.agreed else self._digest
-        if result.round is not None:
+        spent = {"bytes": result.bytes, "seconds": result.seconds_communicating}
+        if result.stop:
+            self._emit("stop", round=result.round, digest=result.digest, **spent)
+        elif result.round is not None:
             self._rounds = result.round
-            spent = {"bytes": result.bytes, "seconds": result.seconds_communicating}
             self._emit("round", round=result.round, digest=result.digest, **spent)
+
+    def _save(self) -> None:
+        if self.checkpoints is None:
+            return
+        started = time.perf_counter()
+        # A state inside a round is later than the agreement before it, and earlier than the next one.
+        number = 2 * self.strategy.agreements + self.strategy.cut_short
+        try:
+            written = self.checkpoints.save(number, self._state_dict())
+        except CheckpointError as error:
+            self._emit("warning", what=str(error))
+            return
+        spent = {"bytes": written, "seconds": time.perf_counter() - started}
+        self._emit("checkpoint", round=self.strategy.agreements, **spent)
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {
+            "fits": self._fits(),
+            "step": self._step,
+            "samples": self._samples,
+            "rounds": self._rounds,
+            "loss": [self._loss.total, self._loss.weight],
+            "val_loss": self._val_loss,
+            "validated_at": self._validated_at,
+            "validation_due": self._validation_due,
+            "random": random_state(self.device),
+            "strategy": self.strategy.state_dict(),
+        }
+
+    def _fits(self) -> dict[str, Any]:
+        """What must be the same for a state to be of any use."""
+        return {
+            "rank": self.comm.rank,
+            "ranks": self.comm.world_size,
+            "strategy": type(self.strategy).__name__,
+            "layout of the model": self.strategy.parameters.layout(),
+            "steps in all": self.total_steps,
+            "steps in an epoch": self.train.steps_per_epoch,
+        }
+
+    def _resume(self) -> None:
+        """Raises CheckpointError."""
+        number = newest_common(self.comm, self.checkpoints.good() if self.checkpoints else [])
+        if number is not None:
+            state = self.checkpoints.load(number)
+            for what, now in self._fits().items():
+                if state["fits"].get(what) != now:
+                    was = f"{what} was {state['fits'].get(what)}, and is {now}"
+                    raise CheckpointError(f"{self.checkpoints.folder} is of another run: {was}")
+            self.strategy.load_state_dict(state["strategy"])
+            self._step, self._samples, self._rounds = state["step"], state["samples"], state["rounds"]
+            self._loss = _Mean(*state["loss"])
+            self._val_loss, self._validated_at = state["val_loss"], state["validated_at"]
+            self._validation_due = state["validation_due"]
+            set_random_state(state["random"], self.device)
+        self._emit("resume", round=self._rounds)
 
     def _announce(self) -> None:
         parameters = self.strategy.parameters.num_parameters

@@ -11,11 +11,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 from exogym.batches import BatchSource, DatasetBatches
+from exogym.checkpoint import Checkpoints
 from exogym.communication import (
     DEFAULT_TIMEOUT,
     Comm,
@@ -49,6 +51,7 @@ class FitSettings:
     batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
     val_interval: steps from one validation to the next (an epoch, if None). seed: shuffling, and with the rank added,
     dropout. timeout: seconds that a rank waits for the slowest before it gives it up; a round of DiLoCo must fit in.
+    checkpoint_dir, checkpoint_interval, keep_checkpoints, resume: see TrainNode; each rank has files of its own there.
     """
 
     strategy: Strategy
@@ -63,10 +66,15 @@ class FitSettings:
     val_interval: int | None = None
     seed: int = 0
     timeout: float = DEFAULT_TIMEOUT
+    checkpoint_dir: str | None = None
+    checkpoint_interval: int = 0
+    keep_checkpoints: int = 2
+    resume: bool = False
 
     def __post_init__(self) -> None:
         at_least("num_nodes", self.num_nodes, 1)
         at_least("timeout", self.timeout, 0.1)
+        at_least("keep_checkpoints", self.keep_checkpoints, 1)
         one_of("precision", self.precision, PRECISIONS)
         if self.num_epochs is None and self.max_steps is None:
             raise SettingError("give num_epochs or max_steps")
@@ -101,6 +109,8 @@ class Trainer(ABC):
         comm = self._build_connection(rank)
         try:
             torch.manual_seed(settings.seed + rank)
+            np.random.seed((settings.seed + rank) % 2**32)
+            folder = settings.checkpoint_dir
             self.node = TrainNode(
                 self.model,
                 comm,
@@ -114,6 +124,9 @@ class Trainer(ABC):
                 precision=settings.precision,
                 events=events,
                 should_stop=should_stop,
+                checkpoints=Checkpoints(folder, comm.rank, keep=settings.keep_checkpoints) if folder else None,
+                checkpoint_interval=settings.checkpoint_interval,
+                resume=settings.resume,
             )
             return self.node.run()
         finally:

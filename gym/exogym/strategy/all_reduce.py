@@ -108,8 +108,16 @@ class AllReduceStrategy(Strategy):
         self._checked = self.steps
         return value
 
+    @property
+    def agreements(self) -> int:
+        return self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"weights": self.parameters.read()}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self.parameters.write(state["weights"])
         self._agreed_buffers = self.parameters.read_buffers()
 
 

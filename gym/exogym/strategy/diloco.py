@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ class DiLoCoStrategy(Strategy):
     Rounds end after optimizer steps H, 2H, ...; `finish` ends a last short one. The pseudo-gradient is the mean of the
     ranks' changes, weighted by the samples that each trained in the round; buffers take the mean itself. A rank that is
     asked to stop ends its round at once and waits for the others, who learn of it at their own round's end.
+    What it had trained by then is not lost to a resumed run, which goes on inside the round as if nothing had happened.
     Holds on the CPU: master weights, payload [change | samples | stopping], and the outer optimizer's own (sgd: one
     flat, so three in all). The outer optimizer sees the master weights as pieces of 64 MB, not as the model's tensors.
     """
@@ -65,6 +67,7 @@ class DiLoCoStrategy(Strategy):
         self.rounds = 0
         self._steps_in_round = 0
         self._samples_in_round = 0
+        self._before_stop: dict[str, Any] | None = None
 
     def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
         lr = self.schedule.set(self.steps)
@@ -91,9 +94,11 @@ class DiLoCoStrategy(Strategy):
         return norm
 
     def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool) -> StepResult:
-        self.rounds += 1
         with metered(self.comm) as spent:
             total, stop = self._average_change(stopping)
+            if stop:
+                self._before_stop = self._inside_round()
+            self.rounds += 1
             if total > 0:
                 self._outer_step()
             self.parameters.write(self._master)
@@ -126,15 +131,36 @@ class DiLoCoStrategy(Strategy):
             piece.grad = grad
         self.outer.step()
 
+    @property
+    def agreements(self) -> int:
+        return self._before_stop["rounds"] if self._before_stop else self.rounds
+
+    @property
+    def cut_short(self) -> bool:
+        return self._before_stop is not None
+
     def state_dict(self) -> dict[str, Any]:
+        if self._before_stop is not None:
+            return self._before_stop
         outer = {"rounds": self.rounds, "outer": self.outer.state_dict(), "master": self._master}
-        return super().state_dict() | outer
+        return super().state_dict() | outer | {"inside": None}
+
+    def _inside_round(self) -> dict[str, Any]:
+        """The state in the middle of a round, copied where its forced end will change it."""
+        state = self.state_dict()
+        inside = {"weights": self.parameters.read(), "steps": self._steps_in_round, "samples": self._samples_in_round}
+        return state | {"master": state["master"].clone(), "outer": copy.deepcopy(state["outer"]), "inside": inside}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to the start of the round that `state` was taken in or after."""
         super().load_state_dict(state)
         self.rounds = state["rounds"]
         self._master.copy_(state["master"])
         self.outer.load_state_dict(state["outer"])
-        self.parameters.write(self._master)
-        self._steps_in_round = self._samples_in_round = 0
+        inside = state["inside"] or {"weights": self._master, "steps": 0, "samples": 0}
+        self.parameters.write(inside["weights"])
+        self._steps_in_round, self._samples_in_round = inside["steps"], inside["samples"]
+
+    def catch_up(self) -> StepResult | None:
+        if self._steps_in_round < self.config.H:
+            return None
+        return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)

@@ -88,13 +88,31 @@ class Strategy(ABC):
         """The weights that ranks last agreed on, flat [numel]; None if only the model has them. Not to be changed."""
         return None
 
+    @property
+    @abstractmethod
+    def agreements(self) -> int:
+        """How often the ranks had agreed by state_dict(): rounds, or steps for a strategy without rounds."""
+
     def state_dict(self) -> dict[str, Any]:
-        """All but the model's own weights, not copied."""
+        """Weights, optimizers and counters, not copied. With it another process goes on bit for bit.
+
+        After a stop it is the state before the ranks were made to agree ahead of time: see `cut_short`.
+        """
         return {"steps": self.steps, "optimizer": self.optimizer.state_dict()}
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether state_dict() lies inside a round, since a stop made the ranks agree before its end."""
+        return False
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After `setup`, on the same rank of as many ranks."""
         self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def catch_up(self) -> StepResult | None:
+        """After load_state_dict: end a round that was complete on this rank when it was cut short."""
+        return None
 
     def _where(self) -> str:
         return f"rank {self.comm.rank}, step {self.steps}"

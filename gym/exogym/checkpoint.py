@@ -1,0 +1,168 @@
+"""A rank's state on its own disk: written whole or not at all, and checked before it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from exogym.communication import Comm
+from exogym.errors import CheckpointError
+
+FORMAT = 1
+MOST = 16  # checkpoints that a rank can offer to the others
+
+
+class Checkpoints:
+    """The last `keep` checkpoints of one rank, in folder/<number>/; a higher number is a later state.
+
+    A checkpoint is rank<r>.safetensors and then rank<r>.json, which holds everything that is not a tensor and the hash
+    of the first: without it, or with another hash, the checkpoint does not count.
+    """
+
+    def __init__(self, folder: Path | str, rank: int, *, keep: int = 2):
+        self.folder, self.rank, self.keep = Path(folder), rank, keep
+
+    def save(self, number: int, state: dict[str, Any]) -> int:
+        """Write and then drop the oldest; `state` may nest dicts, lists, tuples, tensors, numbers and text.
+
+        Returns the bytes written. Raises CheckpointError (disk full, no permission).
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        tree = _flatten(state, tensors)
+        weights, index = self._files(number)
+        try:
+            weights.parent.mkdir(parents=True, exist_ok=True)
+            part = index.with_suffix(".part")
+            save_file(tensors, part)
+            record = {"format": FORMAT, "number": number, "sha256": _sha256(part), "state": tree}
+            record["check"] = _check(record)
+            _sync(part)
+            part.replace(weights)
+            part.write_text(json.dumps(record), encoding="utf-8")
+            _sync(part)
+            part.replace(index)
+        except (OSError, SafetensorError) as error:
+            with contextlib.suppress(OSError):
+                self._remove(number)
+            raise CheckpointError(f"{weights.parent}: cannot be written: {error}") from error
+        for old in self._numbers()[: -self.keep]:
+            self._remove(old)
+        return weights.stat().st_size + index.stat().st_size
+
+    def good(self) -> list[int]:
+        """Numbers of the undamaged checkpoints, ascending."""
+        return [number for number in self._numbers() if self._read(number) is not None]
+
+    def load(self, number: int) -> dict[str, Any]:
+        """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
+        record = self._read(number)
+        if record is None:
+            raise CheckpointError(f"{self._files(number)[0].parent}: rank {self.rank}'s checkpoint is damaged")
+        return _unflatten(record["state"], load_file(self._files(number)[0]))
+
+    def _numbers(self) -> list[int]:
+        names = [path.name for path in self.folder.glob("*") if path.name.isdecimal()]
+        return sorted(int(name) for name in names if self._files(int(name))[1].is_file())
+
+    def _files(self, number: int) -> tuple[Path, Path]:
+        stem = self.folder / f"{number:07d}" / f"rank{self.rank}"
+        return stem.with_suffix(".safetensors"), stem.with_suffix(".json")
+
+    def _read(self, number: int) -> dict[str, Any] | None:
+        weights, index = self._files(number)
+        try:
+            record = json.loads(index.read_text(encoding="utf-8"))
+            whole = record["format"] == FORMAT and record.pop("check") == _check(record)
+            return record if whole and record["sha256"] == _sha256(weights) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _remove(self, number: int) -> None:
+        weights, index = self._files(number)
+        for file in (index, weights, index.with_suffix(".part")):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other ranks of this machine may have theirs in it
+            weights.parent.rmdir()
+
+
+def newest_common(comm: Comm, numbers: list[int]) -> int | None:
+    """The highest number that every rank has; None if no rank has any. Raises CheckpointError naming who lacks them."""
+    offered = torch.full((MOST,), -1)
+    offered[: len(numbers)] = torch.tensor(sorted(numbers)[-MOST:], dtype=torch.int64)
+    of_rank = [set(theirs.tolist()) - {-1} for theirs in comm.all_gather(offered)]
+    if not any(of_rank):
+        return None
+    if common := set.intersection(*of_rank):
+        return max(common)
+    without = [rank for rank, theirs in enumerate(of_rank) if not theirs] or list(range(len(of_rank)))
+    raise CheckpointError(f"there is no checkpoint that all ranks have: rank {', '.join(map(str, without))} lacks it")
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of every generator that a model may draw from on this rank (SpecAugment uses numpy's)."""
+    name, keys, *rest = np.random.get_state()
+    state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
+    state["torch"] = torch.get_rng_state()
+    if device.type in ("cuda", "mps"):
+        state["device"] = getattr(torch, device.type).get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "device" in state and device.type in ("cuda", "mps"):
+        getattr(torch, device.type).set_rng_state(state["device"])
+
+
+def _flatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`."""
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[_flatten(key, tensors), _flatten(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_flatten(item, tensors) for item in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(f"a {type(value).__name__} cannot be part of a checkpoint")
+
+
+def _unflatten(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, content)] = tree.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {_unflatten(key, tensors): _unflatten(item, tensors) for key, item in content}
+    items = [_unflatten(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _check(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,213 @@
+import copy
+
+import pytest
+import torch
+from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
+from torch import nn
+
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, TrainNode
+from exogym.errors import CheckpointError
+
+STATE = {
+    "steps": 3,
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "name": "é",
+    "none": None,
+    "optimizer": {0: {"exp_avg": torch.tensor([1.5, -0.0])}, 1: [torch.tensor(3), True]},
+}
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    kept = Checkpoints(tmp_path, 0)
+    kept.save(4, STATE)
+    back = kept.load(4)
+    assert torch.equal(back["optimizer"][0].pop("exp_avg"), torch.tensor([1.5, -0.0]))
+    assert torch.equal(back["optimizer"][1].pop(0), torch.tensor(3))
+    assert back == {**STATE, "optimizer": {0: {}, 1: [True]}} and isinstance(back["betas"], tuple)
+
+
+def test_only_the_last_ones_are_kept_and_each_rank_has_its_own(tmp_path):
+    first, second = Checkpoints(tmp_path, 0, keep=2), Checkpoints(tmp_path, 1, keep=2)
+    for number in (1, 2, 3):
+        first.save(number, STATE)
+    second.save(1, STATE)
+    assert first.good() == [2, 3] and second.good() == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000001", "0000002", "0000003"]
+
+
+@pytest.mark.parametrize("name", ["rank0.safetensors", "rank0.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "empty"])
+def test_a_damaged_one_does_not_count(tmp_path, name, damage):
+    kept = Checkpoints(tmp_path, 0)
+    kept.save(1, STATE)
+    kept.save(2, STATE)
+    file = tmp_path / "0000002" / name
+    data = bytearray(file.read_bytes())
+    if damage == "gone":
+        file.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data if damage == "flip" else data[: len(data) // 2] if damage == "cut" else b"")
+    assert kept.good() == [1]
+    with pytest.raises(CheckpointError, match="damaged"):
+        kept.load(2)
+    kept.save(2, STATE)
+    assert kept.good() == [1, 2]
+
+
+def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path):
+    """Where a folder should be there is a file: root too cannot write below it."""
+    (tmp_path / "0000006").write_text("in the way")
+    events = []
+    source = Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4)
+    strategy = DiLoCoStrategy(H=1, lr=0.01)
+    kept = Checkpoints(tmp_path, 0)
+    node = TrainNode(
+        Line(), SingleComm(), strategy, source, epochs=1, device="cpu", events=events.append,
+        checkpoints=kept, checkpoint_interval=1,
+    )  # fmt: skip
+    assert node.run().steps == 4
+    warnings = [event["what"] for event in events if event["type"] == "warning"]
+    assert len(warnings) == 1 and "0000006: cannot be written" in warnings[0]
+    assert kept.good() == [2, 4]
+
+
+STRATEGIES = {
+    "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", warmup_steps=3),
+    "diloco": lambda: DiLoCoStrategy(lr=0.02, H=5, schedule="cosine", warmup_steps=3),
+    "diloco, plain average": lambda: DiLoCoStrategy(lr=0.02, H=4, outer_lr=1.0, outer_momentum=0.0),
+}
+SOURCES = [Steps([[token_batch(2 + rank, seed=10 * rank + i)] for i in range(6)]) for rank in range(2)]
+
+
+class Resumable(Steps):
+    def epoch(self, epoch, *, first_step=0):
+        yield from self.steps[first_step:]
+
+
+def dies(forwards):
+    """A hook that ends the rank in its forward pass number `forwards`."""
+    left = [forwards]
+
+    def hook(*_):
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("died")
+
+    return hook
+
+
+def two_ranks(make_strategy, folder=None, *, stop_at=(None, None), interval=0, resume=False, die_at=None):
+    """Weights, validation loss, digest and this part's losses of both ranks. A rank asks to stop after `stop_at`."""
+
+    def rank_main(comm):
+        events = []
+        model = Tokens()
+        if die_at is not None and comm.rank == 1:
+            model.register_forward_pre_hook(dies(die_at))
+        node = TrainNode(
+            model, comm, make_strategy(), Resumable(SOURCES[comm.rank].steps), epochs=4, device="cpu",
+            val=Steps([[token_batch(3, seed=99)]]), val_interval=4, events=events.append,
+            should_stop=lambda: stop_at[comm.rank] is not None and node._step + 1 >= stop_at[comm.rank],
+            checkpoints=Checkpoints(folder, comm.rank) if folder else None, checkpoint_interval=interval,
+            resume=resume,
+        )  # fmt: skip
+        result = node.run()
+        losses = {e["step"]: e["loss"] for e in events if e["type"] == "step"}
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        return weights, losses, result
+
+    return run_threads(2, rank_main)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("stop_at", [(1, None), (7, None), (None, 9), (8, 10), (10, 10), (13, 13), (23, None)])
+def test_a_stopped_and_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, name, stop_at):
+    whole = two_ranks(STRATEGIES[name])
+    stopped = two_ranks(STRATEGIES[name], tmp_path, stop_at=stop_at)
+    assert all(result.stopped for _, _, result in stopped)
+    assert torch.equal(stopped[0][0], stopped[1][0])  # they still agreed, on the way out
+    resumed = two_ranks(STRATEGIES[name], tmp_path, resume=True)
+    for (weights, losses, result), (_, before, _), (again, rest, end) in zip(whole, stopped, resumed, strict=True):
+        assert torch.equal(weights, again)
+        assert before | rest == losses and not before.keys() & rest.keys()
+        assert (result.digest, result.val_loss, result.train_loss) == (end.digest, end.val_loss, end.train_loss)
+        assert (result.steps, result.samples, result.rounds) == (end.steps, end.samples, end.rounds)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_stopped_twice_and_resumed_twice(tmp_path, name):
+    whole = two_ranks(STRATEGIES[name])
+    two_ranks(STRATEGIES[name], tmp_path, stop_at=(7, None))
+    two_ranks(STRATEGIES[name], tmp_path, stop_at=(None, 8), resume=True)
+    resumed = two_ranks(STRATEGIES[name], tmp_path, resume=True)
+    assert all(torch.equal(a[0], b[0]) and a[2].digest == b[2].digest for a, b in zip(whole, resumed, strict=True))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_after_a_crash_it_goes_on_from_the_newest_that_all_ranks_have(tmp_path, name):
+    whole = two_ranks(STRATEGIES[name])
+    with pytest.raises(Exception, match="died"):
+        two_ranks(STRATEGIES[name], tmp_path, interval=1, die_at=17)
+    newest = max(Checkpoints(tmp_path, 1).good())
+    (tmp_path / f"{newest:07d}" / "rank1.json").unlink()
+    resumed = two_ranks(STRATEGIES[name], tmp_path, interval=1, resume=True)
+    assert 0 < len(resumed[0][1]) < 24
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(whole, resumed, strict=True))
+
+
+def test_without_any_checkpoint_a_resumed_run_starts_anew(tmp_path):
+    whole, resumed = two_ranks(STRATEGIES["diloco"]), two_ranks(STRATEGIES["diloco"], tmp_path, resume=True)
+    assert torch.equal(whole[0][0], resumed[0][0]) and len(resumed[0][1]) == 24
+
+
+def test_a_checkpoint_that_one_rank_lacks_is_named(tmp_path):
+    two_ranks(STRATEGIES["diloco"], tmp_path, stop_at=(7, None))
+    for file in tmp_path.rglob("rank1.*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="rank 1 lacks it"):
+        two_ranks(STRATEGIES["diloco"], tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    two_ranks(STRATEGIES["diloco"], tmp_path, stop_at=(7, None))
+    with pytest.raises(CheckpointError, match="strategy was DiLoCoStrategy, and is AllReduceStrategy"):
+        two_ranks(STRATEGIES["allreduce"], tmp_path, resume=True)
+
+
+class Noisy(Line):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, batch):
+        x, y = batch
+        return super().forward((self.dropout(x), y))
+
+
+def stop_after(path, steps):
+    """Both nodes' processes see the file; it appears after so many steps."""
+
+    def events(event):
+        if event["type"] == "step" and event["step"] >= steps:
+            path.touch()
+
+    return events
+
+
+def test_processes_with_dropout_and_shuffled_data(tmp_path):
+    settings = {
+        "strategy": DiLoCoStrategy(lr=0.05, H=6), "num_epochs": 3, "num_nodes": 2, "batch_size": 4, "device": "cpu",
+        "timeout": 60.0,
+    }  # fmt: skip
+    trainer = LocalTrainer(Noisy(), Points(80))
+    whole = trainer.fit(**copy.deepcopy(settings))
+    settings |= {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_interval": 1}
+    flag = tmp_path / "stop"
+    stopped = trainer.fit(**copy.deepcopy(settings), events=stop_after(flag, 8), should_stop=flag.exists)
+    assert stopped.result.stopped and stopped.result.steps < whole.result.steps
+    resumed = trainer.fit(**copy.deepcopy(settings), resume=True)
+    for ours, theirs in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert whole.result.digest == resumed.result.digest
