@@ -71,7 +71,7 @@ def prepare_run(
             ranks.append(Rank(label=label, spec=spec))
         else:
             own = {kind: lists[number] for kind, lists in shards.items()}
-            spec, items[host.address] = _for_host(profile, base, number, host, manifests, own, run_dir)
+            spec, items[host.address] = for_host(profile, base, number, host, manifests, own, run_dir)
             ranks.append(Rank(label=label, spec=spec, host=host))
     launch = Launch(
         run_id=run_dir.name,
@@ -124,7 +124,7 @@ def _on_master(profile: Profile, run_dir: Path, host: Host | None) -> dict:
     return values
 
 
-def _for_host(
+def for_host(
     profile: Profile,
     base: RunSpec,
     rank: int,
@@ -133,7 +133,7 @@ def _for_host(
     shards: dict[str, Sequence[Sample]],
     run_dir: Path,
 ) -> tuple[RunSpec, list[SyncItem]]:
-    """Paths in the spec are relative to the host's project folder, where its worker runs."""
+    """One host's spec and files. Paths in the spec are relative to its project folder, where its worker runs."""
     model = local_model_folder(profile.base_model)
     model_name = f"{STORE}/models/{model.name}-{_short_hash(str(model))}"
     items = [*code_items(), *folder_items(model, model_name)]
