@@ -72,16 +72,33 @@ def distributed_train(
 @app.command()
 def evaluate(
     models: Annotated[list[str], typer.Argument(help="Model folders (or hub ids), for example runs/ID/final.")],
-    data: Annotated[Path | None, typer.Option(help="Manifest to evaluate on.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Manifest to evaluate on; may be given several times.")
+    ] = None,
     profile: Annotated[str, typer.Option(help="Take test set and language from this [profile:NAME].")] = "",
     language: Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")] = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
+    base: Annotated[bool, typer.Option(help="Put the untouched base of a trained model first.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Folder for predictions; else the run's, or ./evaluation.")] = None,
+    worst: Annotated[int, typer.Option(min=0, help="Show so many of the worst clips.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
     config: Config = CONFIG,
 ) -> int:
-    """Measure WER and CER of models on a test set."""
+    """Measure WER and CER of models on test sets, and write down what they heard."""
     from distributed.commands.evaluate import evaluate
 
-    return evaluate(config, models, data=data, profile=profile, language=language, batch_size=batch_size)
+    return evaluate(
+        config,
+        models,
+        data=data or (),
+        profile=profile,
+        language=language,
+        batch_size=batch_size,
+        base=base,
+        out=out,
+        worst=worst,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -94,6 +111,31 @@ def transcribe(
     from distributed.commands.transcribe import transcribe
 
     return transcribe(audio, model, language)
+
+
+@app.command()
+def doctor(
+    deep: Annotated[bool, typer.Option("--deep", help="Compute, copy, train with two ranks: a minute.")] = False,
+    profile: Annotated[str, typer.Option(help="Take batch shapes, device and folder from this profile.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")] = False,
+    config: Config = CONFIG,
+) -> int:
+    """Look whether this machine is fit to train; exit status 5 if not."""
+    from distributed.commands.doctor import doctor
+
+    return doctor(config, profile, deep=deep, as_json=as_json)
+
+
+@app.command()
+def wizard(
+    answers: Annotated[Path | None, typer.Option(help="Take the answers from this file (JSON or INI).")] = None,
+    save_answers: Annotated[Path | None, typer.Option(help="Write the answers to this file, for --answers.")] = None,
+    config: Config = CONFIG,
+) -> int:
+    """Ask what to train and where, save it as a profile, and start it."""
+    from distributed.wizard.flow import wizard
+
+    return wizard(config, answers, save_answers)
 
 
 @hosts_app.command("setup")

@@ -1,0 +1,106 @@
+"""`multimac doctor`: is this machine fit to train."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.errors import ConfigError, ExitStatus
+
+from ..config import resolve
+from ..doctor import Check, Finding, State, examine, exit_status
+from ..doctor_machine import PROJECT, machine_checks
+from ..doctor_services import service_checks
+
+STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}
+
+
+def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False, place=None) -> ExitStatus:
+    """place: see `deep_checks`; None leaves the models as they are."""
+    chosen = resolve(ConfigFile(config), profile).profile if profile else None
+    runs = chosen.runs_dir if chosen else PROJECT / "runs"
+    checks = [*machine_checks(runs), *service_checks()]
+    with _progress() as show:
+        findings = examine(checks, lambda check: show(check.name))
+        if deep:
+            findings += _deep(chosen, place, show)
+    if as_json:
+        print(json.dumps(report(findings, profile, deep), indent=1))
+    else:
+        _print(Console(highlight=False), findings, deep)
+    return exit_status(findings)
+
+
+def report(findings: Sequence[Finding], profile: str, deep: bool) -> dict:
+    return {
+        "format": 1,
+        "created": round(time.time()),
+        "platform": platform.platform(),
+        "profile": profile or None,
+        "deep": deep,
+        "exit_status": int(exit_status(findings)),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def _deep(profile: Profile | None, place, show) -> list[Finding]:
+    from exogym import device as devices
+    from exogym.errors import SettingError
+
+    from ..doctor_deep import deep_checks
+    from ..doctor_gradients import on_device
+
+    current = ""
+
+    def name(check: Check) -> None:
+        nonlocal current
+        current = check.name
+        show(current)
+
+    try:
+        device = devices.choose(profile.device if profile else None)
+    except SettingError as error:
+        raise ConfigError(str(error)) from None
+    checks = deep_checks(profile, device, lambda text: show(f"{current}: {text}"), place or on_device)
+    return examine(checks, name)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator:
+    """On stderr, so that stdout holds the result alone."""
+    console = Console(stderr=True, highlight=False)
+    with console.status("") as status:
+        yield lambda text: status.update(f"[dim]{text}[/dim]")
+
+
+def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
+    table = Table(header_style="bold", expand=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("detail and remedy", overflow="fold")
+    for finding in findings:
+        remedy = f"\n[bold]{_plain(finding.remedy)}[/bold]" if finding.remedy else ""
+        style = STYLES[finding.state]
+        table.add_row(finding.name, f"[{style}]{finding.state}[/{style}]", f"{_plain(finding.detail)}{remedy}")
+    console.print(table)
+    count = {state: sum(finding.state is state for finding in findings) for state in State}
+    more = "" if deep else " `doctor --deep` tries accelerator, ranks and audio for real (a minute)."
+    if count[State.PROBLEM]:
+        console.print(f"{count[State.PROBLEM]} problems, {count[State.WARNING]} warnings.", style="red")
+    elif count[State.WARNING]:
+        console.print(f"Fit to train; {count[State.WARNING]} warnings.{more}")
+    else:
+        console.print(f"All well.{more}")
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
