@@ -87,7 +87,7 @@ def scan(path: Path) -> RunEvents:
             found.damage = found.damage or f"{path.name}:{bad} is damaged"
         bad = None
         _take(found, event)
-    if not found.attempts and len(lines) > 1:
+    if not found.attempts and any(lines):
         found.damage = found.damage or f"{path.name} holds no event that can be read"
     return found
 
