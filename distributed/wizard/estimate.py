@@ -1,0 +1,54 @@
+"""What training together would bring, and the strategy that suits: by speeds, payload and number of rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .speed import Speed
+
+HOME_NETWORK = 12.5e6  # bytes a second, 100 Mbit/s: assumed where nothing was measured
+SMALL_SHARE = 0.1  # of the time may go into communication
+FEWEST_ROUNDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a run has to do: bytes of an agreement, optimizer steps of each host, hosts."""
+
+    payload: int
+    steps: int
+    hosts: int
+
+
+def exchange_s(work: Work, bytes_s: float | None) -> float:
+    """Seconds of one agreement: a ring all-reduce sends 2 (N - 1) / N times the payload."""
+    return 2 * (work.hosts - 1) / work.hosts * work.payload / (bytes_s or HOME_NETWORK)
+
+
+def speed_up(speeds: Sequence[Speed], work: Work, bytes_s: float | None, steps_a_round: int) -> float | None:
+    """Times as fast as the first machine (the master) alone; None if a machine was not measured.
+
+    Every host gets an equal share of the clips, so all of them wait for the slowest one.
+    """
+    if not speeds or any(speed.clips_s is None for speed in speeds):
+        return None
+    slowest = min(speed.clips_s for speed in speeds)
+    computing = max(speed.step_s for speed in speeds) * steps_a_round
+    share = computing / (computing + exchange_s(work, bytes_s))
+    return len(speeds) * slowest / speeds[0].clips_s * share
+
+
+def interval(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> int:
+    """Steps in a DiLoCo round: communication a tenth of the time at most, but no fewer rounds than FEWEST_ROUNDS."""
+    step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
+    wanted = math.ceil(exchange_s(work, bytes_s) / (SMALL_SHARE * step_s))
+    return max(1, min(max(5, wanted), work.steps // FEWEST_ROUNDS))
+
+
+def strategy(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> str:
+    """AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
+    step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
+    cheap = exchange_s(work, bytes_s) <= SMALL_SHARE * step_s
+    return "allreduce" if cheap or work.steps < 2 * FEWEST_ROUNDS else "diloco"

@@ -1,0 +1,109 @@
+"""Which model: sections of config.ini, the bundled one, the published sizes, or a folder; and what each would take."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError
+from whisper_tuner.memory import ModelShape, shape_of, training_memory
+
+from ..console import size
+from ..launcher import PROJECT
+from .draft import Model
+from .machine import this_machine
+from .questions import Option, Questions
+
+BUNDLED = PROJECT / "bundled" / "model"
+OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
+MULTILINGUAL_VOCABULARY = 51865
+
+
+def ask_model(questions: Questions, config: ConfigFile) -> Model:
+    models = offered(config)
+    options = [_option(name, model) for name, model in models.items()]
+    answer = questions.select(
+        "model",
+        "Which model shall be fine-tuned?",
+        options,
+        next(option.value for option in options if not option.unfit),
+        other="another: a folder, or a hub id",
+        check=lambda text: _check(text, config),
+    )
+    return models.get(answer) or model_of(answer, config)
+
+
+def offered(config: ConfigFile) -> dict[str, Model]:
+    models = {name: _of_section(config, name) for name in config.names("model")}
+    known = {model.base_model for model in models.values()}
+    if BUNDLED.is_dir() and str(BUNDLED) not in known:
+        models[str(BUNDLED)] = model_of(str(BUNDLED), config)
+    ids = [f"openai/whisper-{name}" for name in OFFERED]
+    return models | {name: model_of(name, config) for name in ids if name not in known}
+
+
+def model_of(text: str, config: ConfigFile, section: str = "", learning_rate: str = "") -> Model:
+    folder = (config.path.parent / Path(text).expanduser()).absolute()
+    name = str(folder) if folder.is_dir() else text
+    shape = shape_of(name)
+    return Model(
+        base_model=name,
+        section=section,
+        shape=shape,
+        multilingual=_is_multilingual(name, shape),
+        learning_rate=float(learning_rate) if learning_rate else None,
+    )
+
+
+def memory_needed(model: Model, method: str, batch_size: int = 1) -> int | None:
+    """Bytes; None if the model's size is not known here."""
+    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else None
+
+
+def fits(model: Model, method: str, batch_size: int = 1) -> bool:
+    needed = memory_needed(model, method, batch_size)
+    return needed is None or needed <= this_machine().memory
+
+
+def _of_section(config: ConfigFile, name: str) -> Model:
+    values = config.section("model", name).values
+    return model_of(values.get("base_model", ""), config, name, values.get("learning_rate", ""))
+
+
+def _option(name: str, model: Model) -> Option:
+    where = Path(model.base_model)
+    inside = where.is_absolute() and where.is_relative_to(PROJECT)
+    place = where.relative_to(PROJECT).as_posix() if inside else model.base_model
+    label = f"{name} ({place})" if model.section and place != name else place
+    if model.shape is None:
+        return Option(value=name, title=f"{label:<38} size not known here")
+    count = model.shape.parameters
+    title = f"{label:<38} {f'{count / 1e6:.1f} M' if count < 1e8 else f'{count / 1e9:.2f} G'} parameters"
+    needed = min(memory_needed(model, method) for method in ("full", "lora", "decoder"))
+    here = this_machine().memory
+    unfit = f"does not fit: takes {size(needed)}, here are {size(here)}" if needed > here else ""
+    return Option(value=name, title=label if unfit else title, unfit=unfit)
+
+
+def _check(text: str, config: ConfigFile) -> None:
+    model = model_of(text, config)
+    if not Path(model.base_model).is_dir() and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
+        raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
+    if Path(model.base_model).is_dir() and model.shape is None:
+        raise ConfigError(f"{text} holds no Whisper: there is no config.json of one in it")
+    if not any(fits(model, method) for method in ("full", "lora", "decoder")):
+        needed = min(memory_needed(model, method) for method in ("full", "lora", "decoder"))
+        raise ValueError(f"does not fit: takes {size(needed)}, here are {size(this_machine().memory)}")
+
+
+def _is_multilingual(name: str, shape: ModelShape | None) -> bool:
+    """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be."""
+    try:
+        stated = json.loads((Path(name) / "generation_config.json").read_text()).get("is_multilingual")
+    except (OSError, ValueError, AttributeError):
+        stated = None
+    if stated is None:
+        return shape.vocab_size >= MULTILINGUAL_VOCABULARY if shape else not name.endswith(".en")
+    return bool(stated)
