@@ -77,20 +77,23 @@ def facts_table(pairs: Sequence[tuple[str, str]]) -> Table:
 
 
 def host_table(run: RunSummary) -> Table:
+    """A column that would be empty is left out."""
+    columns = {
+        "host": [host.name for host in run.per_host],
+        "device": [host.device for host in run.per_host],
+        "steps": [str(host.steps or "") for host in run.per_host],
+        "clips": [str(host.clips or "") for host in run.per_host],
+        "clips/s": [f"{host.clips_per_s:.1f}" if host.clips_per_s else "" for host in run.per_host],
+        "communicating": [f"{h.communicating:.1f} s" if h.communicating is not None else "" for h in run.per_host],
+        "sent": [size(host.bytes) if host.bytes else "" for host in run.per_host],
+        "memory": [size(host.memory) if host.memory else "" for host in run.per_host],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
-    for name in ("host", "device", "steps", "clips", "clips/s", "communicating", "sent", "memory"):
+    for name in columns:
         table.add_column(name, justify="left" if name in ("host", "device") else "right", overflow="fold")
-    for host in run.per_host:
-        table.add_row(
-            host.name,
-            host.device,
-            str(host.steps or ""),
-            str(host.clips or ""),
-            f"{host.clips_per_s:.1f}" if host.clips_per_s else "",
-            f"{host.communicating:.1f} s" if host.communicating is not None else "",
-            size(host.bytes) if host.bytes else "",
-            size(host.memory) if host.memory else "",
-        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     return table
 
 

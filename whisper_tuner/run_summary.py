@@ -255,7 +255,8 @@ def _mean_by_step(pairs: Iterable[tuple[int, float | None]]) -> Points:
 
 def _problems(attempts: list[Attempt]) -> tuple[str, ...]:
     found = (event for attempt in attempts for event in attempt.of_type("problem", "warning"))
-    lines = (f"{event.get('host') or 'data'}: {event.get('what', '')}" for event in found)
+    words = {"problem": "skipped: ", "warning": ""}
+    lines = (f"{event.get('host') or 'data'}: {words[event['type']]}{event.get('what', '')}" for event in found)
     return tuple(dict.fromkeys(lines))
 
 

@@ -80,7 +80,7 @@ def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatu
     if any(host.steps for host in run.per_host):
         console.print()
         console.print(host_table(run))
-    _print_block(console, "", [f"skipped: {problem}" for problem in run.problems[:SHOWN_PROBLEMS]])
+    _print_block(console, "", run.problems[:SHOWN_PROBLEMS])
     if len(run.problems) > SHOWN_PROBLEMS:
         console.print(f"and {len(run.problems) - SHOWN_PROBLEMS} more, in {run.path / 'events.jsonl'}", soft_wrap=True)
     if run.message and run.state in (FAILED, BROKEN, INTERRUPTED):
