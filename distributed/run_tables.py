@@ -147,7 +147,7 @@ def next_commands(run: RunSummary) -> list[str]:
         return [f"{command} runs show {run.id}", f"tail -f {run.path / 'launcher.log'}"]
     commands = []
     if run.resumable:
-        kind = "distributed-train --hosts distributed_hosts.json" if run.over_ssh else "finetune"
+        kind = "distributed-train" if run.over_ssh else "finetune"
         commands.append(f"{command} {kind} --resume {run.id}")
     if run.model:
         language = f" --language {run.language}" if run.language else ""

@@ -310,7 +310,7 @@ def _clips_list(run_dir: Path) -> str:
 
 def _created(run_dir: Path, asked: dict[str, Any], events: RunEvents, changed: float) -> float:
     written = asked.get("created")
-    if isinstance(written, int | float):
+    if isinstance(written, int | float) and written > 0:
         return float(written)
     return date_in(run_dir.name) or events.first_time or changed
 
