@@ -132,15 +132,15 @@ class Bench:
 
     def wer(self, folder: str, base: list[str], test: Path) -> dict:
         ours = subprocess.run(
-            [sys.executable, "cli_typer.py", "evaluate", folder, "--data", str(test), "--language", self.args.language],
-            cwd=PROJECT, capture_output=True, text=True, check=True, env={"COLUMNS": "400", "PATH": "/usr/bin:/bin"},
+            [sys.executable, "cli_typer.py", "evaluate", folder, "--data", str(test), "--language", self.args.language,
+             "--no-base", "--json", "--out", str(self.state / "evaluation")],
+            cwd=PROJECT, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
         ).stdout  # fmt: skip
-        figures = [cell.strip() for cell in re.split("[│┃]", next(x for x in ours.splitlines() if folder in x))]
         script = PROJECT / "benchmarks" / "plain_wer.py"
         plain = subprocess.run(
             [sys.executable, str(script), folder, *base, str(test)], capture_output=True, text=True, check=True
         )
-        return {"evaluate": float(figures[2]), "plain": float(plain.stdout.split()[-1])}
+        return {"evaluate": round(json.loads(ours)[0]["wer"], 1), "plain": float(plain.stdout.split()[-1])}
 
     def report(self) -> None:
         length = "Quick: 8 steps, 8 test clips." if self.args.quick else "Five epochs."

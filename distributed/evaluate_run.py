@@ -13,6 +13,7 @@ from whisper_tuner.dataset import load_manifest
 from whisper_tuner.evaluation import Evaluation, evaluate
 from whisper_tuner.export import load_model
 from whisper_tuner.features import FeatureCache
+from whisper_tuner.predictions import PREDICTIONS, predictions, write_predictions
 from whisper_tuner.runs import write_atomically
 
 from .spec import RunSpec, profile_from_json
@@ -25,8 +26,8 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
         torch.set_num_threads(profile.num_threads)
     samples = load_manifest(test, max_duration_s=profile.max_duration_s).samples
     device = devices.choose(None if profile.device == "auto" else profile.device)
-    figures = {}
-    for when, path in (("before", profile.base_model), ("after", str(Path(spec.run_dir) / "final"))):
+    figures, folder = {}, Path(spec.run_dir)
+    for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
         model, processor = load_model(path)
         result = evaluate(
             model.to(device),
@@ -42,9 +43,11 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
         )
         for problem in result.problems:
             events({"type": "problem", "what": str(problem)})
+        name = "base" if when == "before" else "final"
+        write_predictions(folder / "evaluation" / test.stem / name / PREDICTIONS, predictions(result.rows))
         figures[when] = summary(result)
         events({"type": "evaluation", "when": when, **figures[when]})
-    write_atomically(Path(spec.run_dir) / "wer.json", json.dumps(figures, indent=2) + "\n")
+    write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
 
 
 def summary(result: Evaluation) -> dict:

@@ -57,7 +57,8 @@ def described(problems: Sequence[Problem], shown: int = SHOWN) -> list[str]:
     if not problems:
         return ["It has no rows."]
     more = [f"and {len(problems) - shown} more"] if len(problems) > shown else []
-    return [f"{len(problems)} rows left out: {counts(problems)}", *map(str, problems[:shown]), *more]
+    rows = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+    return [f"{rows} left out: {counts(problems)}", *map(str, problems[:shown]), *more]
 
 
 def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:

@@ -7,6 +7,7 @@ will use the model. A shortcut that only this program knows would report quality
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,9 +43,14 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
+    """One clip; `normalized` is (reference, hypothesis) after the text normaliser, which the rates are of."""
+
     id: str
     reference: str
     hypothesis: str
+    normalized: tuple[str, str]
+    audio: Path
+    duration_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,12 @@ class Evaluation:
     normalized: ErrorRates
     rows: tuple[Row, ...]
     problems: tuple[Problem, ...]
+    seconds: float  # that the transcription took
+
+    @property
+    def speed(self) -> float:
+        """Seconds of audio transcribed in a second."""
+        return sum(row.duration_s for row in self.rows) / max(self.seconds, 1e-9)
 
     @property
     def wer(self) -> float:
@@ -87,6 +99,7 @@ def evaluate(
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Transcribe every sample and compare; an unreadable file becomes a Problem."""
+    began = time.perf_counter()
     heard = transcribe(
         model,
         processor,
@@ -99,17 +112,29 @@ def evaluate(
         features=features,
         progress=progress,
     )
-    pairs = list(zip(samples, heard, strict=True))
-    rows = tuple(Row(id=s.id, reference=s.text, hypothesis=t.text) for s, t in pairs if not t.problem)
+    seconds = time.perf_counter() - began
     normalize = text_normalizer(
         "en" if language is None and not is_multilingual(whisper_of(model)) else _code(language)
     )
-    references, hypotheses = [row.reference for row in rows], [row.hypothesis for row in rows]
+    pairs = list(zip(samples, heard, strict=True))
+    rows = tuple(_row(sample, transcript.text, normalize) for sample, transcript in pairs if not transcript.problem)
     return Evaluation(
-        raw=error_rates(references, hypotheses),
-        normalized=error_rates([*map(normalize, references)], [*map(normalize, hypotheses)]),
+        raw=error_rates([row.reference for row in rows], [row.hypothesis for row in rows]),
+        normalized=error_rates([row.normalized[0] for row in rows], [row.normalized[1] for row in rows]),
         rows=rows,
         problems=tuple(Problem(s.line, f"{s.id}: {t.problem}") for s, t in pairs if t.problem),
+        seconds=seconds,
+    )
+
+
+def _row(sample: Sample, heard: str, normalize: Callable[[str], str]) -> Row:
+    return Row(
+        id=sample.id,
+        reference=sample.text,
+        hypothesis=heard,
+        normalized=(normalize(sample.text), normalize(heard)),
+        audio=sample.audio,
+        duration_s=sample.duration_s,
     )
 
 

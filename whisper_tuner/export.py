@@ -54,7 +54,7 @@ def load_model(
     folder = Path(folder).expanduser() if Path(folder).expanduser().exists() else folder
     if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
         return load_base(folder)
-    base, _ = load_base(base_model or _base_of(folder))
+    base, _ = load_base(base_model or base_of(folder))
     try:
         processor = WhisperProcessor.from_pretrained(folder)
         base.generation_config = GenerationConfig.from_pretrained(folder)
@@ -99,7 +99,7 @@ def _portable_name(base_model: str | Path, out: Path) -> str:
     return Path(os.path.relpath(base.resolve(), out.resolve())).as_posix()
 
 
-def _base_of(folder: Path) -> str | Path:
+def base_of(folder: Path) -> str | Path:
     """The base that an adapter names, a relative path being meant from the adapter's own folder."""
     try:
         name = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")

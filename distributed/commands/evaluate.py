@@ -1,56 +1,184 @@
-"""`multimac evaluate`: WER and CER of models on a test set."""
+"""`multimac evaluate`: WER and CER of several models on several test sets, and what each of them wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+
+from ..console import duration
+
+if TYPE_CHECKING:
+    from whisper_tuner.dataset import Manifest
+    from whisper_tuner.evaluation import Evaluation
+
+    from ..comparison import Candidate
+
+FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten", "cer_raw": "CER as\nwritten"}
 
 
 def evaluate(
-    config: Path, models: Sequence[str], *, data: Path | None, profile: str, language: str, batch_size: int
+    config: Path,
+    models: Sequence[str],
+    *,
+    data: Sequence[Path] = (),
+    profile: str = "",
+    language: str = "",
+    batch_size: int = 8,
+    base: bool = True,
+    out: Path | None = None,
+    worst: int = 5,
+    as_json: bool = False,
 ) -> ExitStatus:
-    from exogym import device as devices
-    from whisper_tuner.dataset import load_manifest
-    from whisper_tuner.evaluation import evaluate
-    from whisper_tuner.export import load_model
+    console = Console(highlight=False, stderr=as_json)
+    chosen_profile = ConfigFile(config).profile(profile) if profile else None
+    if not data and chosen_profile and chosen_profile.test:
+        data = [chosen_profile.test]
+    language = language or (chosen_profile.language if chosen_profile else "")
 
-    from ..evaluate_run import summary
+    from ..comparison import candidates, check_models, labels
 
-    console = Console(highlight=False)
-    if profile:
-        chosen = ConfigFile(config).profile(profile)
-        data, language = data or chosen.test, language or chosen.language
-    if data is None:
+    chosen = candidates(models, with_base=base)
+    origins = [candidate.origin for candidate in chosen if candidate.origin]
+    data = data or list(dict.fromkeys(origin.test for origin in origins if origin.test))
+    if not data:
         raise ConfigError(
             "nothing to evaluate on", remedy="Name a manifest with --data, or a profile that has a test set."
         )
-    samples = load_manifest(data).samples
-    table = Table(title=f"{data}: {len(samples)} clips; WER and CER in per cent", header_style="bold")
-    for column in ("model", "WER", "CER", "WER as written", "CER as written"):
-        table.add_column(column, justify="left" if column == "model" else "right", overflow="fold")
-    for path in models:
-        model, processor = load_model(path)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(str(path), total=len(samples))
-            result = evaluate(
-                model.to(devices.choose()),
-                processor,
-                samples,
-                language=language or None,
-                batch_size=batch_size,
-                progress=lambda done, total, bar=bar, task=task: bar.update(task, completed=done),
-            )
-        for problem in result.problems:
-            console.print(f"skipped: {problem}")
-        figures = summary(result)
-        table.add_row(str(path), *(f"{figures[key]:.1f}" for key in ("wer", "cer", "wer_raw", "cer_raw")))
-    console.print(table)
+    manifests = _manifests(console, data)
+    console.print("loading the models", end="\r") if console.is_terminal else None
+    check_models(chosen)
+    names = labels([manifest.path for manifest in manifests])
+    results = []
+    for candidate in chosen:
+        for manifest, result in _measure(console, candidate, manifests, language, batch_size):
+            folder = candidate.predictions_folder(out, names[manifest.path])
+            results.append((candidate, manifest, result, _record(console, candidate, manifest, result, folder)))
+    results.sort(key=lambda result: manifests.index(result[1]))
+    records = [record for *_, record in results]
+    if as_json:
+        print(json.dumps(records, indent=2))
+        return ExitStatus.OK
+    console.print(_table(manifests, records))
+    for candidate, manifest, result, _ in results:
+        if worst and (not candidate.untouched or len(chosen) == 1):
+            _show_worst(console, candidate, manifest, result, worst)
+    for record in records:
+        console.print(f"predictions: {record['predictions']}", soft_wrap=True, markup=False)
     return ExitStatus.OK
+
+
+def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
+    from whisper_tuner.data_check import check_manifest, described
+    from whisper_tuner.dataset import MAX_DURATION_S
+
+    from ..launcher import PROJECT
+    from ..shipment import STORE
+
+    manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
+    for manifest in manifests:
+        if not manifest.samples:
+            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+        if manifest.problems:
+            lines = "\n  ".join(described(manifest.problems))
+            console.print(f"{manifest.path}: {lines}", soft_wrap=True, markup=False)
+    return manifests
+
+
+def _measure(
+    console: Console, candidate: Candidate, manifests: Sequence[Manifest], language: str, batch_size: int
+) -> Iterator[tuple[Manifest, Evaluation]]:
+    from exogym import device as devices
+    from whisper_tuner.evaluation import evaluate
+    from whisper_tuner.export import load_model
+
+    model, processor = load_model(candidate.path)
+    model, origin = model.to(devices.choose()), candidate.origin
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        for manifest in manifests:
+            task = bar.add_task(f"{candidate.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
+            yield (
+                manifest,
+                evaluate(
+                    model,
+                    processor,
+                    manifest.samples,
+                    language=language or (origin.language if origin else "") or None,
+                    task=origin.task if origin else "transcribe",
+                    batch_size=batch_size,
+                    progress=lambda done, total, task=task: bar.update(task, completed=done),
+                ),
+            )
+
+
+def _record(
+    console: Console, candidate: Candidate, manifest: Manifest, result: Evaluation, folder: Path
+) -> dict[str, object]:
+    """Figures of one model on one test set; writes its predictions."""
+    from whisper_tuner.predictions import PREDICTIONS, predictions, write_predictions
+
+    from ..evaluate_run import summary
+
+    for problem in result.problems:
+        console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True, markup=False)
+    found = predictions(result.rows)
+    path = write_predictions(folder / PREDICTIONS, found)
+    return {
+        "model": candidate.path,
+        "base": candidate.untouched,
+        "data": str(manifest.path),
+        **summary(result),
+        "speed": round(result.speed, 2),
+        "flags": dict(Counter(flag for prediction in found for flag in prediction.flags)),
+        "skipped": len(manifest.problems) + len(result.problems),
+        "predictions": str(path),
+    }
+
+
+def _table(manifests: Sequence[Manifest], records: Sequence[dict]) -> Table:
+    """A section for each test set; the rate columns come right after the model, as scripts expect."""
+    table = Table(
+        header_style="bold", caption="per cent; WER and CER after Whisper's text normaliser; speed: audio s/s"
+    )
+    for column in ("model", *FIGURES.values(), "clips", "speed"):
+        table.add_column(column, justify="left" if column == "model" else "right", overflow="fold")
+    for manifest in manifests:
+        seconds = sum(sample.duration_s for sample in manifest.samples)
+        if len(manifests) == 1:
+            table.title = f"{manifest.path}: {len(manifest.samples)} clips, {duration(seconds)}"
+        else:
+            table.add_section()
+            table.add_row(f"{manifest.path}, {duration(seconds)}", style="bold")
+        for record in records:
+            if record["data"] == str(manifest.path):
+                figures = (f"{record[key]:.1f}" for key in FIGURES)
+                name = f"{record['model']} (base)" if record["base"] else record["model"]
+                table.add_row(name, *figures, str(record["clips"]), f"{record['speed']:.1f}")
+    return table
+
+
+def _show_worst(console: Console, candidate: Candidate, manifest: Manifest, result: Evaluation, count: int) -> None:
+    from whisper_tuner.predictions import predictions, worst
+
+    from ..alignment import side_by_side
+
+    found = worst(predictions(result.rows), count)
+    if found:
+        console.print(f"\nworst of {manifest.path.name} by {candidate.path}:", soft_wrap=True, markup=False)
+    for prediction in found:
+        rates, flags = prediction.rates, " ".join(prediction.flags)
+        errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
+        head = f"{prediction.row.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
+        console.print(head, soft_wrap=True, markup=False)
+        for line in side_by_side(*prediction.row.normalized, width=console.width):
+            console.print(line, soft_wrap=True)
