@@ -23,6 +23,9 @@ check: setup  ## lint and formatting
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+reference: setup  ## write docs/configuration.md and docs/messages.md from the source
+	$(PY) tools/write_reference.py
+
 lab: setup  ## three hosts on this Linux machine (root); `make lab-down` removes them
 	@sh tools/system_packages.sh
 	$(PY) -m lab up
@@ -35,4 +38,4 @@ bench: setup  ## list the benchmarks
 	@ls benchmarks/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check lab lab-down bench
+.PHONY: help setup demo test test-all check reference lab lab-down bench

@@ -1,0 +1,84 @@
+"""docs/configuration.md and docs/messages.md are what the source says, and say it right."""
+
+import dataclasses
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+sys.path.append(str(PROJECT / "tools"))
+
+from messages import collect  # noqa: E402
+from reference_texts import EXAMPLES  # noqa: E402
+
+from distributed.config import Distribution  # noqa: E402
+from distributed.hosts import load_hosts  # noqa: E402
+from exogym.config import STRATEGIES, read_text  # noqa: E402
+from whisper_tuner.config import Profile  # noqa: E402
+from whisper_tuner.settings import parse  # noqa: E402
+
+SOURCE = """
+HELP = "Look there."
+
+def where(x) -> str:
+    return f"near {x.name}" if x else "nowhere"
+
+class Reader:
+    def read(self, path, keys):
+        remedy = HELP + " Twice."
+        if path:
+            raise ConfigError(f"{path}:{3}: {len(keys)} keys, not {path.stat().st_size!r}", remedy=remedy)
+        raise HostError(self.host.address, f"`{keys[0]}` failed {where(path)}" + "!")
+
+    def wrong(self, message, *, remedy="") -> ConfigError:
+        return ConfigError(f"{self.path}: {message}", remedy=remedy)
+
+    def use(self, key):
+        raise self.wrong(f"{key} is odd", remedy="Drop it.")
+        raise ConfigError(str(key))
+"""
+
+
+def test_the_written_pages_are_up_to_date():
+    command = [sys.executable, "tools/write_reference.py", "--check"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"run `make reference`: {done.stdout}{done.stderr}"
+
+
+def test_messages_are_collected_with_remedy_and_kind(tmp_path):
+    (tmp_path / "some.py").write_text(SOURCE)
+    found = {
+        (m.text, m.remedy, m.kind) for m in collect([tmp_path / "some.py"], tmp_path, {"ConfigError", "HostError"})
+    }
+    assert found == {
+        ("<path>:3: <count> keys, not <st size>", "Look there. Twice.", "ConfigError"),
+        ("HOST: `<keys>` failed near <x> / nowhere!", "", "HostError"),
+        ("<path>: <key> is odd", "Drop it.", "ConfigError"),
+    }
+
+
+@pytest.mark.parametrize("cls", [Profile, Distribution])
+def test_examples_of_settings_are_accepted(cls, tmp_path):
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        parse(field, hints[field.name], EXAMPLES[field.name], tmp_path)
+
+
+def test_examples_of_strategies_are_accepted():
+    fields = {field.name: field for cls, _ in STRATEGIES.values() for field in dataclasses.fields(cls)}
+    for name in EXAMPLES.keys() & fields.keys():
+        read_text(fields[name], EXAMPLES[name])
+
+
+def test_the_examples_of_the_hosts_file_make_one_that_loads(tmp_path):
+    from reference_texts import HOST_TEXTS
+
+    of_host = ("host", "ssh_port", "interface", "device")
+    worker = ", ".join(HOST_TEXTS[key][3] for key in of_host)
+    top = ", ".join(HOST_TEXTS[key][3] for key in HOST_TEXTS if key not in (*of_host, "workers"))
+    (tmp_path / "hosts.json").write_text(f'{{{top}, "workers": [{{{worker}}}]}}')
+    hosts = load_hosts(tmp_path / "hosts.json")
+    assert hosts.workers[0].port == 2222 and hosts.master.user == "anna"

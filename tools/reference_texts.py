@@ -1,0 +1,191 @@
+"""What the reference cannot take from the source: examples, the hosts file's keys, and titles for modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+
+EXAMPLES = {
+    # Profile
+    "base_model": "openai/whisper-small",
+    "language": "fr",
+    "task": "translate",
+    "train": "recordings/train.csv",
+    "validation": "recordings/validation.csv",
+    "test": "recordings/test.csv",
+    "max_duration_s": "20",
+    "bad_rows": "refuse",
+    "method": "lora",
+    "lora_r": "16",
+    "lora_alpha": "32",
+    "lora_dropout": "0.05",
+    "lora_targets": "q_proj, v_proj",
+    "dropout": "0.1",
+    "gradient_checkpointing": "true",
+    "epochs": "3",
+    "max_steps": "500",
+    "batch_size": "4",
+    "accumulation": "2",
+    "learning_rate": "1e-4",
+    "schedule": "linear",
+    "warmup_ratio": "0.05",
+    "weight_decay": "0.0",
+    "max_grad_norm": "0.5",
+    "seed": "7",
+    "audio_context": "full",
+    "device": "mps",
+    "precision": "bf16",
+    "num_threads": "2",
+    "runs_dir": "~/whisper-runs",
+    "shards": "mac-studio.local mac-mini.local",
+    "checkpoint_interval": "5",
+    "keep_checkpoints": "2",
+    # Distribution
+    "base_profile": "mine",
+    "strategy": "diloco",
+    "communication_interval": "20",
+    "hosts_config": "distributed_hosts.json",
+    "shares": "fixed",
+    "round_timeout_s": "300",
+    # Strategies
+    "inner_optim": "adamw",
+    "min_lr_ratio": "0.1",
+    "check_interval": "50",
+    "outer_optim": "sgd",
+    "outer_lr": "0.7",
+    "outer_momentum": "0.9",
+    "nesterov": "true",
+}
+
+# key -> type, default, meaning, example
+SSH_CONFIG = "as `~/.ssh/config` says"
+HOST_TEXTS = {
+    "master": (
+        "address or object",
+        "required",
+        "the machine that the command is given on; it trains as well, as rank 0",
+        '"master": "mac-studio.local"',
+    ),
+    "workers": (
+        "list",
+        "required",
+        "the other machines: addresses or objects; may be empty",
+        '"workers": ["mac-mini.local", {"host": "192.168.1.30"}]',
+    ),
+    "host": (
+        "text",
+        "required",
+        "name, `.local` name or IPv4 address",
+        '"host": "192.168.1.30"',
+    ),
+    "ssh_user": ("text", SSH_CONFIG, "user name over there", '"ssh_user": "anna"'),
+    "ssh_key_path": (
+        "path",
+        SSH_CONFIG + ", and the agent",
+        "private key on this machine",
+        '"ssh_key_path": "~/.ssh/id_ed25519"',
+    ),
+    "python_env": (
+        "path on the host",
+        "`.venv` in `project_path`",
+        "virtual environment that trains, or the path of a Python; `hosts setup` makes the default one",
+        '"python_env": "~/multimac-whisper/.venv"',
+    ),
+    "project_path": (
+        "path on the host",
+        "`{}`",
+        "where code, models and audio are sent to",
+        '"project_path": "~/multimac-whisper"',
+    ),
+    "ssh_port": ("whole number, 1 to 65535", SSH_CONFIG, "port of its SSH server", '"ssh_port": 2222'),
+    "interface": (
+        "text",
+        "the one that reaches the others",
+        "network interface that the ranks talk over",
+        '"interface": "en0"',
+    ),
+    "device": (
+        "`auto`, `mps`, `cuda`, `cuda:N` or `cpu`",
+        "the profile's `device`",
+        "where this host trains",
+        '"device": "cpu"',
+    ),
+}
+
+SECTIONS = {
+    "configuration": """\
+`config.ini` has sections `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]`, `[profile:NAME]` and `[distributed:NAME]`.
+A profile names a `model` and a `dataset` and inherits from both, and all from `[DEFAULT]`; the nearest wins.
+Relative paths start at the folder of `config.ini`. `multimac config show NAME` prints the resolved values, and where
+each came from.""",
+    "profile": """\
+In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
+of them. `model = NAME` and `dataset = NAME` stand in a profile only.""",
+    "distributed": "In `[distributed:NAME]`, beside any key of a profile.",
+    "strategies": """\
+Keys of `[distributed:NAME]`, by `strategy`. The learning rate, its schedule, weight decay and gradient clipping are
+the profile's; the length of a DiLoCo round is `communication_interval`.""",
+    "hosts": """\
+`distributed_hosts.json` is one object. A worker is an address, or an object with `host` and any of the keys below,
+which then hold for that machine alone. See `distributed_hosts.example.json`.""",
+}
+
+INTRODUCTION = """\
+What the program says when something is wrong: `error: ` and the message, below it what to do. `<...>` stands for what
+depends on the case, `[...]` for what may be missing, ` / ` between alternatives, HOST for the address of the host.
+Where a worker raises it, the message ends the run, with the host before it."""
+
+# Rows of a manifest: no errors by themselves.
+ROWS = "Rows that are left out"
+ROW_REMEDY = "Mend the row; it is left out, or nothing begins with `bad_rows = refuse` (status 4)."
+
+STATUSES = {
+    0: "all went well",
+    1: "a defect of this program: the traceback is shown",
+    2: "the command line itself",
+    3: "`config.ini`, a flag, the hosts file, or a program that is not installed",
+    4: "a manifest, an audio file or a model",
+    5: "a host: SSH, its Python, disk or files",
+    6: "a run that ended early",
+    130: "stopped with Ctrl-C",
+}
+
+# A module, or the beginning of its path -> heading, in the order of the page; others go by their docstring.
+CONFIG_INI, AUDIO, MODEL, RUN = "config.ini", "Manifests and audio", "Models", "Runs"
+SSH, ENVIRONMENT, TRAINING = "SSH", "Python environments of the hosts", "While training"
+TITLES = {
+    "whisper_tuner/config.py": CONFIG_INI,
+    "whisper_tuner/settings.py": CONFIG_INI,
+    "distributed/config.py": CONFIG_INI,
+    "gym/exogym/config.py": CONFIG_INI,
+    "distributed/commands/": "Commands",
+    "distributed/comparison.py": "Commands",
+    "distributed/hosts.py": "Hosts file",
+    "whisper_tuner/": AUDIO,
+    "distributed/shipment.py": AUDIO,
+    ROWS: ROWS,
+    "whisper_tuner/models.py": MODEL,
+    "whisper_tuner/export.py": MODEL,
+    "whisper_tuner/evaluation.py": MODEL,
+    "distributed/remote.py": SSH,
+    "distributed/machine.py": SSH,
+    "distributed/ssh_settings.py": SSH,
+    "distributed/known_hosts.py": SSH,
+    "distributed/interfaces.py": "Networks",
+    "distributed/environment.py": ENVIRONMENT,
+    "distributed/wheelhouse.py": ENVIRONMENT,
+    "distributed/ask.py": ENVIRONMENT,
+    "distributed/preflight": "Before a run: the preflight",
+    "distributed/sync.py": "Sending files",
+    "distributed/": TRAINING,
+    "gym/exogym/": TRAINING,
+    "gym/exogym/checkpoint.py": "Checkpoints and --resume",
+    "distributed/resume.py": "Checkpoints and --resume",
+    "whisper_tuner/run": RUN,
+    "distributed/commands/runs.py": RUN,
+    "distributed/doctor": "multimac doctor",
+    "distributed/parity": "multimac doctor",
+    "distributed/wizard/": "Wizard",
+    "distributed/bundle.py": "A model of your own (NetworkTrainer)",
+}

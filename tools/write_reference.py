@@ -1,0 +1,196 @@
+"""Writes docs/configuration.md and docs/messages.md from the source; `--check` says whether they are up to date."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tools")]
+
+import messages  # noqa: E402
+from reference_texts import (  # noqa: E402
+    EXAMPLES,
+    HOST_TEXTS,
+    INTRODUCTION,
+    KINDS,
+    ROW_REMEDY,
+    ROWS,
+    SECTIONS,
+    STATUSES,
+    TITLES,
+)
+
+from distributed.config import FROM_PROFILE, Distribution  # noqa: E402
+from distributed.hosts import HOST_KEYS, PROJECT_PATH, TOP_KEYS  # noqa: E402
+from exogym.config import STRATEGIES, StrategyConfig  # noqa: E402
+from whisper_tuner import errors  # noqa: E402
+from whisper_tuner.config import Profile  # noqa: E402
+
+NOTE = "<!-- Written by tools/write_reference.py (`make reference`): change the source, not this file. -->"
+PACKAGES = ("whisper_tuner", "distributed", "gym/exogym")
+ROW = "_BadRow"  # what dataset.py raises for itself
+Row = tuple[str, ...]
+
+
+def configuration() -> str:
+    parts = ["# Configuration", NOTE, SECTIONS["configuration"]]
+    parts += ["## Profile", SECTIONS["profile"], _table(_settings_rows(Profile))]
+    parts += ["## Distributed profile", SECTIONS["distributed"], _table(_settings_rows(Distribution))]
+    parts += ["## Strategies", SECTIONS["strategies"]]
+    parts.append(_table(_strategy_rows(StrategyConfig, set()), title="All strategies"))
+    shared = {field.name for field in dataclasses.fields(StrategyConfig)}
+    for name, (cls, _) in STRATEGIES.items():
+        parts.append(_table(_strategy_rows(cls, shared), title=f"`strategy = {name}`"))
+    header = ("key", "where", "type", "default", "meaning", "example")
+    parts += ["## Hosts file", SECTIONS["hosts"], _table(_hosts_rows(), header=header)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _settings_rows(cls) -> list[Row]:
+    hints = typing.get_type_hints(cls)
+    return [_row(field, _type(hints[field.name]), _range(field.metadata)) for field in dataclasses.fields(cls)]
+
+
+def _strategy_rows(cls, without: set[str]) -> list[Row]:
+    fields = [f for f in dataclasses.fields(cls) if f.name not in {*FROM_PROFILE, *without}]
+    return [_row(field, KINDS[field.metadata["kind"]], "") for field in fields]
+
+
+def _row(field: dataclasses.Field, kind: str, limits: str) -> Row:
+    default = "required" if field.default is dataclasses.MISSING else _value(field.default)
+    example = f"`{field.name} = {EXAMPLES[field.name]}`"
+    return f"`{field.name}`", f"{kind}{', ' + limits if limits else ''}", default, field.metadata["help"], example
+
+
+def _type(hint) -> str:
+    if isinstance(hint, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    return "words" if typing.get_origin(hint) is tuple else KINDS[hint]
+
+
+def _range(meta) -> str:
+    if meta["choices"]:
+        return "one of " + " ".join(f"`{choice}`" for choice in meta["choices"])
+    low, high = meta["low"], meta["high"]
+    if None not in (low, high):
+        return f"{low:g} to {high:g}"
+    return f"at least {low:g}" if low is not None else f"at most {high:g}" if high is not None else ""
+
+
+def _value(value) -> str:
+    if value is None or value in ("", ()):
+        return "none"
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"`{text.lower() if isinstance(value, bool) else text}`"
+
+
+def _hosts_rows() -> list[Row]:
+    rows = []
+    for key in dict.fromkeys([*TOP_KEYS, *HOST_KEYS]):
+        where = [name for name, keys in (("top", TOP_KEYS), ("host", HOST_KEYS)) if key in keys]
+        kind, default, meaning, example = HOST_TEXTS[key]
+        rows.append((f"`{key}`", " and ".join(where), kind, default.format(PROJECT_PATH), meaning, f"`{example}`"))
+    return rows
+
+
+def _table(rows: list[Row], *, header: Row = ("key", "type", "default", "meaning", "example"), title: str = "") -> str:
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return (f"### {title}\n\n" if title else "") + "\n".join(lines)
+
+
+def all_messages() -> str:
+    statuses = _statuses()
+    found = messages.collect(_sources(), PROJECT, set(statuses) - {"ValueError"})
+    # What a setting expects stands in the messages about config.ini.
+    found += messages.collect([PROJECT / "whisper_tuner/settings.py"], PROJECT, {"ValueError"})
+    groups: dict[str, list[messages.Message]] = {}
+    for message in found:
+        if message.kind == ROW:
+            groups.setdefault(ROWS, []).append(dataclasses.replace(message, remedy=ROW_REMEDY))
+        else:
+            groups.setdefault(_title(message.module), []).append(message)
+    parts = ["# Messages", NOTE, _introduction()]
+    for title in _in_order(groups):
+        rows = sorted({(m.text, m.remedy, statuses[m.kind]) for m in groups[title]}, key=lambda row: row[0].lower())
+        cells = [(_code(text), _escape(remedy), status) for text, remedy, status in rows]
+        parts += [f"## {title}", _table(cells, header=("message", "what to do", "status"))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _introduction() -> str:
+    if set(STATUSES) != set(map(int, errors.ExitStatus)):
+        raise SystemExit("tools/reference_texts.py: STATUSES is not errors.ExitStatus")
+    listed = "\n".join(f"| {status} | {meaning} |" for status, meaning in STATUSES.items())
+    return f"{INTRODUCTION}\n\n| exit status | meaning |\n|---|---|\n{listed}"
+
+
+def _in_order(titles: Iterable[str]) -> list[str]:
+    """As TITLES has them, the others after."""
+    known = [title for title in dict.fromkeys(TITLES.values()) if title in titles]
+    return known + sorted(title for title in titles if title not in known)
+
+
+def _statuses() -> dict[str, str]:
+    """Error class -> exit status; what a worker raises ends the run that it is part of."""
+    own = {cls.__name__: cls.exit_status for cls in vars(errors).values() if _is_error(cls)}
+    own.pop("TunerError")
+    tree = ast.parse((PROJECT / "gym/exogym/errors.py").read_text(encoding="utf-8"))
+    gym = {node.name: 6 for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "ExogymError"}
+    numbers = {name: str(int(status)) for name, status in (gym | {"SettingError": 3, "ExogymError": 6} | own).items()}
+    return numbers | {"ValueError": "3", ROW: ""}
+
+
+def _is_error(cls) -> bool:
+    return isinstance(cls, type) and issubclass(cls, errors.TunerError)
+
+
+def _sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
+
+
+def _title(module: str) -> str:
+    """In the words of TITLES, by the file or a folder around it; else the first sentence of the module's docstring."""
+    fitting = [place for place in TITLES if module.startswith(place)]
+    if fitting:
+        return TITLES[max(fitting, key=len)]
+    docstring = ast.get_docstring(ast.parse((PROJECT / module).read_text(encoding="utf-8"))) or module
+    return docstring.split("\n")[0].split(":")[0].rstrip(".").replace("`", "")
+
+
+def _code(text: str) -> str:
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _escape(text: str) -> str:
+    """Fields as code, so that Markdown does not take them for HTML."""
+    return text.replace("<", "&lt;").replace(">", "&gt;").replace("*", "\\*")
+
+
+def main() -> int:
+    pages = {"configuration.md": configuration(), "messages.md": all_messages()}
+    stale = [name for name, text in pages.items() if not _same(PROJECT / "docs" / name, text)]
+    if "--check" in sys.argv[1:]:
+        for name in stale:
+            print(f"docs/{name} is not what the source says: make reference")
+        return 1 if stale else 0
+    for name in stale:
+        (PROJECT / "docs" / name).write_text(pages[name], encoding="utf-8")
+        print(f"docs/{name}: written")
+    return 0
+
+
+def _same(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
