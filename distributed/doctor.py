@@ -30,6 +30,9 @@ class Finding:
     seconds: float = 0.0
 
 
+Tell = Callable[[str], None]  # takes a word on what a slow check is doing
+
+
 @dataclass(frozen=True)
 class Check:
     name: str

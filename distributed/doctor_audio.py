@@ -12,8 +12,7 @@ import soundfile
 from whisper_tuner.audio import SAMPLE_RATE, find_program, load_audio
 from whisper_tuner.errors import TunerError
 
-from .doctor import Finding, ok, problem, warning
-from .doctor_gradients import Tell
+from .doctor import Finding, Tell, ok, problem, warning
 
 FORMATS = {"wav": "PCM_16", "flac": "PCM_16", "ogg": "VORBIS", "mp3": "MPEG_LAYER_III"}
 SECONDS, PITCH = 2.0, 440.0  # Hz

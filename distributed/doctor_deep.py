@@ -8,9 +8,9 @@ import torch
 
 from whisper_tuner.config import Profile
 
-from .doctor import Check, Finding
+from .doctor import Check, Finding, Tell
 from .doctor_audio import check_audio_formats
-from .doctor_gradients import Parity, Place, Tell, compare, large_shapes, on_device, profile_shapes, small_whisper
+from .doctor_gradients import Parity, Place, compare, large_shapes, on_device, profile_shapes, small_whisper
 from .doctor_ranks import check_ranks
 from .doctor_staging import check_staging
 

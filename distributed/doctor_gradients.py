@@ -22,7 +22,7 @@ from whisper_tuner.dataset import Sample, load_manifest
 from whisper_tuner.errors import DataError
 from whisper_tuner.models import full_frames, load_base, prepare, whisper_of
 
-from .doctor import Finding, ok, problem
+from .doctor import Finding, Tell, ok, problem
 from .doctor_machine import PROJECT
 from .whisper_wrapper import WhisperModelWrapper
 
@@ -38,7 +38,6 @@ SHORT_FRAMES = 200
 BUNDLED = PROJECT / "bundled"
 
 Place = Callable[[nn.Module, torch.device], nn.Module]
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Parity:
         return Step(
             shape=shape,
             loss_error=loss_error if math.isfinite(loss_error) else math.inf,
-            worst=worst.removeprefix("model."),
+            worst=worst.removeprefix("model.model."),
             error=errors[worst],
             wrong=sum(error > GRADIENT_LIMIT[self.precision] for error in errors.values()),
             parameters=len(errors),
@@ -164,8 +163,8 @@ def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.devi
 
 def large_shapes(model: nn.Module, device: torch.device) -> list[Shape]:
     """Batches of short clips, of ever changing size, some past the size of the known fault (not on the CPU)."""
-    most = (CPU_POSITIONS if device.type == "cpu" else FAULTY_POSITIONS + 133) * 2 // SHORT_FRAMES
-    return [_shape(model, count, SHORT_FRAMES) for count in (most // 20, most, most // 4, most, most // 9, most)]
+    most = 10 if device.type == "cpu" else FAULTY_POSITIONS * 2 // SHORT_FRAMES + 2
+    return [_shape(model, count, SHORT_FRAMES) for count in (most // 10, most, most // 4, most, most // 7, most)]
 
 
 def _shape(model: nn.Module, clips: int, frames: int) -> Shape:
@@ -228,10 +227,10 @@ def _describe(parity: Parity, steps: Sequence[Step], bad: Sequence[int]) -> str:
 
 
 def _remedy(parity: Parity, step: Step) -> str:
-    if parity.device.type == "cpu":
-        return "The CPU itself, or this torch, computes wrongly: do not train here. Send us this with --json."
     if parity.precision == "bf16":
         return "Set precision = float32 in the profile."
+    if parity.device.type == "cpu":
+        return "The CPU itself, or this torch, computes wrongly: do not train here. Send us this with --json."
     if step.shape.positions >= FAULTY_POSITIONS:
         return (
             f"Keep clips x frames / 2 under {FAULTY_POSITIONS:,} in each forward pass: a smaller batch_size, or "

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -75,7 +76,7 @@ def judge_mac(release: str, machine: str, translated: bool | None, hardware: mac
 
 
 def check_python() -> Finding:
-    wanted = SpecifierSet(_project()["requires-python"])
+    wanted = SpecifierSet(_project(PROJECT)["requires-python"])
     version = platform.python_version()
     detail = f"{version} ({platform.machine()}), {_short(Path(sys.executable))}"
     if mac.is_mac() and platform.machine() == "x86_64" and mac.translated():
@@ -88,8 +89,8 @@ def check_python() -> Finding:
     return ok(detail)
 
 
-def check_packages() -> Finding:
-    wanted = [Requirement(text) for text in _project()["dependencies"]]
+def check_packages(project: Path = PROJECT) -> Finding:
+    wanted = [Requirement(text) for text in _project(project)["dependencies"]]
     wrong, found = [], {}
     for requirement in wanted:
         try:
@@ -101,7 +102,7 @@ def check_packages() -> Finding:
             wrong.append(f"{requirement.name} {found[requirement.name]} (needs {requirement.specifier})")
     if wrong:
         return problem(", ".join(wrong), "Run `make setup`.", **found)
-    shown = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers", "peft"))
+    shown = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers", "peft") if name in found)
     return ok(f"{shown}; all {len(wanted)} as pyproject.toml asks", **found)
 
 
@@ -137,7 +138,10 @@ def check_memory() -> Finding:
 
 
 def check_disk(*folders: Path) -> Finding:
-    free = {folder: shutil.disk_usage(_existing(folder)).free for folder in folders}
+    return judge_disk({folder: shutil.disk_usage(_existing(folder)).free for folder in folders})
+
+
+def judge_disk(free: Mapping[Path, int]) -> Finding:
     detail = "; ".join(f"{size(number)} free for {_short(folder)}" for folder, number in free.items())
     if min(free.values()) < GB:
         return problem(detail, "Make room: a run's model and checkpoints need some GB.")
@@ -177,7 +181,7 @@ def check_audio_programs() -> Finding:
     return ok(ffmpeg or f"{afconvert} (no ffmpeg: M4A is read, some video formats are not)")
 
 
-def check_environment(variables) -> Finding:
+def check_environment(variables: Mapping[str, str]) -> Finding:
     found = {name: variables[name] for name in sorted(variables) if ENVIRONMENT.fullmatch(name)}
     biting = [f"{name}={found[name]}: {BITES[name]}" for name in found if name in BITES]
     if biting:
@@ -185,8 +189,8 @@ def check_environment(variables) -> Finding:
     return ok(", ".join(f"{name}={value}" for name, value in found.items()) or "nothing that interferes", **found)
 
 
-def _project() -> dict:
-    return tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def _project(folder: Path) -> dict:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def _loaded_from(name: str) -> Path | None:

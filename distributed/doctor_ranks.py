@@ -14,8 +14,7 @@ from exogym.flat import FlatParameters, digest
 from exogym.strategy import DiLoCoStrategy
 from exogym.trainer import FitSettings, LocalTrainer, Trainer
 
-from .doctor import Finding, ok, problem
-from .doctor_gradients import Tell
+from .doctor import Finding, Tell, ok, problem
 
 RANKS = 2
 LIMIT = 1e-4  # of an accelerator against the CPU, relative; the same device gives the same bits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from . import mac
@@ -97,7 +98,7 @@ def check_ssh_server(port: int = SSH_PORT) -> Finding:
     return ok(f"{banner} on port {port}")
 
 
-def check_ssh_keys(folder: Path, variables) -> Finding:
+def check_ssh_keys(folder: Path, variables: Mapping[str, str]) -> Finding:
     """The master needs a key that the workers know."""
     keys = [folder / name for name in KEYS.split() if (folder / name).is_file()]
     agent = _agent_keys(variables.get("SSH_AUTH_SOCK", ""))
