@@ -26,8 +26,14 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
     covered = {data.manifests.get("train") for data in known.values()}
     with console.status("looking for manifests"):
         found = {str(item.train): item for item in find(Path.cwd()) if item.train not in covered}
-    options = [Option(value=name, title=_title(data.manifests, name)) for name, data in known.items() if data.manifests]
-    options += [Option(value=value, title=_title(item.files)) for value, item in found.items()]
+    options = [
+        Option(value=name, short=name, title=_title(data.manifests, name))
+        for name, data in known.items()
+        if data.manifests
+    ]
+    options += [
+        Option(value=value, short=_short(item.train), title=_title(item.files)) for value, item in found.items()
+    ]
     while True:
         answer = _choose(questions, options)
         if answer in known:

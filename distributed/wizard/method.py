@@ -49,7 +49,7 @@ def ask_method(questions: Questions, model: Model) -> str:
         needed = memory_needed(model, method)
         unfit = "" if fits(model, method) else f"takes {size(needed)}, here are {size(this_machine().memory)}"
         cost = f" ({size(needed)})" if needed and needed > 4e9 else ""
-        options.append(Option(value=method, title=f"{method}: {words}{cost}", unfit=unfit))
+        options.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
     default = "full" if (memory_needed(model, "full") or 1e12) <= this_machine().memory / 2 else "lora"
     return questions.select("method", "Which weights shall be trained?", options, default)
 

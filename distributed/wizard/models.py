@@ -18,12 +18,13 @@ from .questions import Option, Questions
 
 BUNDLED = PROJECT / "bundled" / "model"
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
+METHODS = ("full", "lora", "decoder")
 MULTILINGUAL_VOCABULARY = 51865
 
 
 def ask_model(questions: Questions, config: ConfigFile) -> Model:
     models = offered(config)
-    options = [_option(name, model) for name, model in models.items()]
+    options = [_option(name, model, config.path.parent) for name, model in models.items()]
     answer = questions.select(
         "model",
         "Which model shall be fine-tuned?",
@@ -72,19 +73,25 @@ def _of_section(config: ConfigFile, name: str) -> Model:
     return model_of(values.get("base_model", ""), config, name, values.get("learning_rate", ""))
 
 
-def _option(name: str, model: Model) -> Option:
+def _option(name: str, model: Model, folder: Path) -> Option:
     where = Path(model.base_model)
-    inside = where.is_absolute() and where.is_relative_to(PROJECT)
-    place = where.relative_to(PROJECT).as_posix() if inside else model.base_model
+    base = next((base for base in (folder, PROJECT) if where.is_absolute() and where.is_relative_to(base)), None)
+    place = where.relative_to(base).as_posix() if base else model.base_model
     label = f"{name} ({place})" if model.section and place != name else place
     if model.shape is None:
-        return Option(value=name, title=f"{label:<38} size not known here")
-    count = model.shape.parameters
-    title = f"{label:<38} {f'{count / 1e6:.1f} M' if count < 1e8 else f'{count / 1e9:.2f} G'} parameters"
-    needed = min(memory_needed(model, method) for method in ("full", "lora", "decoder"))
+        return Option(value=name, short=label, title=f"{label:<38}  size not known here")
+    full, lora = (memory_needed(model, method) for method in ("full", "lora"))
     here = this_machine().memory
-    unfit = f"does not fit: takes {size(needed)}, here are {size(here)}" if needed > here else ""
-    return Option(value=name, title=label if unfit else title, unfit=unfit)
+    if _least(model) > here:
+        unfit = f"does not fit: takes {size(_least(model))} of memory, here are {size(here)}"
+        return Option(value=name, title=label, unfit=unfit)
+    count = model.shape.parameters / 1e6
+    needs = f"takes {size(full)}" if full <= here else f"LoRA only: takes {size(lora)}"
+    return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")
+
+
+def _least(model: Model) -> int:
+    return min(memory_needed(model, method) for method in METHODS)
 
 
 def _check(text: str, config: ConfigFile) -> None:
@@ -93,9 +100,8 @@ def _check(text: str, config: ConfigFile) -> None:
         raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
     if Path(model.base_model).is_dir() and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper: there is no config.json of one in it")
-    if not any(fits(model, method) for method in ("full", "lora", "decoder")):
-        needed = min(memory_needed(model, method) for method in ("full", "lora", "decoder"))
-        raise ValueError(f"does not fit: takes {size(needed)}, here are {size(this_machine().memory)}")
+    if not any(fits(model, method) for method in METHODS):
+        raise ValueError(f"does not fit: takes {size(_least(model))} of memory, here are {size(this_machine().memory)}")
 
 
 def _is_multilingual(name: str, shape: ModelShape | None) -> bool:

@@ -18,10 +18,11 @@ Check = Callable[[str], object]  # raises ValueError or TunerError for an imposs
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """`unfit` says why it cannot be chosen."""
+    """`short` is what stays on the screen once it is chosen; `unfit` says why it cannot be chosen."""
 
     value: str
     title: str
+    short: str = ""
     unfit: str = ""
 
 
@@ -166,7 +167,13 @@ class OnTerminal:
         choices = [questionary.Choice(o.title, value=o.value, disabled=o.unfit or None) for o in options]
         fit = [choice for choice in choices if not choice.disabled]
         chosen = next((choice for choice in fit if choice.value == default), fit[0])
-        return _ask(questionary.select(message, choices=choices, default=chosen, instruction=" "))
+        question = questionary.select(message, choices=choices, default=chosen, instruction=" ")
+        question.application.erase_when_done = True
+        answer = _ask(question)
+        short = next(o.short or o.title for o in options if o.value == answer)
+        questionary.print(f"? {message} ", style="bold", end="")
+        questionary.print(short, style="fg:#FF9D00 bold")
+        return answer
 
 
 def _ask(question):

@@ -102,7 +102,7 @@ def _show(probe: Probe, work: Work, times: float | None, console: Console) -> No
 def _ask_strategy(
     questions: Questions, work: Work, probe: Probe, chosen: str, steps: int, console: Console
 ) -> dict[str, str]:
-    options = [Option(value=name, title=title) for name, title in STRATEGIES.items()]
+    options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
     answer = questions.select("strategy", "How shall the machines agree?", options, chosen)
     settings = {"strategy": answer}
     if answer == "diloco":
