@@ -18,6 +18,7 @@ NAMES = {
     **{"metadata": "what the key means", "meta": "choices", "msg": "reason", "hello": "system", "nearest": "name"},
     **{"parser": "sections", "stated": "value", "bad": "line"},
 }
+EITHER = "\x00"  # between alternatives, until the text is whole
 # The same for whole expressions.
 EXPRESSIONS = {
     "where[0]": "name",
@@ -62,7 +63,7 @@ class _Module:
                 else:
                     found = self._through(node, self.makers[name]) if name in self.makers else []
                 # Without a word of its own it only passes another message on.
-                yield from (message for message in found if re.search(r"\w", re.sub(r"<[^>]*>", "", message.text)))
+                yield from (message for message in found if re.search(r"\w", re.sub(r"<[^>]*>|HOST", "", message.text)))
 
     def _through(self, call: ast.Call, maker: ast.FunctionDef) -> Iterator[Message]:
         """The messages of a call of a function that makes errors."""
@@ -117,7 +118,7 @@ class _Module:
             return self.text(node.left, given, depth + 1) + self.text(node.right, given, depth + 1)
         if isinstance(node, ast.IfExp):
             either = [self.text(part, given, depth + 1) for part in (node.body, node.orelse)]
-            return " / ".join(dict.fromkeys(filter(None, either)))
+            return EITHER.join(dict.fromkeys(filter(None, either)))
         if isinstance(node, ast.Name):
             return self._variable(node, given, depth)
         if isinstance(node, ast.Call) and (function := self.functions.get(_called(node))) and _gives_text(function):
@@ -130,7 +131,9 @@ class _Module:
         if isinstance(node, ast.Call) and _called(node) == "nearest":
             return "[, did you mean <name>?]"
         if isinstance(node, (ast.IfExp, ast.Constant)) or (isinstance(node, ast.Name) and node.id in given):
-            return self.text(node, given, depth + 1)
+            return _grouped(self.text(node, given, depth + 1))
+        if isinstance(node, ast.Name) and (values := self._assigned(node)) and all(map(_is_text, values)):
+            return _grouped(self._variable(node, given, depth + 1))
         if isinstance(node, ast.Call) and (function := self.functions.get(_called(node))) and _gives_text(function):
             return self._returned(function, depth)
         if isinstance(node, ast.Name) and (fixed := self._constant(node.id)) is not None:
@@ -143,7 +146,7 @@ class _Module:
         if (fixed := self._constant(node.id)) is not None:
             return fixed
         values = [self.text(value, given, depth + 1) for value in self._assigned(node)]
-        return " / ".join(dict.fromkeys(filter(None, values))) or f"<{_name(node)}>"
+        return EITHER.join(dict.fromkeys(filter(None, values))) or f"<{_name(node)}>"
 
     def _assigned(self, node: ast.Name) -> list[ast.expr]:
         """What the function around assigns to a name."""
@@ -167,7 +170,7 @@ class _Module:
     def _returned(self, function: ast.FunctionDef, depth: int) -> str:
         returns = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
         texts = [self.text(value, {}, depth + 1) for value in returns]
-        return " / ".join(dict.fromkeys(filter(None, texts)))
+        return EITHER.join(dict.fromkeys(filter(None, texts)))
 
     def _around(self, node: ast.AST) -> ast.FunctionDef | None:
         while (node := self.parents.get(node)) is not None:
@@ -181,6 +184,17 @@ def _called(call: ast.Call) -> str:
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
     )
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether all of it stands in the source."""
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _grouped(text: str) -> str:
+    return f"({text})" if EITHER in text and not text.startswith("(") else text
 
 
 def _gives_text(function: ast.FunctionDef) -> bool:
@@ -217,4 +231,5 @@ def _name(node: ast.expr) -> str:
 
 
 def _tidy(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().replace("<path><line>", "<path>:<line>")
+    text = re.sub(r"\s+", " ", text.replace(EITHER, " / ")).strip()
+    return text.replace("<path><line>", "<path>:<line>")

@@ -133,12 +133,36 @@ which then hold for that machine alone. See `distributed_hosts.example.json`."""
 
 INTRODUCTION = """\
 What the program says when something is wrong: `error: ` and the message, below it what to do. `<...>` stands for what
-depends on the case, `[...]` for what may be missing, ` / ` between alternatives, HOST for the address of the host.
+depends on the case, `[...]` for what may be missing, `(... / ...)` for one of several, HOST for a host's address.
 Where a worker raises it, the message ends the run, with the host before it."""
 
 # Rows of a manifest: no errors by themselves.
 ROWS = "Rows that are left out"
 ROW_REMEDY = "Mend the row; it is left out, or nothing begins with `bad_rows = refuse` (status 4)."
+
+# Messages that are put together from pieces: module, text, remedy, kind. A test looks the words up in the module.
+AWAKE = "Keep it awake (`caffeinate`), look at its network, then go on with --resume."
+PIECED = [
+    (
+        "distributed/workers.py",
+        "HOST: nothing heard for <silence s> s: asleep, or its network is gone",
+        AWAKE,
+        "RunError",
+    ),
+    ("distributed/workers.py", "HOST: the SSH connection was lost; its last lines: <output>", AWAKE, "RunError"),
+    (
+        "distributed/workers.py",
+        "HOST: the worker was killed by <signal>; its last lines: <output>",
+        "Signal 9 is most often a lack of memory there: a smaller batch_size, accumulation or method = lora need less.",
+        "RunError",
+    ),
+    (
+        "distributed/workers.py",
+        "HOST: the worker ended with status <status>; its last lines: <output>",
+        "All that the hosts printed is in launcher.log in the run's folder.",
+        "RunError",
+    ),
+]
 
 STATUSES = {
     0: "all went well",

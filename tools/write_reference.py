@@ -19,6 +19,7 @@ from reference_texts import (  # noqa: E402
     HOST_TEXTS,
     INTRODUCTION,
     KINDS,
+    PIECED,
     ROW_REMEDY,
     ROWS,
     SECTIONS,
@@ -112,6 +113,7 @@ def all_messages() -> str:
     found = messages.collect(_sources(), PROJECT, set(statuses) - {"ValueError"})
     # What a setting expects stands in the messages about config.ini.
     found += messages.collect([PROJECT / "whisper_tuner/settings.py"], PROJECT, {"ValueError"})
+    found += [messages.Message(*pieced) for pieced in PIECED]
     groups: dict[str, list[messages.Message]] = {}
     for message in found:
         if message.kind == ROW:

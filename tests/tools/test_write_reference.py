@@ -1,6 +1,7 @@
 """docs/configuration.md and docs/messages.md are what the source says, and say it right."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import typing
@@ -12,7 +13,7 @@ PROJECT = Path(__file__).parents[2]
 sys.path.append(str(PROJECT / "tools"))
 
 from messages import collect  # noqa: E402
-from reference_texts import EXAMPLES  # noqa: E402
+from reference_texts import EXAMPLES, HOST_TEXTS, PIECED  # noqa: E402
 
 from distributed.config import Distribution  # noqa: E402
 from distributed.hosts import load_hosts  # noqa: E402
@@ -74,11 +75,36 @@ def test_examples_of_strategies_are_accepted():
 
 
 def test_the_examples_of_the_hosts_file_make_one_that_loads(tmp_path):
-    from reference_texts import HOST_TEXTS
-
     of_host = ("host", "ssh_port", "interface", "device")
     worker = ", ".join(HOST_TEXTS[key][3] for key in of_host)
     top = ", ".join(HOST_TEXTS[key][3] for key in HOST_TEXTS if key not in (*of_host, "workers"))
     (tmp_path / "hosts.json").write_text(f'{{{top}, "workers": [{{{worker}}}]}}')
     hosts = load_hosts(tmp_path / "hosts.json")
     assert hosts.workers[0].port == 2222 and hosts.master.user == "anna"
+
+
+def test_messages_made_of_pieces_are_in_the_source():
+    for module, text, _, _ in PIECED:
+        source = (PROJECT / module).read_text()
+        for piece in re.split(r"<[^>]*>|; ", text.removeprefix("HOST: ")):
+            assert piece.strip() in source, f"{module}: {piece}"
+
+
+def as_pattern(row: str) -> re.Pattern[str]:
+    """What a row of messages.md can look like."""
+    fields = r"<[^>]*>|HOST|\[, did[^\]]*\]"
+    marks = {"(": "(?:", ")": ")?", " / ": "|"} if " / " in row else {}
+    parts = re.split(f"({fields}|{'|'.join(map(re.escape, marks))})" if marks else f"({fields})", row)
+    return re.compile("".join(marks.get(p) or (".*" if re.fullmatch(fields, p) else re.escape(p)) for p in parts))
+
+
+def test_what_troubleshooting_quotes_is_said_by_the_program():
+    """Each `place: message` of a paragraph that begins with "You see" fits a row of messages.md."""
+    rows = re.findall(r"^\| ``? ?(.+?) ?``? \| .* \| .* \|$", (PROJECT / "docs/messages.md").read_text(), re.M)
+    telling = [row for row in rows if len(re.findall(r"[a-z]", re.sub(r"<[^>]*>", "", row))) >= 4]
+    patterns = [as_pattern(row) for row in telling]
+    paragraphs = (PROJECT / "docs/troubleshooting.md").read_text().split("\n\n")
+    seen = [paragraph for paragraph in paragraphs if paragraph.startswith("You see")]
+    quoted = [" ".join(quote.split()) for block in seen for quote in re.findall(r"`([^`]+: [^`]+)`", block)]
+    assert len(quoted) > 15
+    assert not [quote for quote in quoted if not any(pattern.fullmatch(quote) for pattern in patterns)]
