@@ -47,7 +47,7 @@ def check_device() -> Finding:
     if mac.is_mac():
         remedy = "Use an arm64 Python and the torch of `make setup`; in a virtual machine there is no GPU."
         return problem(f"cpu: {build} finds no Metal GPU", remedy)
-    return ok(f"cpu, {torch.get_num_threads()} threads; {build}")
+    return ok(f"cpu, threads: {torch.get_num_threads()}; {build}")
 
 
 def _old_matmul(torch) -> bool:

@@ -17,7 +17,7 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ConfigError, ExitStatus
 
 from ..config import resolve
-from ..doctor import Check, Finding, State, examine, exit_status
+from ..doctor import Check, Finding, State, examine, exit_status, skipped
 from ..doctor_machine import PROJECT, machine_checks
 from ..doctor_services import service_checks
 
@@ -31,7 +31,9 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
     checks = [*machine_checks(runs), *service_checks()]
     with _progress() as show:
         findings = examine(checks, lambda check: show(check.name))
-        if deep:
+        if deep and any(finding.name == "packages" and finding.state is State.PROBLEM for finding in findings):
+            findings.append(dataclasses.replace(skipped("once the packages are right"), name="deep checks"))
+        elif deep:
             findings += _deep(chosen, place, show)
     if as_json:
         print(json.dumps(report(findings, profile, deep), indent=1))
@@ -53,6 +55,7 @@ def report(findings: Sequence[Finding], profile: str, deep: bool) -> dict:
 
 
 def _deep(profile: Profile | None, place, show) -> list[Finding]:
+    show("loading the bundled Whisper")
     from exogym import device as devices
     from exogym.errors import SettingError
 
@@ -94,10 +97,11 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
     console.print(table)
     count = {state: sum(finding.state is state for finding in findings) for state in State}
     more = "" if deep else " `doctor --deep` tries accelerator, ranks and audio for real (a minute)."
+    warnings = f"warnings: {count[State.WARNING]}"
     if count[State.PROBLEM]:
-        console.print(f"{count[State.PROBLEM]} problems, {count[State.WARNING]} warnings.", style="red")
+        console.print(f"Not fit to train. Problems: {count[State.PROBLEM]}, {warnings}.", style="red")
     elif count[State.WARNING]:
-        console.print(f"Fit to train; {count[State.WARNING]} warnings.{more}")
+        console.print(f"Fit to train; {warnings}.{more}")
     else:
         console.print(f"All well.{more}")
 
