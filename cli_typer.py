@@ -36,15 +36,32 @@ Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
 HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.")]
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the runs. [default: as config.ini says]")]
 Run = Annotated[str, typer.Argument(help="A run's id or the beginning of it, its folder, or `last`.")]
+Resume = Annotated[
+    str, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped, or broke off.")
+]
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 
 
+def named(profile: str) -> str:
+    if not profile:
+        raise typer.BadParameter("name a profile, or a run with --resume", param_hint="PROFILE")
+    return profile
+
+
 @app.command()
-def finetune(profile: Annotated[str, typer.Argument(help="A [profile:NAME].")], config: Config = CONFIG) -> int:
+def finetune(
+    profile: Annotated[str, typer.Argument(help="A [profile:NAME].")] = "",
+    resume: Resume = "",
+    config: Config = CONFIG,
+) -> int:
     """Train a profile on this machine."""
+    if resume:
+        from distributed.commands.resume import resume as go_on
+
+        return go_on(config, resume, name=profile)
     from distributed.commands.train import finetune
 
-    return finetune(config, profile)
+    return finetune(config, named(profile))
 
 
 @app.command()
@@ -57,16 +74,21 @@ def demo() -> int:
 
 @app.command("distributed-train")
 def distributed_train(
-    profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")],
+    profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
     hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; wins over hosts_config.")] = None,
+    resume: Resume = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
     config: Config = CONFIG,
 ) -> int:
     """Train a profile on all machines of a hosts file."""
+    if resume:
+        from distributed.commands.resume import resume as go_on
+
+        return go_on(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync)
     from distributed.commands.train import distributed_train
 
-    return distributed_train(config, profile, hosts, dry_run=dry_run, no_sync=no_sync)
+    return distributed_train(config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync)
 
 
 @app.command()
@@ -159,11 +181,15 @@ def hosts_sync(
 
 
 @hosts_app.command("check")
-def hosts_check(hosts: HostsFile = HOSTS) -> int:
-    """Reach each host and show what it is and has."""
+def hosts_check(
+    hosts: HostsFile = HOSTS,
+    profile: Annotated[str, typer.Option(help="Check also what this [distributed:NAME] or [profile:NAME] needs.")] = "",
+    config: Config = CONFIG,
+) -> int:
+    """Look at all hosts and the links between them, and say everything that a run would stumble over."""
     from distributed.commands.hosts import hosts_check
 
-    return hosts_check(hosts)
+    return hosts_check(hosts, config, profile)
 
 
 @config_app.command("show")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ExitStatus, TunerError
+from whisper_tuner.errors import ExitStatus
 
 from ..config import resolve
-from ..console import size
-from ..hosts import Host, load_hosts
+from ..hosts import load_hosts
 from .transfers import Transfers, show_sync
 
 
@@ -53,37 +50,15 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     return ExitStatus.OK
 
 
-def hosts_check(hosts_file: Path) -> ExitStatus:
-    from ..ask import ask
-    from ..environment import own_pins, probe, unlike
-    from ..hosts import check_is_this_machine
-    from ..remote import Remote
+def hosts_check(hosts_file: Path, config: Path | None = None, name: str = "") -> ExitStatus:
+    """The preflight; with a profile, of what its run would need as well."""
+    from ..preflight import preflight
+    from ..preflight_view import show
 
     console = Console(highlight=False)
     hosts = load_hosts(hosts_file)
-    pins = own_pins()
-    table = Table(header_style="bold")
-    for column in ("host", "system", "cores", "memory", "clock", "environment"):
-        table.add_column(column, overflow="fold")
-    problems = []
-
-    def look(host: Host) -> None:
-        with Remote.connect(host) as remote:
-            facts = ask(remote, "facts", timeout=30)
-            found = probe(remote, remote.expand(host.python), list(pins.all))
-            differs = unlike(pins, found[1]) if found else []
-            state = "run `hosts setup`" if not found else f"differs: {', '.join(differs[:3])}" if differs else "ready"
-            ahead = facts["clock"] - time.time()
-            system = f"{facts['system']} {facts['release']} {facts['machine']}"
-            cells = (str(facts["cpus"]), size(facts["memory"]), f"{ahead:+.1f} s", state)
-            table.add_row(host.address, system, *cells)
-
-    for attempt, host in ((check_is_this_machine, hosts.master), *((look, worker) for worker in hosts.workers)):
-        try:
-            attempt(host)
-        except TunerError as error:
-            problems.append(error)
-    console.print(table)
-    for error in problems:
-        console.print(str(error), style="red")
-    return problems[0].exit_status if problems else ExitStatus.OK
+    job = resolve(ConfigFile(config), name) if config and name else None
+    with preflight(job, hosts, hosts_file=hosts_file) as report:
+        show(console, report, errors=False)
+        report.raise_if_errors()
+    return ExitStatus.OK

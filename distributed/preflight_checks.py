@@ -1,0 +1,141 @@
+"""From the facts of one host to its problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .environment import Pins, unlike
+from .preflight_needs import Needs
+from .preflight_report import WARNING, HostFacts, Problem
+
+SKEW_S = 2.0
+SHOWN = 3
+MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
+LESS_MEMORY = "Train with method = lora, a smaller batch_size, accumulation, or gradient_checkpointing = true."
+
+
+def size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+class Checks:
+    """What is wrong with one host, as far as its facts are known."""
+
+    def __init__(self, host: HostFacts, master: HostFacts, pins: Pins, needs: Needs, setup: str):
+        self.host, self.master, self.pins, self.needs, self.setup = host, master, pins, needs, setup
+
+    def all(self) -> Iterator[Problem]:
+        if self.host.facts:
+            yield from self.python()
+            yield from self.rivals()
+            yield from self.system()
+        yield from self.clock()
+        yield from self.disk()
+        self.host.device, device_problems = self.device()
+        yield from device_problems
+        yield from self.memory()
+
+    def python(self) -> Iterator[Problem]:
+        facts = self.host.facts
+        version = ".".join(map(str, facts["python"]))
+        own = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
+        if not facts["training"]:
+            what = f"there is no usable Python at {self.host.host.python}"
+            yield self.problem("python", what, f"Run: {self.setup}")
+            return
+        if not self.pins.python.contains(version):
+            remedy = f"Remove {self.host.host.environment} there, and run: {self.setup}" if facts["venv"] else own
+            yield self.problem("python", f"Python {version} at {facts['executable']}; needs {self.pins.python}", remedy)
+        if wrong := unlike(self.pins, facts["versions"]):
+            more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
+            yield self.problem("packages", what, f"Run: {self.setup}" if facts["venv"] else own)
+
+    def rivals(self) -> Iterator[Problem]:
+        for name, place, wins in self.host.facts["rivals"]:
+            remedy = f"There: {self.host.facts['executable']} -m pip uninstall {name}"
+            if wins:
+                yield self.problem("packages", f"another {name} would be loaded: {place}", remedy)
+            else:
+                what = f"another {name} is installed in {place}; the project's own comes first"
+                yield self.problem("packages", what, remedy, severity=WARNING)
+
+    def system(self) -> Iterator[Problem]:
+        here, there = self.master.facts.get("system"), self.host.facts["system"]
+        if here and there != here and "Darwin" in (here, there):
+            yield self.problem("system", f"runs {_named(there)}, the master {_named(here)}", MIXED)
+
+    def clock(self) -> Iterator[Problem]:
+        ahead = self.host.clock_ahead_s
+        if ahead is not None and abs(ahead) > SKEW_S:
+            what = f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the master's"
+            remedy = "Let it set its clock: System Settings > General > Date & Time, or `timedatectl set-ntp true`."
+            yield self.problem("clock", what, remedy, severity=WARNING)
+
+    def disk(self) -> Iterator[Problem]:
+        space = self.host.space
+        if space is None:
+            return
+        worker = self.host is not self.master
+        sent = max(0, self.needs.sent - space["held"]) if worker else 0
+        need = sent + self.needs.kept
+        if need > space["free"]:
+            what = f"{size(space['free'])} free for {space['root']}, but {size(need)} needed"
+            parts = f" ({size(sent)} to send, {size(self.needs.kept)} for checkpoints)" if sent else ""
+            remedy = 'Free some space there, or set "project_path" to another disk.'
+            yield self.problem("disk", what + parts, remedy)
+
+    def device(self) -> tuple[str | None, list[Problem]]:
+        """Where it would train, and why it cannot."""
+        torch = self.host.torch
+        wanted = self.host.host.device or self.needs.device
+        if torch is None or "torch" not in self.host.facts.get("versions", {}):
+            return None, []
+        if torch.get("late"):
+            what = "importing torch took too long: its devices were not checked in time"
+            return None, [self.problem("device", what, "The run itself waits for it.", severity=WARNING)]
+        if "failed" in torch:
+            return None, [self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.setup}")]
+        kind, _, index = wanted.partition(":")
+        if kind == "auto":
+            return "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu", []
+        if kind == "mps" and not torch["mps"]:
+            what = "device mps is asked for, but its torch has no GPU of Apple's"
+            return wanted, [
+                self.problem("device", what, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
+            ]
+        if kind == "cuda" and int(index or 0) >= torch["cuda"]:
+            what = f"device {wanted} is asked for, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
+            return wanted, [
+                self.problem("device", what, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
+            ]
+        return wanted, []
+
+    def memory(self) -> Iterator[Problem]:
+        need, facts = self.needs.memory, self.host.facts
+        if not need or not facts:
+            return
+        on_card = (self.host.device or "").startswith("cuda") and self.host.torch["cuda_memory"]
+        total = self.host.torch["cuda_memory"] if on_card else facts["memory"]["total"]
+        free = None if on_card else facts["memory"]["available"]
+        if need > total:
+            where = "its GPU has" if on_card else "it has"
+            yield self.problem(
+                "memory", f"the run needs about {size(need)} of memory, {where} {size(total)}", LESS_MEMORY
+            )
+        elif free is not None and need > free:
+            what = f"the run needs about {size(need)} of memory; of {size(total)} only {size(free)} are free now"
+            yield self.problem("memory", what, "Close other programs there.", severity=WARNING)
+
+    def code(self, sync: bool, differ: Sequence[str]) -> Iterator[Problem]:
+        if differ and not sync:
+            names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
+            what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
+            yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync")
+
+    def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:
+        return Problem(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)
+
+
+def _named(system: str) -> str:
+    return {"Darwin": "macOS"}.get(system, system)
