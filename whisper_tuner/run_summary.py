@@ -230,7 +230,8 @@ def _host(name: str, attempts: list[Attempt], starts: dict[str, dict]) -> HostFi
         by_step = {event["step"]: int(event.get("bytes") or 0) for event in rounds}
         sent += sum((by_step | {step.step: step.bytes for step in steps if step.bytes}).values())
         told = [step.communicating for step in steps if step.communicating is not None]
-        told = told or [float(event.get("seconds") or 0) for event in rounds]
+        if any(event["type"] == "round" for event in rounds):  # else what a stop took is no measure of all steps
+            told = told or [float(event.get("seconds") or 0) for event in rounds]
         communicating = (communicating or 0) + sum(told) if told else communicating
     return HostFigures(
         name=name,
