@@ -144,7 +144,7 @@ def rivals(project: Path) -> list:
             spec = path_finder.find_spec(name, [entry])
             if spec and spec.origin:
                 found.append([name, str(Path(spec.origin).parent.parent), position < stdlib])
-    return found
+    return [entry for position, entry in enumerate(found) if entry not in found[:position]]
 
 
 def space(project: str, held: list) -> dict:

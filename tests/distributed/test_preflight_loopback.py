@@ -68,7 +68,7 @@ def shown(report: Report) -> str:
 def agents() -> list[str]:
     """Agents, and the processes in which they import torch."""
     found = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    return [line for line in found if "utf8 -c" in line and "preflight_agent" in line or "torch.backends.mps" in line]
+    return [line for line in found if ("utf8 -c" in line and "preflight_agent" in line) or "torch.backends.mps" in line]
 
 
 def wait_until_no_agent_is_left(seconds: float = 3.0) -> None:
