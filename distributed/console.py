@@ -51,6 +51,9 @@ class HostView:
             self.recent.append((event["seconds"], event["samples"]))
         elif kind == "round":
             self.round = event["round"]
+        elif kind == "resume":
+            self.step, self.round, self.epoch = event["step"], event["round"], event["epoch"] + 1
+            self.printed_step = self.step
         elif kind == "done":
             self.state = "done"
         elif kind == "error":
@@ -92,6 +95,10 @@ class RunView:
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
         elif kind == "problem":
             self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
+        elif kind == "warning":
+            self.lines.append(f"{host}: {event['what']}")
+        elif kind == "resume" and event.get("rank") == 0:
+            self.lines.append(f"goes on after step {event['step']}" if event["step"] else "begins anew: no checkpoint")
         elif kind == "model":
             self.lines.append(f"model: {event['path']}")
         elif kind == "evaluating":
@@ -122,12 +129,14 @@ class RunView:
         return table
 
 
-def follow(run_dir: Path, launcher: subprocess.Popen, console: Console) -> ExitStatus:
-    """Show a run until it ends. Ctrl-C is passed on to the launcher: once to stop in order, twice to stop now.
+def follow(run_dir: Path, launcher: subprocess.Popen, console: Console, *, position: int = 0) -> ExitStatus:
+    """Show a run until it ends, its events from byte `position` on.
+
+    Ctrl-C is passed on to the launcher: once to stop in order, twice to stop now.
 
     Raises RunError if the launcher vanishes without a last word.
     """
-    view, position, interrupts = RunView(), 0, 0
+    view, interrupts = RunView(), 0
     live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
     if live:
         live.start()
@@ -162,7 +171,7 @@ def follow(run_dir: Path, launcher: subprocess.Popen, console: Console) -> ExitS
         error.exit_status = status
         raise error
     if view.end["message"]:
-        console.print(view.end["message"])
+        console.print(view.end["message"], soft_wrap=True)
     return status
 
 

@@ -6,6 +6,7 @@ ranks are done, evaluates. The command that the user typed only follows events.j
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
@@ -16,13 +17,13 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from whisper_tuner.errors import ExitStatus, RunError, TunerError
-from whisper_tuner.runs import EventLog, write_atomically
+from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
+from whisper_tuner.runs import EventLog, only_one, write_atomically
 
 from .hosts import Host
 from .machine import LocalMachine, Machine, Process
 from .remote import Remote
-from .spec import Rendezvous, RunSpec, build
+from .spec import CHECKPOINTS, Rendezvous, RunSpec, build
 from .workers import Crew, Worker
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -48,13 +49,26 @@ class Launch:
     timeout_s: float = 120.0
     evaluate: bool = True
     test: str | None = None
+    master: Host | None = None
+    created: float = 0.0
+    versions: dict = dataclasses.field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
         write_atomically(run_dir / "run.json", json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
 
     @classmethod
     def load(cls, run_dir: Path) -> Launch:
-        return build(cls, json.loads((run_dir / "run.json").read_text()), "run.json")
+        """Raises RunError for a folder that holds no run, or a damaged one."""
+        path = run_dir / "run.json"
+        try:
+            return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+        except (OSError, ValueError, ConfigError) as error:
+            raise RunError(f"{path}: {error}", remedy="This run cannot be used any more: start a new one.") from None
+
+    def resume_command(self, run_dir: Path) -> str:
+        command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"
+        run = self.run_id if run_dir.parent == PROJECT / "runs" else run_dir
+        return f"python cli_typer.py {command} --resume {run}"
 
 
 def environment(project: str | Path) -> dict[str, str]:
@@ -70,12 +84,12 @@ def environment(project: str | Path) -> dict[str, str]:
 
 
 class Launcher:
-    def __init__(self, run_dir: Path):
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, *, resume: bool = False):
+        self.run_dir, self.resume = run_dir, resume
         self.launch = Launch.load(run_dir)
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
-        self._machines: list[Machine] = []
+        self._machines: dict[int, Machine] = {}
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second: stop now."""
@@ -90,18 +104,23 @@ class Launcher:
             if (self.run_dir / "final").is_dir():
                 self.events({"type": "model", "path": str(self.run_dir / "final")})
             if self._interrupts:
-                status, message = ExitStatus.INTERRUPTED, "stopped as asked; what was trained so far is in final/"
+                status = ExitStatus.INTERRUPTED
+                message = "stopped as asked; what was trained so far is in final/" + self._again()
             elif self.launch.evaluate and self.launch.test:
                 self._evaluate()
         except KeyboardInterrupt:
-            status, message = ExitStatus.INTERRUPTED, "stopped at once"
+            status, message = ExitStatus.INTERRUPTED, "stopped at once" + self._again()
         except TunerError as error:
-            status, message = error.exit_status, str(error)
+            status, message = error.exit_status, str(error) + self._again()
         except Exception as error:
             traceback.print_exc()
             status, message = ExitStatus.ERROR, f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)"
         self.events({"type": "end", "status": int(status), "message": message})
         return status
+
+    def _again(self) -> str:
+        kept = any((self.run_dir / CHECKPOINTS).glob("*/rank0.json"))
+        return f"\n  Go on with: {self.launch.resume_command(self.run_dir)}" if kept else ""
 
     def _train(self) -> None:
         crew = None
@@ -116,15 +135,17 @@ class Launcher:
             ]
             crew = Crew(workers, events=self.events, log=lambda line: print(line, flush=True))
             for worker, rank in zip(workers, self.launch.ranks, strict=True):
-                spec = dataclasses.replace(rank.spec, rendezvous=rendezvous)
+                spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=self.resume)
                 worker.process.write(spec.to_json().encode() + b"\n")
             failed = crew.watch(lambda: self._interrupts > 0)
             if failed:
                 raise RunError(f"{failed.name}: {failed.describe_failure()}")
+            if not self._interrupts:
+                self._drop_checkpoints()
         finally:
             if crew:
                 crew.end()
-            for machine in self._machines:
+            for machine in self._machines.values():
                 machine.close()
 
     def _open_store(self) -> Rendezvous:
@@ -152,8 +173,19 @@ class Launcher:
         else:
             machine = Remote.connect(rank.host)
             python, project = machine.expand(rank.host.python), machine.expand(rank.host.project_path)
-        self._machines.append(machine)
+        self._machines[rank.spec.rank] = machine
         return machine.start([python, *command], env=environment(project), cwd=project)
+
+    def _drop_checkpoints(self) -> None:
+        """They are as large as the weights and the optimizers, and of no use after the end."""
+        for rank in self.launch.ranks:
+            machine = self._machines[rank.spec.rank]
+            folder = f"{rank.spec.run_dir}/{CHECKPOINTS}"
+            project = machine.expand(rank.host.project_path) if rank.host else str(PROJECT)
+            with contextlib.suppress(HostError):
+                machine.run(["rm", "-rf", folder], cwd=project, timeout=30)
+                if rank.host:
+                    machine.run(["rmdir", rank.spec.run_dir], cwd=project, timeout=30)
 
     def _evaluate(self) -> None:
         from .evaluate_run import evaluate_run
@@ -163,11 +195,13 @@ class Launcher:
 
 
 def main() -> int:
-    launcher = Launcher(Path(sys.argv[1]))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, launcher.interrupt)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return launcher.run()
+    run_dir = Path(sys.argv[1])
+    with only_one(run_dir):
+        launcher = Launcher(run_dir, resume="--resume" in sys.argv[2:])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, launcher.interrupt)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return launcher.run()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from whisper_tuner.shards import assign_shards
 from .bundle import run_bundle
 from .lifeline import Lifeline
 from .network_trainer import NetworkTrainer
-from .spec import RunSpec, profile_from_json
+from .spec import CHECKPOINTS, RunSpec, profile_from_json
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
@@ -77,6 +77,10 @@ def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
         device=None if profile.device == "auto" else profile.device,
         precision=profile.precision,
         seed=profile.seed,
+        checkpoint_dir=str(Path(spec.run_dir) / CHECKPOINTS),
+        checkpoint_interval=spec.checkpoint_interval,
+        keep_checkpoints=spec.keep_checkpoints,
+        resume=spec.resume,
     )
 
 

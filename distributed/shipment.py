@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import os
+import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data_check import check_data
 from whisper_tuner.dataset import Manifest, Sample, write_manifest
-from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.errors import ConfigError, ModelError, RunError
+from whisper_tuner.runs import write_atomically
 from whisper_tuner.shards import assign_shards
 
 from .config import Job
@@ -21,6 +25,8 @@ from .launcher import PROJECT, Launch, Rank
 from .spec import RunSpec, profile_to_json
 from .sync import SyncItem, code_items, folder_items
 
+SHIPMENT = "shipment.json"
+RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
 STORE = ".multimac"  # below the project folder: what was sent, and caches
 
 
@@ -61,6 +67,8 @@ def prepare_run(
         hosts=tuple(labels),
         strategy=job.distribution.strategy,
         strategy_settings=_settings(job, total_steps),
+        checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),
+        keep_checkpoints=profile.keep_checkpoints,
     )
     ranks, items = [], {}
     for number, label in enumerate(labels):
@@ -80,7 +88,11 @@ def prepare_run(
         address=address,
         timeout_s=job.distribution.round_timeout_s,
         test=str(profile.test) if profile.test else None,
+        master=hosts.master if hosts else None,
+        created=time.time(),
+        versions={name: metadata.version(name) for name in RECORDED},
     )
+    save_items(run_dir, items)
     return Prepared(
         launch=launch,
         items=items,
@@ -104,6 +116,34 @@ def local_model_folder(base_model: str) -> Path:
         raise ModelError(
             f"{base_model}: cannot be fetched from the hub: {str(error).splitlines()[0]}",
             remedy="Check the network, or set base_model to a folder that holds the model.",
+        ) from None
+
+
+def _twentieth(job: Job, total_steps: int) -> int:
+    """Rounds between checkpoints, so that an interruption costs at most about a twentieth of a run."""
+    round_steps = job.distribution.communication_interval if job.distribution.strategy == "diloco" else 1
+    return max(1, round(total_steps / round_steps / 20))
+
+
+def save_items(run_dir: Path, items: dict[str, list[SyncItem]]) -> None:
+    """Model, manifests and audio of each host, for a run that is resumed; the code is looked for anew."""
+    if items:
+        data = {host: [[str(i.local), i.remote] for i in own if not i.keep] for host, own in items.items()}
+        write_atomically(run_dir / SHIPMENT, json.dumps(data))
+
+
+def load_items(run_dir: Path) -> dict[str, list[SyncItem]]:
+    """Raises RunError."""
+    try:
+        data = json.loads((run_dir / SHIPMENT).read_text(encoding="utf-8"))
+        code = code_items()
+        return {
+            host: [*code, *(SyncItem(local=Path(local), remote=remote) for local, remote in own)]
+            for host, own in data.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{run_dir / SHIPMENT}: cannot be read: {error}", remedy="Resume with --no-sync, or start a new run."
         ) from None
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 
+CHECKPOINTS = "checkpoints"  # in the run's folder on each host
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rendezvous:
@@ -45,6 +47,9 @@ class RunSpec:
     bundle: Bundle | None = None
     rendezvous: Rendezvous | None = None
     interface: str = ""
+    checkpoint_interval: int = 0
+    keep_checkpoints: int = 2
+    resume: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

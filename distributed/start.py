@@ -16,14 +16,14 @@ from .interfaces import route_to
 from .launcher import PROJECT, environment
 from .remote import Remote
 from .shipment import Prepared, prepare_run
-from .sync import Progress, SyncReport, code_folders, no_progress, on_each, sync
+from .sync import Progress, SyncItem, SyncReport, code_folders, no_progress, on_each, sync
 
 
-def start_launcher(run_dir: Path) -> subprocess.Popen:
+def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
     """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly."""
     with (run_dir / "launcher.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "distributed.launcher", str(run_dir)],
+            [sys.executable, "-m", "distributed.launcher", str(run_dir), *(["--resume"] if resume else [])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -60,4 +60,10 @@ def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:
 
 def sync_hosts(prepared: Prepared, remotes: Sequence[Remote], progress: Progress = no_progress) -> list[SyncReport]:
     """Bring code, base model, manifests and each host's shard up to date."""
-    return sync(remotes, prepared.items, progress, prune=code_folders())
+    return sync_items(prepared.items, remotes, progress)
+
+
+def sync_items(
+    items: dict[str, list[SyncItem]], remotes: Sequence[Remote], progress: Progress = no_progress
+) -> list[SyncReport]:
+    return sync(remotes, items, progress, prune=code_folders())

@@ -59,6 +59,10 @@ class Profile:
     precision: str = setting("float32", "arithmetic of forward and backward", choices=("float32", "bf16"))
     num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0)
     runs_dir: Path = setting(Path("runs"), "where runs are kept")
+    checkpoint_interval: int = setting(
+        0, "rounds (with allreduce: steps) from one checkpoint to the next; 0: about twenty in a run", low=0
+    )
+    keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16)
     shards: tuple[str, ...] = setting(
         (), "train on one machine the batches that hosts of these names would have, to compare runs"
     )

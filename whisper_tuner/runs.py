@@ -100,6 +100,24 @@ def _decode(data: bytes) -> Iterator[dict]:
             yield event
 
 
+@contextlib.contextmanager
+def only_one(run_dir: Path) -> Iterator[None]:
+    """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if somebody holds it."""
+    handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        for attempt in range(10, -1, -1):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not attempt:
+                    raise RunError(f"{run_dir}: this run is going on already") from None
+                time.sleep(0.1)  # is_running() holds it for a moment
+        yield
+    finally:
+        os.close(handle)
+
+
 def is_running(run_dir: Path) -> bool:
     """Whether a launcher lives: it holds an exclusive lock on run_dir/lock until it ends, however it ends."""
     try:

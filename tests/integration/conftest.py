@@ -66,9 +66,11 @@ class Runner:
 
     def start(self, name: str, *workers: str, text: str = "") -> subprocess.Popen:
         """Returns once every rank has trained a step."""
+        before = self.run_dir
         process = self.lab.popen("h1", self.command(name, *workers, text=text), cwd=str(PROJECT))
         deadline = time.monotonic() + 120
-        while {event["rank"] for event in self.events("step")} != set(range(len(workers) + 1)):
+        ranks = set(range(len(workers) + 1))
+        while self.run_dir == before or {event["rank"] for event in self.events("step")} != ranks:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "no step of every rank within 120 s"
             time.sleep(0.2)

@@ -1,0 +1,86 @@
+"""`--resume RUN`: go on with a run that was stopped or broke off, on the same hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError
+from whisper_tuner.run_folders import find_run
+from whisper_tuner.run_summary import FINISHED, read_run
+from whisper_tuner.runs import is_running
+
+from ..console import follow
+from ..hosts import Hosts, load_hosts
+from ..launcher import Launch
+from .runs import folders_of
+from .transfers import Transfers, show_sync
+
+
+def resume(
+    config: Path, run: str, *, name: str = "", hosts_file: Path | None = None, no_sync: bool = False
+) -> ExitStatus:
+    """`name` and `hosts_file`, if given, must be the run's own: a check, not a choice. Raises TunerError."""
+    from ..start import start_launcher
+
+    console = Console(highlight=False)
+    run_dir = find_run(run, folders_of(config, None)).absolute()
+    launch = Launch.load(run_dir)
+    _check(run_dir, launch, name)
+    if any(rank.host for rank in launch.ranks):
+        _bring_up_to_date(console, run_dir, launch, hosts_file, no_sync)
+    hosts = ", ".join(rank.label for rank in launch.ranks)
+    console.print(f"{launch.name}: going on with {launch.run_id} on {hosts}", soft_wrap=True)
+    start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
+    return follow(run_dir, start_launcher(run_dir, resume=True), console, position=start)
+
+
+def _check(run_dir: Path, launch: Launch, name: str) -> None:
+    if name and name != launch.name:
+        raise ConfigError(f"run {launch.run_id} is of {launch.name}, not of {name}", remedy="Leave the name out.")
+    if launch.ranks[0].spec.bundle:
+        raise RunError(
+            f"run {launch.run_id} is of a model of your own",
+            remedy="Call fit again with checkpoint_dir and resume=True.",
+        )
+    if is_running(run_dir):
+        raise RunError(f"run {launch.run_id} is going on", remedy=f"See it with: multimac runs show {launch.run_id}")
+    if read_run(run_dir).state == FINISHED:
+        raise RunError(f"run {launch.run_id} is finished", remedy="To train more, start a new run with more epochs.")
+
+
+def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool) -> None:
+    """Files, and where the ranks meet: this machine's address may be another one today."""
+    import dataclasses
+
+    from ..shipment import load_items
+    from ..start import connect_all, meeting_address, sync_items
+
+    hosts = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
+    if hosts_file:
+        hosts = _same(load_hosts(hosts_file), hosts)
+    ranks = [dataclasses.replace(rank, host=host) for rank, host in zip(launch.ranks[1:], hosts.workers, strict=True)]
+    console.print(f"connecting to {', '.join(host.address for host in hosts.workers)}")
+    remotes = connect_all(hosts.workers)
+    try:
+        if not no_sync:
+            with Transfers(console) as show:
+                reports = sync_items(load_items(run_dir), remotes, show)
+            show_sync(console, reports)
+        address = meeting_address(hosts, remotes)
+    finally:
+        for remote in remotes:
+            remote.close()
+    dataclasses.replace(launch, ranks=(launch.ranks[0], *ranks), address=address, master=hosts.master).save(run_dir)
+
+
+def _same(now: Hosts, then: Hosts) -> Hosts:
+    """The hosts file as it is now may say how to reach the run's hosts, but not name others."""
+    asked, were = ([host.address for host in hosts.all] for hosts in (now, then))
+    if asked != were:
+        raise ConfigError(
+            f"the run is of {', '.join(were)}, the hosts file of {', '.join(asked)}",
+            remedy="Resume with the same hosts in the same order, or leave --hosts out.",
+        )
+    return now

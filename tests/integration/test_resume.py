@@ -1,0 +1,109 @@
+"""Runs that were stopped or broke off, and went on: in the end nobody can tell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.lab
+PROJECT = Path(__file__).parents[2]
+DILOCO = """
+[distributed:d]
+base_profile = tiny
+communication_interval = 5
+checkpoint_interval = 1
+dropout = 0.1
+max_steps = 80
+epochs = 3
+"""
+ALL_REDUCE = """
+[distributed:d]
+base_profile = tiny
+strategy = allreduce
+checkpoint_interval = 4
+max_steps = 80
+epochs = 3
+"""
+
+
+def digest(run_dir: Path) -> str:
+    return hashlib.sha256((run_dir / "final" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def wait_for_step(runner, step: int, rank: int = 1) -> None:
+    deadline = time.monotonic() + 120
+    while not any(e["rank"] == rank and e["step"] >= step for e in runner.events("step")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def resume(runner, *options: str):
+    command = [sys.executable, "cli_typer.py", "distributed-train", "--resume", str(runner.run_dir)]
+    command += ["--config", str(runner.folder / "config.ini"), *options]
+    return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
+
+
+def clean_end(runner) -> None:
+    deadline = time.monotonic() + 25
+    while runner.left_over():
+        assert time.monotonic() < deadline, runner.left_over()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("text", [DILOCO, ALL_REDUCE], ids=["diloco", "allreduce"])
+def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, text):
+    runner.run("d", "h2", text=text)
+    whole = runner.run_dir
+    process = runner.start("d", "h2", text=text)
+    wait_for_step(runner, 7)
+    runner.lab["h1"].signal(2, "cli_typer.py")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert runner.run_dir != whole and f"--resume {runner.run_dir}" in out
+    done = resume(runner)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "goes on after step" in done.stdout
+    assert digest(runner.run_dir) == digest(whole)
+    assert not (runner.run_dir / "checkpoints").exists()
+    assert not list(Path(runner.lab["h1"].home).glob("project-h2/runs/*"))
+    again = resume(runner)
+    assert again.returncode == 6 and "is finished" in again.stderr
+
+
+def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner):
+    runner.run("d", "h2", text=DILOCO)
+    whole = runner.run_dir
+    process = runner.start("d", "h2", text=DILOCO)
+    wait_for_step(runner, 16)
+    runner.lab.kill("h1", "distributed.launcher")
+    process.communicate(timeout=15)
+    clean_end(runner)
+    newest = max((runner.run_dir / "checkpoints").iterdir())
+    data = bytearray((newest / "rank0.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "rank0.safetensors").write_bytes(data)
+    done = resume(runner)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digest(runner.run_dir) == digest(whole)
+    [went_on] = [event["step"] for event in runner.events("resume") if event["rank"] == 0]
+    assert 10 <= went_on < 80
+
+
+def test_what_cannot_be_resumed(runner):
+    process = runner.start("d", "h2", text=DILOCO)
+    twice = resume(runner)
+    assert twice.returncode == 6 and "is going on" in twice.stderr
+    process.communicate(timeout=120)
+    other = runner.folder / "others.json"
+    other.write_text(json.dumps({"master": runner.lab["h1"].address, "workers": [runner.lab["h3"].address]}))
+    (runner.run_dir / "events.jsonl").write_text("")  # as if it had never come to an end
+    assert "Resume with the same hosts" in resume(runner, "--hosts", str(other)).stderr
+    (runner.run_dir / "run.json").write_text("{")
+    broken = resume(runner)
+    assert broken.returncode == 6 and "run.json" in broken.stderr and "start a new one" in broken.stderr
+    assert "Traceback" not in broken.stderr
