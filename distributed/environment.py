@@ -237,13 +237,17 @@ class _HostSetup:
         files = ["--requirement", str(folder / "requirements.txt"), "--constraint", str(folder / "constraints.txt")]
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
         if done.returncode:
-            raise HostError(self.remote.name, f"pip failed: {(done.stderr or done.stdout).strip()[-2000:]}")
+            said = (done.stderr or done.stdout).strip()[-2000:]
+            remedy = "Mend what pip names (disk, network, permissions), then run hosts setup again."
+            raise HostError(self.remote.name, f"pip failed: {said}", remedy=remedy)
 
     def verify(self) -> None:
         _, found = probe(self.remote, self.python, list(self.pins.all)) or (False, {})
         wrong = unlike(self.pins, found)
         if wrong:
-            raise HostError(self.remote.name, f"the environment is not right after installing: {'; '.join(wrong[:5])}")
+            remedy = f"Remove {self.python}'s environment there, then run hosts setup again."
+            listed = "; ".join(wrong[:5])
+            raise HostError(self.remote.name, f"the environment is not right after installing: {listed}", remedy=remedy)
 
 
 def write_lists(pins: Pins) -> tuple[Path, Path]:

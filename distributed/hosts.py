@@ -75,7 +75,9 @@ class _Reader:
             remedy = "Copy distributed_hosts.example.json, and put your own machines in it."
             raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
+            raise ConfigError(
+                f"{path}: cannot be read: {error}", remedy="It must be UTF-8 text that you may read."
+            ) from error
 
     def read(self) -> Hosts:
         try:

@@ -79,9 +79,10 @@ class Remote:
             channel = self._open(line)
             result = _communicate(channel, input, timeout)
         if result is None:
-            raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s")
+            raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=_try(self.settings))
         if result.returncode == LOST and not self._transport.is_active():
-            raise HostError(self.name, f"the connection was lost during `{command[0]}`")
+            remedy = f"Is it awake, and its network there? {_try(self.settings)}"
+            raise HostError(self.name, f"the connection was lost during `{command[0]}`", remedy=remedy)
         if check:
             raise_unless_ok(self.name, command, result)
         return result
@@ -122,7 +123,8 @@ class Remote:
             # Pipelined writes do not report their failure.
             arrived = sftp.stat(remote).st_size
         if arrived < local.stat().st_size:
-            raise HostError(self.name, f"cannot write {remote}: it stops at {arrived} bytes")
+            remedy = "Is its disk full?"
+            raise HostError(self.name, f"cannot write {remote}: it stops at {arrived} bytes", remedy=remedy)
 
     @contextlib.contextmanager
     def sftp(self) -> Iterator[paramiko.SFTPClient]:

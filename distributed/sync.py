@@ -88,7 +88,7 @@ def is_source(path: Path) -> bool:
 def folder_items(folder: Path, remote: str) -> list[SyncItem]:
     """Every file below `folder`, for example a base model, as `remote`/...; hidden files are left out."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder")
+        raise DataError(f"{folder}: there is no such folder", remedy="Is base_model right in config.ini?")
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = [(path, path.relative_to(folder)) for path in paths]
     return [
@@ -167,7 +167,8 @@ class LocalHashes:
                 self.known[str(path)] = entry
                 self.changed = True
         except OSError as error:
-            raise DataError(f"{item.local}: cannot be read: {error.strerror}") from error
+            remedy = "Look at its permissions, or whether it was moved."
+            raise DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy) from error
         return _File(item=item, size=entry[0], sha256=entry[2])
 
     def save(self) -> None:
