@@ -125,14 +125,17 @@ def evaluate(
 
 @app.command()
 def transcribe(
-    audio: Annotated[list[Path], typer.Argument(help="Audio files: WAV, FLAC, MP3, OGG or M4A.")],
+    audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, and folders of them.")],
     model: Annotated[str, typer.Option("--model", help="Model folder (or hub id).")],
+    form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; else each lies beside its audio.")] = None,
     language: Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
 ) -> int:
-    """Print what is said in audio files."""
+    """Write down what is said in recordings: text on the terminal, or files with times."""
     from distributed.commands.transcribe import transcribe
 
-    return transcribe(audio, model, language)
+    return transcribe(audio, model, form=form, out=out, language=language, force=force)
 
 
 @app.command()
