@@ -160,10 +160,10 @@ def transcribe(
     texts: list[list[str]] = [[] for _ in audio]
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
-    arguments = _generation_arguments(whisper, language, task) | {"num_beams": num_beams}
+    arguments = generation_arguments(whisper, language, task) | {"num_beams": num_beams}
     # Half the context, as in OpenAI's own decoding: a model that does not know the language repeats itself to the end.
     arguments["max_new_tokens"] = max_new_tokens or whisper.config.max_target_positions // 2
-    with _evaluating(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for batch in _batched(_windows(audio, processor, features, problems), batch_size):
             heard = _generate(whisper, processor, [window for _, window in batch], arguments)
             for (index, _), text in zip(batch, heard, strict=True):
@@ -214,7 +214,7 @@ def _generate(
     return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
 
 
-def _generation_arguments(
+def generation_arguments(
     whisper: WhisperForConditionalGeneration, language: str | None, task: str
 ) -> dict[str, object]:
     if not is_multilingual(whisper):
@@ -233,7 +233,7 @@ def _batched(items: Iterable[tuple[int, np.ndarray]], size: int) -> Iterator[lis
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:

@@ -1,23 +1,139 @@
-"""`multimac transcribe`: what is said in audio files."""
+"""`multimac transcribe`: what is said in audio files and folders of them, as text or subtitles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from whisper_tuner.errors import ExitStatus
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
+from whisper_tuner.settings import nearest
+from whisper_tuner.subtitles import SUFFIXES
+
+AUDIO_SUFFIXES = (
+    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc", ".caf"),
+    *(".wma", ".amr", ".webm", ".mp4", ".mov"),
+)
 
 
-def transcribe(audio: Sequence[Path], model_path: str, language: str) -> ExitStatus:
+@dataclass(frozen=True)
+class Item:
+    """A recording, and where what was said in it goes; None for the terminal."""
+
+    audio: Path
+    target: Path | None
+
+
+def transcribe(
+    paths: Sequence[Path],
+    model_path: str,
+    *,
+    form: str = "text",
+    out: Path | None = None,
+    language: str = "",
+    force: bool = False,
+) -> ExitStatus:
+    if form not in SUFFIXES:
+        raise ConfigError(
+            f"--format {form}: no such format{nearest(form, SUFFIXES)}", remedy=f"Known: {', '.join(SUFFIXES)}."
+        )
+    items = list(_items(paths, form, out))
+    if not items:
+        raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
+
     from exogym import device as devices
-    from whisper_tuner.evaluation import transcribe
     from whisper_tuner.export import load_model
+    from whisper_tuner.labels import language_code
 
+    from ..comparison import origin_of
+
+    origin = origin_of(model_path)
+    language = language or (origin.language if origin else "")
+    language = language_code(language) if language else ""
+    _make_folder(out)
     model, processor = load_model(model_path)
-    failed = False
-    for path in audio:
-        [heard] = transcribe(model.to(devices.choose()), processor, [path], language=language or None)
-        name = f"{path}: " if len(audio) > 1 else ""
-        print(f"{name}{heard.problem or heard.text}")
-        failed |= bool(heard.problem)
+    model = model.to(devices.choose())
+    console = Console(stderr=True, highlight=False)
+    failed = 0
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        for number, item in enumerate(items, start=1):
+            task = bar.add_task(f"{number}/{len(items)} {item.audio.name[-40:]}", total=None)
+            try:
+                _one(model, processor, item, form, language, force, bar, task, named=len(items) > 1)
+            except TunerError as error:
+                failed += 1
+                console.print(f"not transcribed: {error}", soft_wrap=True, markup=False)
+            bar.remove_task(task)
+    if failed and len(items) > 1:
+        console.print(f"{len(items) - failed} of {len(items)} recordings transcribed")
     return ExitStatus.DATA if failed else ExitStatus.OK
+
+
+def _one(model, processor, item: Item, form: str, language: str, force: bool, bar: Progress, task, *, named) -> None:
+    from whisper_tuner.audio import duration
+    from whisper_tuner.runs import write_atomically
+    from whisper_tuner.subtitles import rendered
+    from whisper_tuner.transcription import transcribe_recording
+
+    if item.target and item.target.exists() and not force:
+        raise DataError(f"{item.target} is there already", remedy="Remove it, or write it anew with --force.")
+    bar.update(task, total=duration(item.audio))
+    recording = transcribe_recording(
+        model, processor, item.audio, language=language or None, progress=lambda s: bar.update(task, completed=s)
+    )
+    if item.target is None:
+        bar.console.file.flush()
+        print(f"{item.audio}: {recording.text}" if named else recording.text, flush=True)
+        return
+    try:
+        item.target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(item.target, rendered(recording, form, item.audio))
+    except OSError as error:
+        raise DataError(f"{item.target}: {error.strerror}", remedy="Choose another folder with --out.") from None
+    bar.console.print(f"{item.audio} -> {item.target}", soft_wrap=True, markup=False)
+
+
+def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]:
+    """Every recording once, each with a file of its own. Text goes to the terminal unless there is a folder for it."""
+    taken: set[Path] = set()
+    seen: set[Path] = set()
+    suffix = SUFFIXES[form]
+    for audio, name in _recordings(paths):
+        if audio in seen:
+            continue
+        seen.add(audio)
+        if form == "text" and out is None:
+            yield Item(audio, None)
+            continue
+        whole = (out / name) if out else audio
+        target = whole.with_suffix(suffix)
+        if target in taken:  # a.wav beside a.mp3
+            target = whole.with_name(whole.name + suffix)
+        if target in taken:
+            raise DataError(f"two recordings would be written to {target}", remedy="Transcribe them one by one.")
+        taken.add(target)
+        yield Item(audio, target)
+
+
+def _recordings(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """(recording, its name relative to the folder that was named)."""
+    for path in paths:
+        if not path.is_dir():
+            yield path, Path(path.name)
+            continue
+        for file in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)  # ._x.wav on a Mac's USB stick
+            if file.suffix.lower() in AUDIO_SUFFIXES and not hidden and file.is_file():
+                yield file, file.relative_to(path)
+
+
+def _make_folder(out: Path | None) -> None:
+    try:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}", remedy="Choose another folder.") from None
