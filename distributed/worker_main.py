@@ -8,11 +8,25 @@ import signal
 import sys
 import traceback
 
+from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
 from .lifeline import Lifeline, send_event
 from .source_hash import loaded_source_hash
 from .spec import RunSpec
+
+REMEDIES = {
+    "PeerLost": "Another host fell silent: see what its own lines say.",
+    "RanksDiverged": "`multimac hosts check` compares code and packages; then start again, or resume.",
+    "NotFinite": "Try a lower learning_rate; `runs show` has the loss so far.",
+    "CheckpointError": "Start a new run, or put the run's checkpoints back on that host.",
+    "SettingError": "`multimac config show NAME` explains every setting.",
+}
+
+
+def _explained(error: ExogymError) -> str:
+    remedy = REMEDIES.get(type(error).__name__)
+    return f"{error}\n  {remedy}" if remedy else str(error)
 
 
 def main() -> int:
@@ -31,6 +45,9 @@ def main() -> int:
     except TunerError as error:
         send_event({"type": "error", "kind": type(error).__name__, "message": str(error)})
         return error.exit_status
+    except ExogymError as error:
+        send_event({"type": "error", "kind": type(error).__name__, "message": _explained(error)})
+        return ExitStatus.RUN
     except Exception as error:
         traceback.print_exc()
         send_event({"type": "error", "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from ..console import follow
 from ..hosts import Hosts, load_hosts
 from ..launcher import Launch
 from .runs import folders_of
+from .train import show_preflight
 from .transfers import Transfers, show_sync
 
 
@@ -52,26 +54,23 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
 
 def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool) -> None:
     """Files, and where the ranks meet: this machine's address may be another one today."""
-    import dataclasses
 
+    from ..preflight import preflight
     from ..shipment import load_items
-    from ..start import connect_all, meeting_address, sync_items
+    from ..start import meeting_address, sync_items
 
     hosts = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
     if hosts_file:
         hosts = _same(load_hosts(hosts_file), hosts)
     ranks = [dataclasses.replace(rank, host=host) for rank, host in zip(launch.ranks[1:], hosts.workers, strict=True)]
-    console.print(f"connecting to {', '.join(host.address for host in hosts.workers)}")
-    remotes = connect_all(hosts.workers)
-    try:
+    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
+    with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
+        show_preflight(console, report)
         if not no_sync:
             with Transfers(console) as show:
-                reports = sync_items(load_items(run_dir), remotes, show)
+                reports = sync_items(load_items(run_dir), report.remotes, show)
             show_sync(console, reports)
-        address = meeting_address(hosts, remotes)
-    finally:
-        for remote in remotes:
-            remote.close()
+        address = meeting_address(hosts, report.remotes)
     dataclasses.replace(launch, ranks=(launch.ranks[0], *ranks), address=address, master=hosts.master).save(run_dir)
 
 

@@ -14,6 +14,7 @@ from whisper_tuner.runs import new_run
 from ..config import Job, resolve
 from ..console import duration, follow, size
 from ..hosts import Hosts, load_hosts
+from ..preflight_report import Report
 from .transfers import Transfers, show_sync
 
 
@@ -30,29 +31,37 @@ def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
 def distributed_train(
     config: Path, name: str, hosts_file: Path | None, *, dry_run: bool = False, no_sync: bool = False
 ) -> ExitStatus:
-    from ..start import connect_all, prepare_hosts, start_launcher, sync_hosts
+    from ..preflight import preflight
+    from ..start import prepare_hosts, start_launcher, sync_hosts
 
     console = Console(highlight=False)
     job = resolve(ConfigFile(config), name)
     hosts = hosts_of(job, hosts_file)
-    console.print(f"connecting to {', '.join(host.address for host in hosts.workers) or 'no worker'}")
-    remotes = connect_all(hosts.workers)
-    try:
+    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
+    with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
+        show_preflight(console, report)
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
-            prepared = prepare_hosts(job, hosts, remotes, run_dir)
+            prepared = prepare_hosts(job, hosts, report.remotes, run_dir)
             _announce(console, job, prepared, run_dir)
             if dry_run:
                 _show_plan(console, prepared)
                 return ExitStatus.OK
             if not no_sync:
                 with Transfers(console) as show:
-                    reports = sync_hosts(prepared, remotes, show)
+                    reports = sync_hosts(prepared, report.remotes, show)
                 show_sync(console, reports)
             prepared.launch.save(run_dir)
-    finally:
-        for remote in remotes:
-            remote.close()
     return follow(run_dir, start_launcher(run_dir), console)
+
+
+def show_preflight(console: Console, report: Report) -> None:
+    """One line if all is well, else the tables. Raises HostError or ConfigError with all problems that there are."""
+    from ..preflight_view import show
+
+    if report.problems:
+        show(console, report, errors=False)
+        report.raise_if_errors()
+    console.print(report.summary(), soft_wrap=True)
 
 
 def hosts_of(job: Job, hosts_file: Path | None) -> Hosts:
