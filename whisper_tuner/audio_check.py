@@ -38,6 +38,11 @@ class Header:
     what: str = ""
     digest: str = ""
 
+    @property
+    def unknown(self) -> bool:
+        """Whether the file was not opened yet."""
+        return not self.kind and not self.seconds
+
 
 class AudioIndex:
     """Headers of audio files, remembered in a JSON file if one is given. Safe to lose; a damaged one is made anew."""
@@ -49,9 +54,11 @@ class AudioIndex:
 
     def fill(self, paths: Iterable[Path]) -> None:
         """Look at all these files, several at once."""
+        found = {str(path): (path, self._unopened(path)) for path in paths}
+        self._fresh |= {name: header for name, (_, header) in found.items() if not header.unknown}
+        unknown = {name: path for name, (path, header) in found.items() if header.unknown}
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
-            unique = dict.fromkeys(paths)
-            self._fresh |= zip(map(str, unique), pool.map(self._look, unique), strict=True)
+            self._fresh |= zip(unknown, pool.map(self._look, unknown.values()), strict=True)
 
     def __getitem__(self, path: Path) -> Header:
         if str(path) not in self._fresh:
@@ -65,9 +72,9 @@ class AudioIndex:
             sizes.setdefault(self[path].size, []).append(path)
         alike = [path for group in sizes.values() if len(group) > 1 for path in group]
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="digests") as pool:
-            digests = list(pool.map(self._digest, alike))
+            list(pool.map(self._digest, [path for path in alike if not self[path].digest]))
         first: dict[str, Path] = {}
-        return {p: first[d] for p, d in zip(alike, digests, strict=True) if first.setdefault(d, p) != p}
+        return {path: same for path in alike if (same := first.setdefault(self[path].digest, path)) != path}
 
     def save(self) -> None:
         if self._file and self._fresh != self._known:
@@ -75,7 +82,8 @@ class AudioIndex:
             files = {path: astuple(header) for path, header in self._fresh.items()}
             write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}))
 
-    def _look(self, path: Path) -> Header:
+    def _unopened(self, path: Path) -> Header:
+        """What is known of a file without opening it."""
         try:
             stat = path.stat()
         except FileNotFoundError:
@@ -84,21 +92,23 @@ class AudioIndex:
             reason = getattr(error, "strerror", None) or error
             return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
         known = self._known.get(str(path))
-        if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
-            return known
-        seconds, kind, what = examine(path)
-        return Header(stat.st_size, stat.st_mtime_ns, seconds, kind, what)
+        same = known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns)
+        return known if same else Header(stat.st_size, stat.st_mtime_ns)
 
-    def _digest(self, path: Path) -> str:
-        header = self[path]
-        if not header.digest:
-            try:
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-            except OSError:
-                digest = str(path)
-            header = self._fresh[str(path)] = replace(header, digest=digest)
-        return header.digest
+    def _look(self, path: Path) -> Header:
+        header = self._unopened(path)
+        if header.unknown:
+            seconds, kind, what = examine(path)
+            header = replace(header, seconds=seconds, kind=kind, what=what)
+        return header
+
+    def _digest(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        except OSError:
+            digest = str(path)
+        self._fresh[str(path)] = replace(self[path], digest=digest)
 
 
 def examine(path: Path) -> tuple[float, str, str]:
@@ -106,18 +116,26 @@ def examine(path: Path) -> tuple[float, str, str]:
     if path.stat().st_size == 0:
         return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
     try:
-        with soundfile.SoundFile(path) as file:
-            seconds = file.frames / file.samplerate
-            whole = len(file.read(EDGE_FRAMES)) == min(EDGE_FRAMES, file.frames)
-            file.seek(max(0, file.frames - EDGE_FRAMES))
-            whole = whole and len(file.read(EDGE_FRAMES)) == min(EDGE_FRAMES, file.frames) and not _cut_wav(path)
+        file = soundfile.SoundFile(path)
     except (soundfile.LibsndfileError, OSError):
         return _examine_slowly(path)
-    if seconds < SHORTEST_S:
-        return seconds, Kind.EMPTY_AUDIO, f"{path} holds {seconds:g} s of audio"
-    if not whole:
-        return seconds, Kind.TRUNCATED, f"{path} ends before its header says; copy it again"
+    with file:
+        seconds = file.frames / file.samplerate
+        if seconds < SHORTEST_S:
+            return seconds, Kind.EMPTY_AUDIO, f"{path} holds {seconds:g} s of audio"
+        if not _edges_decode(file) or _cut_wav(path):
+            return seconds, Kind.TRUNCATED, f"{path} ends before its header says, or is damaged; copy it again"
     return seconds, "", ""
+
+
+def _edges_decode(file: soundfile.SoundFile) -> bool:
+    expected = min(EDGE_FRAMES, file.frames)
+    try:
+        begins = len(file.read(EDGE_FRAMES)) == expected
+        file.seek(file.frames - expected)
+        return begins and len(file.read(EDGE_FRAMES)) == expected
+    except soundfile.LibsndfileError:
+        return False
 
 
 def _examine_slowly(path: Path) -> tuple[float, str, str]:
