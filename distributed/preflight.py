@@ -85,6 +85,7 @@ class _Preflight:
         self.pins = own_pins()
         self.code = [[item.remote, hashlib.sha256(item.local.read_bytes()).hexdigest()] for item in code_items()]
         report = Report(hosts=[look.facts for look in self.looks])
+        keep = False
         try:
             self._look_at_all()
             self._await_torch(TORCH_BY)
@@ -92,9 +93,9 @@ class _Preflight:
             self._await_torch(LINKS_BY)
             report.pairs = pairs
             report.problems = [*self._judge(), *link_problems]
-            report.connected = {look.number: look.remote for look in self.looks if look.remote}
+            keep = True
         finally:
-            self._end(keep=bool(report.connected))
+            report.connected = self._end(keep)
         report.seconds = time.monotonic() - self.begin
         return report
 
@@ -129,11 +130,12 @@ class _Preflight:
                 self._check_master(look)
             else:
                 machine = Remote.connect(host, timeout=CONNECT_S)
-                look.remote = self._keep_or_close(machine)
+                self._keep_or_close(look, "remote", machine)
                 python, project = host.python, machine.expand(host.project_path)
             look.facts.reached = True
             look.step = "starting its Python"
-            session = look.session = self._keep_or_close(Session(machine, python))
+            session = Session(machine, python)
+            self._keep_or_close(look, "session", session)
         except TunerError as error:
             look.failed("ssh", error)
             return
@@ -167,13 +169,14 @@ class _Preflight:
         except ConfigError as error:
             look.failed("ssh", error, config=True)
 
-    def _keep_or_close(self, opened):
+    def _keep_or_close(self, look: _Look, kind: str, opened: Remote | Session) -> None:
         """What was opened after the preflight had ended is closed again."""
         with self.lock:
-            if self.over:
-                opened.close()
-                raise NotInTime(opened.name, "too late")
-        return opened
+            if not self.over:
+                setattr(look, kind, opened)
+                return
+        opened.close()
+        raise NotInTime(opened.name, "too late")
 
     def _await_torch(self, seconds: float) -> None:
         for look in self.looks:
@@ -186,8 +189,7 @@ class _Preflight:
                     look.facts.torch = {"failed": str(error)}
 
     def _links(self) -> tuple[list, list[Problem]]:
-        able = [look for look in self.looks if "psutil" in look.facts.facts.get("versions", {})]
-        able = [look for look in able if look.facts.facts["training"]]
+        able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
         if len(able) < 2:
             return [], []
         try:
@@ -198,6 +200,15 @@ class _Preflight:
         nodes = [Node(number=look.number, facts=look.facts, session=look.session, peer=peer) for look in able]
         links = Links(nodes, self.at(LINKS_BY))
         return links.measure(), links.problems
+
+    def _can_try_links(self, facts: dict) -> bool:
+        """Whether it is the Python that trains, and no so bad one that this has been said already."""
+        return bool(
+            facts
+            and facts["training"]
+            and "psutil" in facts["versions"]
+            and self.pins.python.contains(".".join(map(str, facts["python"])))
+        )
 
     def _meeting_address(self) -> str:
         remotes = [look.remote for look in self.looks if look.remote]
@@ -222,19 +233,22 @@ class _Preflight:
             problems.append(Problem(hosts=(self.looks[0].facts.name,), what=what, severity=WARNING, check="files"))
         return problems
 
-    def _end(self, *, keep: bool) -> None:
-        """keep: the connections go on to the caller."""
+    def _end(self, keep: bool) -> dict[int, Remote]:
+        """End the agents; the connections go on to the caller if they are to be kept."""
         with self.lock:
             self.over = True
-        sessions = [look.session for look in self.looks if look.session]
+            connected = {look.number: look.remote for look in self.looks if look.remote}
+            sessions = [look.session for look in self.looks if look.session]
         for session in sessions:
             session.close()
         deadline = time.monotonic() + 1.0
         for session in sessions:
             session.ended(max(0.0, deadline - time.monotonic()))
-        for look in self.looks:
-            if look.remote and not keep:
-                look.remote.close()
+        if keep:
+            return connected
+        for remote in connected.values():
+            remote.close()
+        return {}
 
 
 def _and_tell(function: Callable[[], None], done: threading.Event) -> None:
