@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SshServer
+from loopback_sshd import SshServer
 from rich.console import Console
 
 from distributed import preflight as preflight_module
@@ -66,15 +66,28 @@ def shown(report: Report) -> str:
 
 
 def agents() -> list[str]:
-    """Agents, and the processes in which they import torch."""
-    found = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    return [line for line in found if ("utf8 -c" in line and "preflight_agent" in line) or "torch.backends.mps" in line]
+    """Agents of this test, and the processes in which they import torch."""
+    return [" ".join(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]) if is_ours(process)]
+
+
+def is_ours(process: psutil.Process) -> bool:
+    line = " ".join(process.info["cmdline"] or ())
+    if not ("-X utf8 -c" in line and "preflight_agent" in line) and "torch.backends.mps" not in line:
+        return False
+    try:
+        values = process.environ()
+    except psutil.Error:
+        return False
+    test = os.environ["PYTEST_CURRENT_TEST"]
+    return values.get("PYTEST_CURRENT_TEST") == test or test.split("::")[-1].split(" ")[0][:25] in values.get(
+        "HOME", ""
+    )
 
 
 def wait_until_no_agent_is_left(seconds: float = 3.0) -> None:
     deadline = time.monotonic() + seconds
-    while agents():
-        assert time.monotonic() < deadline, agents()
+    while left := agents():
+        assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
 
