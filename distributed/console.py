@@ -109,12 +109,12 @@ class RunView:
             self.end = event
 
     def table(self) -> Table:
-        table = Table(expand=False, header_style="bold")
+        table = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))
         for name in ("host", "epoch", "step", "loss", "clips/s", "round", "sent", "left", ""):
             table.add_column(name, justify="left" if name in ("host", "") else "right")
         for view in self.hosts.values():
             table.add_row(
-                view.name,
+                view.name.removesuffix(".local"),
                 str(view.epoch or ""),
                 f"{view.step}/{view.total_steps}" if view.total_steps else "",
                 f"{view.loss:.3f}" if view.loss is not None else "",
@@ -122,7 +122,7 @@ class RunView:
                 str(view.round or ""),
                 size(view.sent) if view.sent else "",
                 duration(view.remaining),
-                f"{view.state} {view.device}".strip(),
+                view.device if view.state == "training" else view.state,
             )
         if self.progress:
             table.caption = self.progress

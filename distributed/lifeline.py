@@ -27,15 +27,19 @@ def send_event(event: dict) -> None:
     os.write(1, f"{MARK}{json.dumps(event)}\n".encode())
 
 
-def read_event(line: str) -> dict | None:
-    """The event in one line of a worker's output, or None if it is ordinary text."""
-    if not line.startswith(MARK):
-        return None
+def split_line(line: str) -> tuple[str, dict | None]:
+    """(ordinary text, event) of one line of a worker's output.
+
+    Both at once if a thread sent an event while another had written a line's text, but not its end.
+    """
+    text, mark, rest = line.partition(MARK)
     try:
-        event = json.loads(line[len(MARK) :])
+        event = json.loads(rest) if mark else None
     except ValueError:
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("type"), str) else None
+        return line, None
+    if isinstance(event, dict) and isinstance(event.get("type"), str):
+        return text, event
+    return line, None
 
 
 class Lifeline:

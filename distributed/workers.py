@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from whisper_tuner.errors import HostError, RunError
 
-from .lifeline import BEAT_S, SILENCE_S, read_event
+from .lifeline import BEAT_S, SILENCE_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
@@ -120,11 +120,11 @@ class Crew:
             status = worker.process.wait(GRACE_S)
             worker.status = 255 if status is None else status
             return
-        event = read_event(line)
-        if event is None:
-            worker.tail.append(line)
-            self._log(f"{worker.name}: {line}")
-        elif event["type"] != "beat":
+        text, event = split_line(line)
+        if text.strip():
+            worker.tail.append(text)
+            self._log(f"{worker.name}: {text}")
+        if event and event["type"] != "beat":
             if event["type"] == "error":
                 worker.error = event
             elif event["type"] == "hello":

@@ -19,12 +19,12 @@ from whisper_tuner.errors import HostError
 from ..config import Job
 from ..hosts import Hosts
 from ..launcher import PROJECT, environment
-from ..lifeline import read_event
+from ..lifeline import split_line
 from ..machine import LocalMachine, Machine, Process
 from ..remote import Remote
 from ..shipment import for_host, prepare_run
 from ..spec import RunSpec
-from ..sync import Progress, SyncReport, code_folders, sync
+from ..sync import Progress, code_folders, sync
 from .draft import replaced
 
 WARM_UP, COUNTED = 1, 3  # steps
@@ -45,17 +45,9 @@ class Speed:
     problem: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """`bytes_s`: the slowest link as files went to the hosts; None if too little travelled to tell."""
-
-    speeds: tuple[Speed, ...]
-    bytes_s: float | None = None
-
-
 def measure(
     job: Job, samples: Sequence[Sample], hosts: Hosts, remotes: Sequence[Remote], scratch: Path, progress: Progress
-) -> Probe:
+) -> list[Speed]:
     """Send what the probe needs, and run it on every machine. `job` trains on one machine. Raises HostError, DataError.
 
     What stays on the hosts is what a run needs there as well: code, model, a few clips.
@@ -72,12 +64,11 @@ def measure(
     for host in hosts.workers:
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
         theirs, items[host.address] = for_host(alone.profile, spec, 0, host, manifests, {"train": clips}, folder)
-        specs.append(dataclasses.replace(theirs, hosts=("localhost",), run_dir=f"runs/{folder.name}"))
-    reports = sync(remotes, items, progress, prune=code_folders())
+        specs.append(theirs)
+    sync(remotes, items, progress, prune=code_folders())
     machines = [LocalMachine(hosts.master.address), *remotes]
     with ThreadPoolExecutor(max_workers=len(machines)) as pool, _Running() as running:
-        speeds = list(pool.map(lambda pair: _one(*pair, running), zip(machines, specs, strict=True)))
-    return Probe(speeds=tuple(speeds), bytes_s=_link(reports))
+        return list(pool.map(lambda pair: _one(*pair, running), zip(machines, specs, strict=True)))
 
 
 class _Running:
@@ -123,7 +114,7 @@ def _read(name: str, process: Process) -> Speed:
     steps: list[dict] = []
     trainable, last, problem = 0, "", ""
     for line in process.lines():
-        event = read_event(line)
+        text, event = split_line(line)
         kind = event["type"] if event else ""
         if kind == "beat":
             process.write(b"beat\n")
@@ -133,8 +124,7 @@ def _read(name: str, process: Process) -> Speed:
             steps.append(event)
         elif kind == "error":
             problem = event["message"]
-        elif not event:
-            last = line
+        last = text.strip() or last
         if len(steps) == WARM_UP + COUNTED:
             break
     counted = steps[WARM_UP:]
@@ -150,8 +140,3 @@ def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:
     by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
     count = min(count, len(by_length))
     return [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]
-
-
-def _link(reports: Sequence[SyncReport], enough: int = 4 << 20) -> float | None:
-    rates = [report.bytes / report.seconds for report in reports if report.bytes >= enough and report.seconds > 0]
-    return min(rates, default=None)

@@ -56,6 +56,13 @@ def test_events_and_lines_carry_their_host(crew_of):
     assert log == ["host0: hello"]
 
 
+def test_an_event_amid_a_line_is_neither_lost_nor_shown(crew_of):
+    body = "sys.stdout.write('hel'); sys.stdout.flush(); send_event({'type': 'step'}); print('lo', flush=True)"
+    crew, events, log = crew_of(body)
+    assert crew.watch(lambda: False) is None
+    assert log == ["host0: hel", "host0: lo"] and [event["type"] for event in events] == ["step"]
+
+
 def test_a_killed_worker_is_named_with_its_last_lines(crew_of):
     crew, _, _ = crew_of("print('last words', flush=True); os.kill(os.getpid(), 9)", "time.sleep(60)")
     started = time.monotonic()
