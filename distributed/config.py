@@ -68,7 +68,8 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco") -> Job:
         if not config.has("profile", name):
             known = config.names("distributed") + config.names("profile")
             raise ConfigError(
-                f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]",
+                f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
+                f"{nearest(name, known)}",
                 remedy=f"Known: {', '.join(known) or 'none'}.",
             )
     else:
@@ -87,7 +88,7 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
             f"{section.origin[key]}: unknown key {key!r}{nearest(key, own | profile_keys | strategy_keys)}",
             remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}.",
         )
-    base = config.profile_values(distribution.base_profile)
+    base = config.profile_values(distribution.base_profile, section.origin.get("base_profile", ""))
     override = _only(section, profile_keys)
     merged = Resolved(name, base.values | override.values, base.origin | override.origin)
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
@@ -95,9 +96,21 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
     try:
         strategy_config(distribution.strategy, settings)
     except SettingError as error:
-        raise ConfigError(f"{config.path.name} [distributed:{name}]: {error}") from None
+        place = _wrong_setting(settings, section, distribution.strategy) or f"{config.path.name} [distributed:{name}]"
+        remedy = f"Without it: multimac config show {name}, which explains every setting."
+        raise ConfigError(f"{place}: {error}", remedy=remedy) from None
     origin = merged.origin | section.origin
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
+
+
+def _wrong_setting(settings: dict[str, str], section: Resolved, strategy: str) -> str:
+    """Place and value of the one that is wrong by itself; '' if only several together are."""
+    for key, value in settings.items():
+        try:
+            strategy_config(strategy, {key: value})
+        except SettingError:
+            return f"{section.origin[key]}: {key} = {value}"
+    return ""
 
 
 def _only(section: Resolved, keys: set[str]) -> Resolved:

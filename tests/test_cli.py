@@ -20,7 +20,7 @@ def cli(*arguments: str) -> subprocess.CompletedProcess:
     ("arguments", "status", "words"),
     [
         (["finetun"], "usage", "finetun"),
-        (["finetune"], "usage", "Missing argument"),
+        (["finetune"], "usage", "name a profile"),
         (["finetune", "mine"], "config", "neither a [distributed:mine] nor a [profile:mine]"),
         (["finetune", "mine", "--config", "no.ini"], "config", "--config"),
         (["finetune", "broken"], "data", "no such manifest"),

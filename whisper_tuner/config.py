@@ -99,9 +99,10 @@ class ConfigFile:
                 remedy="Run from the project folder, or name a file with --config.",
             ) from None
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text", remedy="Save it as UTF-8.") from None
         except configparser.Error as error:
-            raise ConfigError(str(error).replace("\n", " ")) from None
+            raise self._unreadable(error, text) from None
         self._lines = _line_numbers(text)
         self._check_sections()
 
@@ -111,12 +112,12 @@ class ConfigFile:
     def has(self, kind: str, name: str) -> bool:
         return self._parser.has_section(f"{kind}:{name}")
 
-    def section(self, kind: str, name: str) -> Resolved:
-        """The keys of one section alone, without what it inherits."""
+    def section(self, kind: str, name: str, asked_by: str = "") -> Resolved:
+        """The keys of one section alone, without what it inherits. `asked_by` is the place that names it."""
         if not self.has(kind, name):
             known = self.names(kind)
             raise ConfigError(
-                f"{self.path.name}: there is no [{kind}:{name}]{nearest(name, known)}",
+                f"{asked_by or self.path.name}: there is no [{kind}:{name}]{nearest(name, known)}",
                 remedy=f"Known: {', '.join(known) or 'none'}. `multimac config show` lists them.",
             )
         return self._layer(f"{kind}:{name}")
@@ -126,13 +127,13 @@ class ConfigFile:
         texts = (self._layer(header).values.get(key) for header in self._parser.sections())
         return [(self.path.parent / Path(text).expanduser()).absolute() for text in texts if text]
 
-    def profile_values(self, name: str) -> Resolved:
+    def profile_values(self, name: str, asked_by: str = "") -> Resolved:
         """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out."""
-        profile = self.section("profile", name)
+        profile = self.section("profile", name, asked_by)
         layers = [self._layer("DEFAULT")]
         for kind in ("model", "dataset"):
             if kind in profile.values:
-                layers.append(self.section(kind, profile.values[kind]))
+                layers.append(self.section(kind, profile.values[kind], profile.origin[kind]))
         layers.append(profile)
         values, origin = {}, {}
         for layer in layers:
@@ -179,6 +180,23 @@ class ConfigFile:
         raise ConfigError(
             f"{place}: base_model = {text}: no such folder, and not a hub id", remedy=f"Looked at {path}."
         )
+
+    def _unreadable(self, error: configparser.Error, text: str) -> ConfigError:
+        line = error.errors[0][0] if getattr(error, "errors", None) else error.lineno
+        place = f"{self.path.name}:{line}"
+        match error:
+            case configparser.MissingSectionHeaderError():
+                remedy = "Put it below [DEFAULT] or [profile:NAME]."
+                return ConfigError(f"{place}: a setting before the first section", remedy=remedy)
+            case configparser.DuplicateOptionError():
+                return ConfigError(
+                    f"{place}: {error.option} stands twice in [{error.section}]", remedy="Remove one of them."
+                )
+            case configparser.DuplicateSectionError():
+                remedy = "Remove one of them, or make them one."
+                return ConfigError(f"{place}: section [{error.section}] stands twice", remedy=remedy)
+        found = text.splitlines()[line - 1].strip()
+        return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")
 
     def _check_sections(self) -> None:
         for header in self._parser.sections():

@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import SshServer
+from loopback_sshd import SshServer
 from packaging.specifiers import SpecifierSet
 
 from distributed import environment, sync, wheelhouse

@@ -19,7 +19,7 @@ from distributed.preflight import preflight
 from distributed.preflight_report import Report
 from distributed.preflight_view import show
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError, ExitStatus, HostError, TunerError
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError, TunerError
 
 PROJECT = Path(__file__).parents[2]
 MASTER = Host(address="localhost")
@@ -176,7 +176,7 @@ def test_code_without_sync(no_torch, worker):
 
 def test_a_folder_that_cannot_be_written(no_torch, worker):
     (said,) = wrong(look(replace(worker, project_path="/proc/multimac")))
-    assert said.startswith("127.0.0.1: ") and "/proc" in said
+    assert said.startswith("127.0.0.1: /proc cannot be used for /proc/multimac: ") and 'another "project_path"' in said
 
 
 def test_an_interface_that_is_not_there_is_an_error_of_the_hosts_file(no_torch, worker):
@@ -204,8 +204,11 @@ def test_files_of_the_master_that_cannot_be_read(no_torch, worker, tmp_path):
     text = text + f"base_model = {broken}\n"
     path = tmp_path / "config.ini"
     path.write_text(CONFIG.format(project=PROJECT).replace(f"base_model = {PROJECT}/bundled/model", "") + text)
-    said = wrong(look(worker, job=resolve(ConfigFile(path), "tiny")), "files")
+    report = look(worker, job=resolve(ConfigFile(path), "tiny"))
+    said = wrong(report, "files")
     assert len(said) == 2 and "config.json cannot be read" in said[0] and "no such manifest" in said[1]
+    with pytest.raises(DataError):
+        report.raise_if_errors()
 
 
 def test_a_device_that_is_not_there(worker):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import SshServer, keygen
+from loopback_sshd import SshServer, keygen
 
 from distributed.machine import LocalMachine, quote
 from distributed.remote import Remote

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import SshServer
+from loopback_sshd import SshServer
 
 from distributed import sync as sync_module
 from distributed.ask import ask
