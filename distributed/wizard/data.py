@@ -86,6 +86,7 @@ def _short(path: Path) -> str:
 
 def _read(data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
+    data.source = data.manifests["train"]
     data.samples.clear()
     for kind, path in data.manifests.items():
         with console.status(f"reading {_short(path)}"):

@@ -35,13 +35,18 @@ class Model:
 
 @dataclass(kw_only=True)
 class Data:
-    """`manifests` by kind; `split`: those of them that are still to be written, with their clips."""
+    """`manifests` by kind; `split`: those of them that are still to be written, with their clips.
+
+    `source` is the training manifest as it was found.
+    """
 
     section: str = ""
     language: str = ""
     manifests: dict[str, Path] = field(default_factory=dict)
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     split: dict[Path, tuple[Sample, ...]] = field(default_factory=dict)
+
+    source: Path = Path()
 
     @property
     def title(self) -> str:
@@ -50,11 +55,15 @@ class Data:
 
 @dataclass(kw_only=True)
 class Group:
-    """The machines to train on. `text` is what the hosts file is to hold; None: it holds it already."""
+    """The machines to train on. `text` is what the hosts file is to hold; None: it holds it already.
+
+    `bytes_s`: what the slowest link between them carries, if it was measured.
+    """
 
     hosts: Hosts
     path: Path
     text: str | None = None
+    bytes_s: float | None = None
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from .speed import Speed
 
 HOME_NETWORK = 12.5e6  # bytes a second, 100 Mbit/s: assumed where nothing was measured
-SMALL_SHARE = 0.1  # of the time may go into communication
-FEWEST_ROUNDS = 10
+SMALL_SHARE = 0.2  # of the time may go into communication
+FEWEST_ROUNDS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def speed_up(speeds: Sequence[Speed], work: Work, bytes_s: float | None, steps_a
 
 
 def interval(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> int:
-    """Steps in a DiLoCo round: communication a tenth of the time at most, but no fewer rounds than FEWEST_ROUNDS."""
+    """Steps in a DiLoCo round: SMALL_SHARE of the time for communication at most, FEWEST_ROUNDS at least."""
     step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
     wanted = math.ceil(exchange_s(work, bytes_s) / (SMALL_SHARE * step_s))
     return max(1, min(max(5, wanted), work.steps // FEWEST_ROUNDS))

@@ -44,7 +44,8 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
         try:
             draft, start = ask(questions, config.absolute(), Path(scratch), console)
         except KeyboardInterrupt:
-            console.print("Left as it was: nothing was written.")
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                console.print("Left as it was: nothing was written.")
             return ExitStatus.INTERRUPTED
         for line in save(draft):
             console.print(f"written: {escape(line)}", soft_wrap=True)
@@ -68,7 +69,7 @@ def ask(questions: Questions, config: Path, scratch: Path, console: Console) -> 
     draft.language = ask_language(questions, draft)
     draft.method = ask_method(questions, draft.model)
     draft.settings = ask_settings(questions, draft, console)
-    group = ask_group(questions, scratch, console)
+    group = ask_group(questions, draft, scratch, console)
     if group:
         ask_together(questions, draft, group, scratch, console)
     _ask_name(questions, draft)

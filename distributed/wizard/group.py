@@ -15,18 +15,21 @@ from whisper_tuner.errors import ConfigError, HostError, TunerError
 
 from ..hosts import Host, Hosts, check_is_this_machine, load_hosts
 from ..interfaces import route_to
-from .draft import Group
-from .look import Look, look_at, table
+from ..preflight import preflight
+from ..preflight_report import Report, unique
+from ..preflight_view import show
+from .draft import Draft, Group, replaced
 from .questions import Option, Questions
 
 HOSTS_FILE = "distributed_hosts.json"
+MENDED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
-AGAIN = Option(value="again", title="look again (do what it says in another terminal first)")
+AGAIN = Option(value="again", short="look again", title="look again (do what it says in another terminal first)")
 OTHERS = Option(value="new", title="give other addresses, user or key")
 GIVE_UP = Option(value="alone", title="train on this machine alone")
 
 
-def ask_group(questions: Questions, scratch: Path, console: Console) -> Group | None:
+def ask_group(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
     """Reachable machines with the right environment; None: this machine alone. Writes only into `scratch`."""
     path, group = Path.cwd() / HOSTS_FILE, None
     where = _where(questions, path)
@@ -37,7 +40,7 @@ def ask_group(questions: Questions, scratch: Path, console: Console) -> Group | 
                 group = _ask_new(questions, path, scratch)
             elif group is None or group.text is None:  # the user may have mended the file just now
                 group = Group(hosts=load_hosts(path), path=path)
-            _make_ready(questions, group, scratch, console)
+            _make_ready(questions, draft, group, scratch, console)
             return group
         except TunerError as error:
             console.print(f"[red]{escape(str(error))}[/red]", soft_wrap=True)
@@ -52,7 +55,13 @@ def _where(questions: Questions, path: Path) -> str:
         options.append(Option(value=HOSTS, title=f"together with the machines in {path.name}"))
         options.append(Option(value=NEW, title=f"together with others: a new {path.name}"))
         return questions.select("where", "Where shall it be trained?", options, HOSTS)
-    options.append(Option(value=NEW, title="together with other machines, over SSH (asks for their addresses)"))
+    options.append(
+        Option(
+            value=NEW,
+            short="together with other machines",
+            title="together with other machines, over SSH (asks for their addresses)",
+        )
+    )
     return questions.select("where", "Where shall it be trained?", options, ALONE)
 
 
@@ -113,34 +122,34 @@ def _check_master(text: str) -> None:
     check_is_this_machine(Host(address=text))
 
 
-def _make_ready(questions: Questions, group: Group, scratch: Path, console: Console) -> None:
-    """Look at every machine, and offer `hosts setup` where an environment is missing. Raises TunerError."""
-    check_is_this_machine(group.hosts.master)
+def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
+    """Look at every machine, and offer `hosts setup` where that mends it. Raises TunerError."""
     if not group.hosts.workers:
         raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
-    missing = [look.host.address for look in _look(group, console) if not look.ready]
-    if not missing:
-        return
-    names = ", ".join(missing)
-    console.print(f"`hosts setup` makes a virtual environment with this machine's versions on {escape(names)}.")
-    console.print("A host without internet gets the packages from here: some 400 MB, several minutes.")
-    if not questions.confirm("setup", f"Set up {names} now?", True):
-        remedy = "Run: python cli_typer.py hosts setup"
-        raise HostError(names, "its Python environment is missing or differs from this machine's", remedy=remedy)
-    _setup(group, scratch)
-    _look(group, console)
+    report = _look(draft, group, console)
+    unready = unique(name for problem in report.errors for name in problem.hosts)
+    if (
+        unready
+        and all(problem.check in MENDED_BY_SETUP for problem in report.errors)
+        and all(facts.reached for facts in report.hosts)
+    ):
+        names = ", ".join(unready)
+        console.print(f"`hosts setup` makes a virtual environment with this machine's versions on {escape(names)}.")
+        console.print("A host without internet gets the packages from here: some 400 MB, several minutes.")
+        if questions.confirm("setup", f"Set up {names} now?", True):
+            _setup(group, scratch)
+            report = _look(draft, group, console)
+    report.raise_if_errors()
+    group.bytes_s = min((pair.mbit * 125_000 for pair in report.pairs if pair.mbit), default=None)
 
 
-def _look(group: Group, console: Console) -> list[Look]:
-    with console.status("looking at each machine"):
-        found = look_at(group.hosts.workers)
-    console.print(table(found))
-    failed = [look.error for look in found if look.error]
-    if len(failed) == 1:
-        raise failed[0]
-    if failed:
-        raise HostError(", ".join(error.host for error in failed), "failed:\n" + "\n".join(map(str, failed)))
-    return found
+def _look(draft: Draft, group: Group, console: Console) -> Report:
+    """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
+    job = replaced(draft.job(), train=draft.data.source, validation=None, test=None)
+    with console.status("looking at each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+        pass
+    show(console, report, errors=False)
+    return report
 
 
 def _setup(group: Group, scratch: Path) -> None:

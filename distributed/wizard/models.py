@@ -23,17 +23,20 @@ MULTILINGUAL_VOCABULARY = 51865
 
 
 def ask_model(questions: Questions, config: ConfigFile) -> Model:
-    models = offered(config)
-    options = [_option(name, model, config.path.parent) for name, model in models.items()]
+    offers = options(config)
     answer = questions.select(
         "model",
         "Which model shall be fine-tuned?",
-        options,
-        next(option.value for option in options if not option.unfit),
+        offers,
+        next((option.value for option in offers if not option.unfit), ""),
         other="another: a folder, or a hub id",
         check=lambda text: _check(text, config),
     )
-    return models.get(answer) or model_of(answer, config)
+    return offered(config).get(answer) or model_of(answer, config)
+
+
+def options(config: ConfigFile) -> list[Option]:
+    return [_option(name, model, config.path.parent) for name, model in offered(config).items()]
 
 
 def offered(config: ConfigFile) -> dict[str, Model]:
