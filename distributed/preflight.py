@@ -40,6 +40,8 @@ CONNECT_S = 5.0
 FACTS_BY, TORCH_BY, LINKS_BY = 8.0, 8.5, 13.0
 TORCH_ALARM_S = 12
 CLOCK_TRIES = 3
+BUSY = "Is it busy, or its network slow? Try: ssh"
+OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 
 def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: Path | None = None) -> Report:
@@ -66,9 +68,9 @@ class _Look:
     def problem(self, check: str, what: str, remedy: str = "", **more) -> None:
         self.problems.append(Problem(hosts=(self.facts.name,), what=what, remedy=remedy, check=check, **more))
 
-    def failed(self, check: str, error: TunerError, **more) -> None:
-        remedy = error.remedy or remedy_for(getattr(error, "errno", None))
-        self.problem(check, error.args[0].removeprefix(f"{self.facts.name}: "), remedy, **more)
+    def failed(self, check: str, error: TunerError, *, remedy: str = "") -> None:
+        remedy = error.remedy or remedy_for(getattr(error, "errno", None)) or remedy
+        self.problem(check, error.args[0].removeprefix(f"{self.facts.name}: "), remedy, status=error.exit_status)
 
 
 class _Preflight:
@@ -115,9 +117,8 @@ class _Preflight:
             done.wait(max(0.0, self.at(FACTS_BY) - time.monotonic()))
         for look in self.looks:
             if not look.done.is_set():
-                look.problem(
-                    "ssh" if look.session is None else "python", f"not done after {FACTS_BY:.0f} s: {look.step}"
-                )
+                check = "ssh" if look.session is None else "python"
+                look.problem(check, f"not done after {FACTS_BY:.0f} s: {look.step}", f"{BUSY} {look.facts.name}")
 
     def _read_files(self) -> None:
         self.files = read_own_files(self.job, self.looks[0].facts.name)
@@ -148,14 +149,14 @@ class _Preflight:
             facts.facts = session.ask("facts", deadline, names=list(self.pins.all), project=project)
             facts.clock_ahead_s = _clock(session, deadline)
         except HostError as error:
-            look.failed("python", error)
+            look.failed("python", error, remedy=f"{BUSY} {look.facts.name}")
             return
         if facts.facts["training"] and "torch" in facts.facts["versions"]:
             look.torch = session.send("torch", seconds=TORCH_ALARM_S)
         try:
             facts.space = session.ask("space", deadline, project=project, held=[needs_of(None, 1).store])
         except HostError as error:
-            look.failed("folder", error)
+            look.failed("folder", error, remedy=OTHER_FOLDER)
         if look.number:
             try:
                 look.differ = session.ask("code", deadline, project=project, files=self.code)["differ"]
@@ -167,7 +168,7 @@ class _Preflight:
         try:
             check_is_this_machine(look.facts.host)
         except ConfigError as error:
-            look.failed("ssh", error, config=True)
+            look.failed("ssh", error)
 
     def _keep_or_close(self, look: _Look, kind: str, opened: Remote | Session) -> None:
         """What was opened after the preflight had ended is closed again."""
@@ -195,7 +196,7 @@ class _Preflight:
         try:
             peer = self._meeting_address()
         except TunerError as error:
-            self.looks[0].failed("links", error, config=isinstance(error, ConfigError))
+            self.looks[0].failed("links", error)
             return [], []
         nodes = [Node(number=look.number, facts=look.facts, session=look.session, peer=peer) for look in able]
         links = Links(nodes, self.at(LINKS_BY))

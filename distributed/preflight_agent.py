@@ -153,11 +153,14 @@ def space(project: str, held: list) -> dict:
     folder = root
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    next(folder.iterdir(), None)
-    with tempfile.TemporaryFile(prefix=".preflight-", dir=str(folder)) as probe:
-        probe.write(b"x" * 4096)
-        probe.flush()
-        os.fsync(probe.fileno())
+    try:
+        next(folder.iterdir(), None)
+        with tempfile.TemporaryFile(prefix=".preflight-", dir=str(folder)) as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{folder} cannot be used for {root}") from None
     return {
         "root": str(root),
         "exists": folder == root,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whisper_tuner import errors
-from whisper_tuner.errors import HostError
+from whisper_tuner.errors import ExitStatus, HostError
 
 from . import interfaces
 from .preflight_report import WARNING, HostFacts, Pair, Problem, unique
@@ -76,12 +76,8 @@ class Links:
         for node, answer in answers:
             if "wrong" in answer:
                 what, _, remedy = answer["wrong"].partition("\n")
-                self._add(
-                    node,
-                    f"no interface towards the others: {what}",
-                    remedy.strip(),
-                    config=bool(interface[node.number]),
-                )
+                status = ExitStatus.CONFIG if interface[node.number] else ExitStatus.HOST
+                self._add(node, f"no interface towards the others: {what}", remedy.strip(), status=status)
                 continue
             self.places[node.number] = place = Place(**answer)
             node.facts.address, node.facts.interface = place.address, place.interface
@@ -201,7 +197,8 @@ class Links:
             try:
                 yield node, node.session.answer(number, op, self.deadline)
             except HostError as error:
-                self._add(node, f"its links could not be tried: {str(error).removeprefix(node.name + ': ')}")
+                what = f"its links could not be tried: {str(error).removeprefix(node.name + ': ')}"
+                self._add(node, what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
 
     def _name(self, number: int) -> str:
         return next(node.name for node in self.nodes if node.number == number)
@@ -210,8 +207,8 @@ class Links:
         place = self.places[number]
         return f"{place.address} ({place.interface})"
 
-    def _add(self, node: Node, what: str, remedy: str = "", *, config: bool = False) -> None:
-        self.problems.append(Problem(hosts=(node.name,), what=what, remedy=remedy, check="links", config=config))
+    def _add(self, node: Node, what: str, remedy: str = "", *, status: ExitStatus = ExitStatus.HOST) -> None:
+        self.problems.append(Problem(hosts=(node.name,), what=what, remedy=remedy, check="links", status=status))
 
     def _add_pair(self, numbers: Sequence[int], what: str, remedy: str, **more: str) -> None:
         names = tuple(unique(map(self._name, numbers)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from whisper_tuner.config import Profile
 from whisper_tuner.dataset import Manifest, load_manifest
-from whisper_tuner.errors import TunerError
+from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.memory import profile_memory, shape_of, trained_parameters
 
 from .ask import remedy_for
@@ -63,7 +63,7 @@ def read_own_files(job: Job, host: str) -> tuple[list[Manifest], list[Problem]]:
     profile, manifests, problems = job.profile, [], []
 
     def wrong(what: str, remedy: str) -> None:
-        problems.append(Problem(hosts=(host,), what=what, remedy=remedy, check="files"))
+        problems.append(Problem(hosts=(host,), what=what, remedy=remedy, check="files", status=ExitStatus.DATA))
 
     if (folder := Path(profile.base_model)).is_dir():
         for path in _unreadable(sorted(folder.iterdir()) if os.access(folder, os.R_OK | os.X_OK) else [folder]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from whisper_tuner.errors import ConfigError, HostError, TunerError
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError, TunerError
 
 from .hosts import Host
 from .remote import Remote
@@ -15,15 +15,15 @@ ERROR, WARNING = "error", "warning"
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """`hosts` are the addresses it concerns. check: the column of the table it belongs to. config: the hosts file is
-    wrong, not the host."""
+    """`hosts` are the addresses it concerns. check: the column of the table it belongs to. status: CONFIG if the
+    hosts file is wrong, DATA for the master's own files."""
 
     hosts: tuple[str, ...]
     what: str
     remedy: str = ""
     severity: str = ERROR
     check: str = ""
-    config: bool = False
+    status: ExitStatus = ExitStatus.HOST
 
     @property
     def host(self) -> str:
@@ -120,8 +120,9 @@ class Report:
 
 def _as_one(errors: Sequence[Problem]) -> TunerError:
     one = errors[0]
-    if all(problem.config for problem in errors):
-        return ConfigError("\n".join(map(str, errors)))
+    for kind in (ConfigError, DataError):
+        if all(problem.status == kind.exit_status for problem in errors):
+            return kind("\n".join(map(str, errors)))
     if len(errors) == 1 and len(one.hosts) == 1:
         return HostError(one.host, one.what, remedy=one.remedy)
     names = ", ".join(unique(name for problem in errors for name in problem.hosts))

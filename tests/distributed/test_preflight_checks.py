@@ -9,7 +9,7 @@ from distributed.preflight_checks import Checks
 from distributed.preflight_links import tournament
 from distributed.preflight_needs import Needs
 from distributed.preflight_report import ERROR, WARNING, HostFacts, Pair, Problem, Report
-from whisper_tuner.errors import ConfigError, HostError
+from whisper_tuner.errors import ConfigError, ExitStatus, HostError
 
 GB = 10**9
 PINS = Pins(direct=("torch",), all={"torch": "2.13.0", "psutil": "7.0.0"}, python=SpecifierSet(">=3.11"))
@@ -111,7 +111,9 @@ def test_errors_become_one():
     ):
         Report(hosts=hosts, problems=[one, link]).raise_if_errors()
     with pytest.raises(ConfigError, match=r"^a: not this"):
-        Report(hosts=hosts, problems=[Problem(hosts=("a",), what="not this", config=True)]).raise_if_errors()
+        Report(
+            hosts=hosts, problems=[Problem(hosts=("a",), what="not this", status=ExitStatus.CONFIG)]
+        ).raise_if_errors()
 
 
 def test_the_slowest_link_is_named():

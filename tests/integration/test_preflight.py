@@ -79,7 +79,7 @@ def filter_input(host: str, rule: str) -> None:
     from lab.network import NFT_TABLE, in_namespace
 
     hook = "type filter hook input priority 0; policy accept;"
-    in_namespace(host, "nft", "-f", "-", input=f"table inet {NFT_TABLE} {{ chain input {{ {hook} {rule} }} }}\n")
+    in_namespace(host, "nft", "-f", "-", input=f"table inet {NFT_TABLE} {{ chain input {{ {hook} {rule}; }}; }}\n")
 
 
 def test_healthy_hosts_and_their_links(lab, checked):
@@ -105,7 +105,7 @@ def test_three_of_four_hosts_are_wrong_in_three_ways(lab, runner):
     h2, h3, h4 = (lab[name].address for name in ("h2", "h3", "h4"))
     assert f"{h2}: port 22: no answer" in done.stderr
     assert f"{h3}: there is no usable Python at /no/such/environment/bin/python" in done.stderr
-    assert f"{h4}: /proc" in done.stderr
+    assert f"{h4}: /proc cannot be used for /proc/multimac" in done.stderr
     assert "3 problems" in done.stderr and f"Run: multimac hosts setup --hosts {path}" in done.stderr
     print(done.stdout, done.stderr)
 
@@ -135,7 +135,7 @@ def test_a_host_that_lets_nobody_connect_but_by_ssh(lab, checked):
 def test_an_interface_that_the_others_cannot_reach(lab, checked):
     from lab.network import in_namespace
 
-    in_namespace("h3", "ip", "link", "add", "other0", "type", "dummy")
+    in_namespace("h3", "ip", "link", "add", "other0", "type", "bridge")
     try:
         in_namespace("h3", "ip", "addr", "add", "10.99.0.1/24", "dev", "other0")
         in_namespace("h3", "ip", "link", "set", "other0", "up")
