@@ -18,6 +18,7 @@ from whisper_tuner.errors import ConfigError
 
 PROJECT_PATH = "~/multimac-whisper"
 DEVICES = re.compile(r"auto|mps|cpu|cuda(:\d+)?")
+EXAMPLE = "distributed_hosts.example.json"
 TOP_KEYS = ("master", "workers", "ssh_user", "ssh_key_path", "python_env", "project_path")
 HOST_KEYS = ("host", "ssh_user", "ssh_key_path", "python_env", "project_path", "ssh_port", "interface", "device")
 
@@ -72,7 +73,7 @@ class _Reader:
         try:
             self.text = path.read_text(encoding="utf-8")
         except FileNotFoundError as error:
-            remedy = "Copy distributed_hosts.example.json, and put your own machines in it."
+            remedy = f"Copy {EXAMPLE}, and put your own machines in it."
             raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
@@ -83,15 +84,19 @@ class _Reader:
         try:
             values = json.loads(self.text, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{self.path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})") from error
+            raise ConfigError(
+                f"{self.path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})",
+                remedy=f"Look for a comma, quote or bracket there; {EXAMPLE} shows how it should look.",
+            ) from error
         if not isinstance(values, dict):
-            raise self.wrong("the file must hold one object: {...}")
+            raise self.wrong("the file must hold one object: {...}", remedy=f"See {EXAMPLE}.")
         self.check_keys(values, TOP_KEYS, "")
         for key in ("master", "workers"):
             if key not in values:
-                raise self.wrong(f"{key!r} is missing", remedy=f'Add "{key}": see distributed_hosts.example.json.')
+                raise self.wrong(f"{key!r} is missing", remedy=f'Add "{key}": see {EXAMPLE}.')
         if not isinstance(values["workers"], list):
-            raise self.wrong("'workers' must be a list of addresses", "workers")
+            remedy = 'Put brackets around them: "workers": ["192.168.1.30"].'
+            raise self.wrong("'workers' must be a list of addresses", "workers", remedy=remedy)
         defaults = {key: values[key] for key in TOP_KEYS[2:] if key in values}
         master = self.host(values["master"], "master", defaults)
         workers = [self.host(value, f"workers[{i}]", defaults) for i, value in enumerate(values["workers"])]
@@ -102,10 +107,12 @@ class _Reader:
         if isinstance(value, str):
             value = {"host": value}
         if not isinstance(value, dict):
-            raise self.wrong(f"{where} must be an address or an object", where)
+            remedy = 'For example "192.168.1.30", or {"host": "192.168.1.30", "ssh_user": "anna"}.'
+            raise self.wrong(f"{where} must be an address or an object", where.partition("[")[0], remedy=remedy)
         self.check_keys(value, HOST_KEYS, where)
         if "host" not in value:
-            raise self.wrong(f"{where}: 'host' is missing", where)
+            remedy = 'Add "host": the address of that machine.'
+            raise self.wrong(f"{where}: 'host' is missing", next(iter(value), "workers"), remedy=remedy)
         merged = {**defaults, **value}
         address = self.string(merged, "host", where)
         if re.search(r"[\s@/]|^-", address):
@@ -127,7 +134,8 @@ class _Reader:
     def string(self, values: Mapping[str, Any], key: str, where: str) -> str | None:
         value = values.get(key)
         if key in values and (not isinstance(value, str) or not value.strip()):
-            raise self.wrong(f"{where}: {key!r} must be a text, not {json.dumps(value)}", key)
+            remedy = "Put it between quotes, or leave it out."
+            raise self.wrong(f"{where}: {key!r} must be a text, not {json.dumps(value)}", key, remedy=remedy)
         return value
 
     def path_on_host(self, values: Mapping[str, Any], key: str, where: str) -> str | None:
@@ -135,21 +143,28 @@ class _Reader:
         if path is None:
             return None
         if not path.startswith(("/", "~/")) or ".." in PurePosixPath(path).parts or len(PurePosixPath(path).parts) < 2:
-            raise self.wrong(f"{where}: {key!r} must be a path from / or ~/, not {path!r}", key)
+            name = PurePosixPath(path).name
+            remedy = f"For example ~/{name if name.strip('.~') else 'tuner'}; ~ is the home folder on that machine."
+            raise self.wrong(f"{where}: {key!r} must be a path from / or ~/, not {path!r}", key, remedy=remedy)
         return str(PurePosixPath(path))
 
     def port(self, values: Mapping[str, Any], where: str) -> int | None:
         port = values.get("ssh_port")
         if port is not None and (type(port) is not int or not 0 < port < 65536):
             raise self.wrong(
-                f"{where}: 'ssh_port' must be a number from 1 to 65535, not {json.dumps(port)}", "ssh_port"
+                f"{where}: 'ssh_port' must be a number from 1 to 65535, not {json.dumps(port)}",
+                "ssh_port",
+                remedy="Leave it out for SSH's own, 22.",
             )
         return port
 
     def device(self, values: Mapping[str, Any], where: str) -> str | None:
         device = self.string(values, "device", where)
         if device is not None and not DEVICES.fullmatch(device):
-            raise self.wrong(f"{where}: 'device' must be auto, mps, cuda or cpu, not {device!r}", "device")
+            remedy = "Leave it out, or set auto: the machine's GPU if it has one."
+            raise self.wrong(
+                f"{where}: 'device' must be auto, mps, cuda or cpu, not {device!r}", "device", remedy=remedy
+            )
         return device
 
     def check_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
@@ -164,7 +179,10 @@ class _Reader:
         for host in hosts:
             key = (host.address.lower(), host.port)
             if key in seen:
-                remedy = "The master trains as well: name it only under 'master'." if host == hosts[0] else ""
+                of_master = key == (hosts[0].address.lower(), hosts[0].port)
+                remedy = (
+                    "The master trains as well: name it only under 'master'." if of_master else "Remove one of them."
+                )
                 raise self.wrong(f"{host.address} is listed twice", host.address, remedy=remedy)
             seen.add(key)
 
@@ -172,7 +190,7 @@ class _Reader:
         keys = [key for key, _ in pairs]
         for key in keys:
             if keys.count(key) > 1:
-                raise self.wrong(f"key {key!r} stands twice", key)
+                raise self.wrong(f"key {key!r} stands twice", key, remedy="Remove one of them.")
         return dict(pairs)
 
     def wrong(self, message: str, key: str = "", *, remedy: str = "") -> ConfigError:

@@ -119,6 +119,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preflight's import of torch takes seconds; it is given up at once."""
+    monkeypatch.setattr("distributed.preflight.TORCH_ALARM_S", 1)
+
+
+@pytest.fixture
 def unprivileged():
     """Call it to be nobody until the end of the test: permissions say nothing to root."""
     root = os.geteuid() == 0
