@@ -305,6 +305,8 @@ class TrainNode:
         )
 
     def _emit_step(self, result: StepResult, mean: _Mean, samples: int, seconds: float) -> None:
+        # A round tells its own.
+        without_rounds = result.agreed and result.round is None
         self._emit(
             "step",
             loss=mean.value(),
@@ -315,6 +317,7 @@ class TrainNode:
             grad_norm=result.grad_norm,
             bytes=result.bytes,
             memory=devices.memory_in_use(self.device),
+            **({"seconds_communicating": result.seconds_communicating} if without_rounds else {}),
         )
 
     def _emit(self, kind: str, **values: float | int | None) -> None:
