@@ -63,7 +63,7 @@ def find_program(name: str) -> str | None:
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        raise DataError(f"no such audio file: {path}", remedy="check the path in the manifest")
+        raise DataError(f"no such audio file: {path}", remedy="check its path")
 
 
 def _probed_duration(path: Path) -> float:

@@ -97,8 +97,8 @@ def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
     lines = [f"{path.name} {problem}" for path, problem in everything[:REFUSED_SHOWN]]
     if len(everything) > REFUSED_SHOWN:
         lines.append(f"and {len(everything) - REFUSED_SHOWN} more")
+    rows = "1 row" if len(everything) == 1 else f"{len(everything)} rows"
     raise DataError(
-        f"{len(everything)} rows cannot be used ({counts(p for _, p in everything)}), and bad_rows = refuse:\n  "
-        + "\n  ".join(lines),
+        f"{rows} cannot be used ({counts(p for _, p in everything)}), and bad_rows = refuse:\n  " + "\n  ".join(lines),
         remedy=f"All of them: {listed}. Mend or remove them, or set bad_rows = skip.",
     )

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +126,8 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
 
 
 def _rows(path: Path) -> Iterator[Row]:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, not a manifest", remedy="name the file: a CSV, or one JSON object a line")
     if not path.is_file():
         raise DataError(f"no such manifest: {path}", remedy="check the dataset's paths in config.ini")
     read = _json_rows if path.suffix.lower() in (".jsonl", ".json", ".ndjson") else _csv_rows
@@ -212,9 +215,10 @@ def _check_header(path: Path, names: list[str]) -> None:
     for what, accepted in (("audio", AUDIO_COLUMNS), ("text", TEXT_COLUMNS)):
         if not any(name in accepted for name in names):
             found = ", ".join(names) or "nothing"
-            raise DataError(
-                f"{path} has no {what} column; found: {found}", remedy=f"name it one of {', '.join(accepted)}"
-            )
+            remedy = f"name it one of {', '.join(accepted)}"
+            if len(names) == 1 and re.search(r"[;\t]", names[0]):
+                remedy += "; put commas between the columns, or tabs and let the file's name end in .tsv"
+            raise DataError(f"{path} has no {what} column; found: {found}", remedy=remedy)
 
 
 def _sample(row: dict[str, object], line: int, folder: Path, max_duration_s: float, index: AudioIndex | None) -> Sample:

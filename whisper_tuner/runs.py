@@ -19,6 +19,7 @@ from .errors import RunError
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     """A new folder runs_dir/<date>-<time>-<name>, removed again if preparing it fails, or if it is not to be kept."""
+    above = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
     path = _create(runs_dir, name)
     try:
         yield path
@@ -28,6 +29,9 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(path)
+            with contextlib.suppress(OSError):  # not empty: somebody else's run
+                for folder in above:
+                    folder.rmdir()
 
 
 def _create(runs_dir: Path, name: str) -> Path:

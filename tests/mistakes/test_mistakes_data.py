@@ -1,0 +1,168 @@
+"""Manifests, audio, and the folder that a run is written to: nothing is trained, and no run folder stays."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from mistake_desk import Desk
+
+HEADER = "id,audio_path,transcription,duration_s\n"
+GOOD = "a,audio/000.ogg,Remove the butter.,2.073\n"
+FIRST = "audio/000.ogg"
+REFUSE = "bad_rows = refuse"
+TRAIN = "finetune mine"
+
+
+def manifest(text: str | bytes, setting: str = ""):
+    def make(desk: Desk) -> None:
+        desk.write("clips.csv", text)
+        desk.change("config.ini", "max_steps = 2\n", f"max_steps = 2\n{setting}\n")
+
+    return make
+
+
+def without_manifest(desk: Desk) -> None:
+    (desk.folder / "clips.csv").unlink()
+
+
+def folder_for_manifest(desk: Desk) -> None:
+    without_manifest(desk)
+    (desk.folder / "clips.csv").mkdir()
+
+
+def all_audio_missing(desk: Desk) -> None:
+    shutil.rmtree(desk.folder / "audio")
+
+
+def all_audio_damaged(desk: Desk) -> None:
+    for path in (desk.folder / "audio").iterdir():
+        path.write_bytes(b"no sound at all" * 100)
+
+
+def audio_cut_short(desk: Desk) -> None:
+    manifest(HEADER + GOOD, REFUSE)(desk)
+    desk.write(FIRST, (desk.folder / FIRST).read_bytes()[:2000])
+
+
+def audio_is_a_folder(desk: Desk) -> None:
+    manifest(HEADER + GOOD, REFUSE)(desk)
+    (desk.folder / FIRST).unlink()
+    (desk.folder / FIRST).mkdir()
+
+
+def bad_validation(desk: Desk) -> None:
+    desk.change("config.ini", "train = clips.csv\n", "train = clips.csv\nvalidation = valid.csv\n")
+
+
+def runs_dir_is_a_file(desk: Desk) -> None:
+    desk.change("config.ini", "max_steps = 2\n", "max_steps = 2\nruns_dir = clips.csv\n")
+
+
+# name: (what is wrong; command; exit status; the message names; the remedy says)
+MISTAKES = {
+    "the manifest is missing": (without_manifest, TRAIN, 4, "no such manifest: {desk}/clips.csv", "config.ini"),
+    "the validation set is missing": (bad_validation, TRAIN, 4, "no such manifest: {desk}/valid.csv", "config.ini"),
+    "a folder for a manifest": (folder_for_manifest, TRAIN, 4, "{desk}/clips.csv is a folder", "the file"),
+    "an empty manifest": (manifest(""), TRAIN, 4, "clips.csv has no audio column; found: nothing", "audio_path"),
+    "a header alone": (manifest(HEADER), TRAIN, 4, "clips.csv: no usable row", "It has no rows"),
+    "no audio column": (manifest("id,file,text\n"), TRAIN, 4, "no audio column; found: id, file, text", "audio_path"),
+    "no text column": (manifest("audio,words\n"), TRAIN, 4, "no text column; found: audio, words", "transcription"),
+    "semicolons for commas": (
+        manifest("audio;text\na.wav;hello\n"),
+        TRAIN,
+        4,
+        "clips.csv has no audio column; found: audio;text",
+        "commas",
+    ),
+    "not UTF-8": (manifest(f"{HEADER}a,x.wav,caf\xe9,1\n".encode("latin-1")), TRAIN, 4, "line 2", "save it as UTF-8"),
+    "a quote that is never closed": (
+        manifest(HEADER + 'a,audio/000.ogg,"Remove the,2\n'),
+        TRAIN,
+        4,
+        "clips.csv: no usable row",
+        ("line 2", "check the quotes"),
+    ),
+    "a comma in text without quotes": (
+        manifest(HEADER + "a,audio/000.ogg,Well, no,2.073\n"),
+        TRAIN,
+        4,
+        "clips.csv: no usable row",
+        ("line 2", "quote text that holds a comma"),
+    ),
+    "no row can be used": (all_audio_missing, TRAIN, 4, "clips.csv: no usable row", ("4 rows left out", "line 2")),
+    "one bad row, and bad_rows = refuse": (
+        manifest(HEADER + GOOD + "b,audio/none.ogg,Nothing.,1\n", REFUSE),
+        TRAIN,
+        4,
+        ("1 row cannot be used", "clips.csv line 3", "audio/none.ogg"),
+        ("Mend or remove", "bad_rows = skip"),
+    ),
+    "audio that is no audio": (all_audio_damaged, TRAIN, 4, "clips.csv: no usable row", ("line 2", "000.ogg")),
+    "audio cut short": (audio_cut_short, TRAIN, 4, ("clips.csv line 2", "000.ogg"), "bad_rows = skip"),
+    "a folder for audio": (audio_is_a_folder, TRAIN, 4, ("clips.csv line 2", "000.ogg"), "bad_rows = skip"),
+    "an empty text": (
+        manifest(HEADER + GOOD + "b,audio/001.ogg,,2.4\n", REFUSE),
+        TRAIN,
+        4,
+        "clips.csv line 3: empty text",
+        "bad_rows = skip",
+    ),
+    "a duration of another recording": (
+        manifest(HEADER + "a,audio/000.ogg,Remove the butter.,9\n", REFUSE),
+        TRAIN,
+        4,
+        ("clips.csv line 2", "the manifest says 9 s"),
+        "bad_rows = skip",
+    ),
+    "the same clip twice": (
+        manifest(HEADER + GOOD + GOOD.replace("a,", "b,", 1), REFUSE),
+        TRAIN,
+        4,
+        ("clips.csv line 3", "the same audio and text as line 2"),
+        "bad_rows = skip",
+    ),
+    "runs_dir is a file": (runs_dir_is_a_file, TRAIN, 6, ("{desk}/clips.csv", "Not a directory"), "runs_dir"),
+    "a test set that is none": (
+        lambda desk: desk.write("words.csv", "words\n"),
+        "evaluate model --data words.csv",
+        4,
+        "words.csv has no audio column",
+        "audio_path",
+    ),
+    "a recording that is not there": (
+        None,
+        "transcribe none.wav --model model",
+        4,
+        "no such audio file: none.wav",
+        "check its path",
+    ),
+    "a folder without recordings": (
+        lambda desk: (desk.folder / "empty").mkdir(),
+        "transcribe empty --model model",
+        4,
+        "no audio below empty",
+        "Name a file",
+    ),
+    "a form of text that there is not": (
+        None,
+        "transcribe audio --model model --format str",
+        3,
+        "--format str: no such format, did you mean 'srt'?",
+        "Known: text",
+    ),
+    "an --out that is a file": (
+        None,
+        "transcribe audio --model model --out clips.csv --format srt",
+        3,
+        "--out clips.csv",
+        "Choose another folder",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "command", "status", "place", "remedy"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_data(desk, make, command, status, place, remedy):
+    if make:
+        make(desk)
+    desk.refuses(command, status, place, remedy)
