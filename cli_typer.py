@@ -39,6 +39,7 @@ Run = Annotated[str, typer.Argument(help="A run's id or the beginning of it, its
 Resume = Annotated[
     str, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped, or broke off.")
 ]
+Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 
 
@@ -52,16 +53,17 @@ def named(profile: str) -> str:
 def finetune(
     profile: Annotated[str, typer.Argument(help="A [profile:NAME].")] = "",
     resume: Resume = "",
+    detach: Detach = False,
     config: Config = CONFIG,
 ) -> int:
     """Train a profile on this machine."""
     if resume:
         from distributed.commands.resume import resume as go_on
 
-        return go_on(config, resume, name=profile)
+        return go_on(config, resume, name=profile, detach=detach)
     from distributed.commands.train import finetune
 
-    return finetune(config, named(profile))
+    return finetune(config, named(profile), detach=detach)
 
 
 @app.command()
@@ -79,16 +81,17 @@ def distributed_train(
     resume: Resume = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
+    detach: Detach = False,
     config: Config = CONFIG,
 ) -> int:
     """Train a profile on all machines of a hosts file."""
     if resume:
         from distributed.commands.resume import resume as go_on
 
-        return go_on(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync)
+        return go_on(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
     from distributed.commands.train import distributed_train
 
-    return distributed_train(config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync)
+    return distributed_train(config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach)
 
 
 @app.command()
@@ -246,6 +249,29 @@ def runs_compare(
     from distributed.commands.runs import folders_of, runs_compare
 
     return runs_compare(folders_of(config, runs_dir), runs)
+
+
+@runs_app.command("attach")
+def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CONFIG) -> int:
+    """Follow a run that goes on, from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
+    from distributed.commands.going_on import runs_attach
+    from distributed.commands.runs import folders_of
+
+    return runs_attach(folders_of(config, runs_dir), run)
+
+
+@runs_app.command("stop")
+def runs_stop(
+    run: Run = "last",
+    now: Annotated[bool, typer.Option("--now", help="Do not finish the step, and save nothing more.")] = False,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> int:
+    """Let a run finish its step, agree and save; then it can be resumed."""
+    from distributed.commands.going_on import runs_stop
+    from distributed.commands.runs import folders_of
+
+    return runs_stop(folders_of(config, runs_dir), run, now=now)
 
 
 @runs_app.command("clean")

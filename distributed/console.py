@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import time
 from collections import deque
@@ -13,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from whisper_tuner.errors import ExitStatus, RunError
-from whisper_tuner.runs import read_events
+from whisper_tuner.runs import is_running, read_events
 
 LINE_EVERY_S = 10.0  # between plain lines about one host
 RECENT_STEPS = 10
@@ -88,7 +90,7 @@ class RunView:
         if host is not None:
             self.hosts.setdefault(host, HostView(host)).take(event)
         if kind == "phase" and host is None:
-            self.phase = event["phase"]
+            self.phase, self.end = event["phase"], None  # an end was that of an earlier attempt
             for name in event.get("hosts", []):
                 self.hosts.setdefault(name, HostView(name))
         elif kind == "validation" and event.get("rank") == 0:
@@ -129,19 +131,35 @@ class RunView:
         return table
 
 
-def follow(run_dir: Path, launcher: subprocess.Popen, console: Console, *, position: int = 0) -> ExitStatus:
+class Attached:
+    """A launcher that another command started, as far as following it goes."""
+
+    returncode = "unknown"
+
+    def __init__(self, run_dir: Path, pid: int):
+        self._run_dir, self._pid = run_dir, pid
+
+    def poll(self) -> int | None:
+        return None if is_running(self._run_dir) else 0
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+
+def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Console, *, position: int = 0) -> ExitStatus:
     """Show a run until it ends, its events from byte `position` on.
 
     Ctrl-C is passed on to the launcher: once to stop in order, twice to stop now.
 
     Raises RunError if the launcher vanishes without a last word.
     """
-    view, interrupts = RunView(), 0
+    view, interrupts, gone = RunView(), 0, False
     live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
     if live:
         live.start()
     try:
-        while view.end is None:
+        while not gone:
             try:
                 gone = launcher.poll() is not None
                 events, position = read_events(run_dir / "events.jsonl", position)
@@ -155,6 +173,7 @@ def follow(run_dir: Path, launcher: subprocess.Popen, console: Console, *, posit
                     )
                 time.sleep(0.2)
             except KeyboardInterrupt:
+                gone = False  # the last words may not have been read yet
                 interrupts += 1
                 launcher.send_signal(2)
                 word = (
@@ -164,7 +183,6 @@ def follow(run_dir: Path, launcher: subprocess.Popen, console: Console, *, posit
     finally:
         if live:
             live.stop()
-    launcher.wait()
     status = ExitStatus(view.end["status"])
     if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
         error = RunError(view.end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")

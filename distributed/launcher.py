@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import secrets
 import signal
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.runs import EventLog, only_one, write_atomically
 
+from .awake import keep_awake
 from .hosts import Host
 from .machine import LocalMachine, Machine, Process
 from .remote import Remote
@@ -197,6 +199,7 @@ class Launcher:
 def main() -> int:
     run_dir = Path(sys.argv[1])
     with only_one(run_dir):
+        keep_awake(os.getpid())  # a sleeping master ends the run
         launcher = Launcher(run_dir, resume="--resume" in sys.argv[2:])
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, launcher.interrupt)

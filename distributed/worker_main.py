@@ -11,6 +11,7 @@ import traceback
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
+from .awake import keep_awake
 from .lifeline import Lifeline, send_event
 from .source_hash import loaded_source_hash
 from .spec import RunSpec
@@ -40,6 +41,7 @@ def main() -> int:
         from .run import run  # torch and transformers: seconds, in which the lifeline is already watched
 
         about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
+        about["awake"] = keep_awake(os.getpid())
         send_event({"type": "hello", **about})
         run(spec, events=send_event, lifeline=lifeline)
     except TunerError as error:

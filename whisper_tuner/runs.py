@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from .errors import RunError
 
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
+
 
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
@@ -23,8 +27,10 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     path = _create(runs_dir, name)
     try:
         yield path
-    except BaseException:
+    except BaseException as error:
         keep = False
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise RunError(f"{error.filename or path}: {error.strerror}", remedy=DISK_REMEDY) from None
         raise
     finally:
         if not keep:
@@ -43,7 +49,8 @@ def _create(runs_dir: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunError(f"{path}: {error.strerror}", remedy="Choose another folder with runs_dir.") from None
+            remedy = DISK_REMEDY if error.errno in DISK else "Choose another folder with runs_dir."
+            raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
         return path
     raise RunError(f"{runs_dir}: no free name for {stem}")
 
@@ -117,6 +124,8 @@ def only_one(run_dir: Path) -> Iterator[None]:
                 if not attempt:
                     raise RunError(f"{run_dir}: this run is going on already") from None
                 time.sleep(0.1)  # is_running() holds it for a moment
+        os.truncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(handle)
@@ -137,6 +146,15 @@ def is_running(run_dir: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def launcher_pid(run_dir: Path) -> int | None:
+    """The process that holds the lock; None if the run is not going on."""
+    try:
+        pid = int((run_dir / "lock").read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if is_running(run_dir) else None
 
 
 def disk_use(folder: Path) -> tuple[int, float]:

@@ -15,13 +15,20 @@ from whisper_tuner.runs import is_running
 from ..console import follow
 from ..hosts import Hosts, load_hosts
 from ..launcher import Launch
+from .going_on import detached
 from .runs import folders_of
 from .train import show_preflight
 from .transfers import Transfers, show_sync
 
 
 def resume(
-    config: Path, run: str, *, name: str = "", hosts_file: Path | None = None, no_sync: bool = False
+    config: Path,
+    run: str,
+    *,
+    name: str = "",
+    hosts_file: Path | None = None,
+    no_sync: bool = False,
+    detach: bool = False,
 ) -> ExitStatus:
     """`name` and `hosts_file`, if given, must be the run's own: a check, not a choice. Raises TunerError."""
     from ..start import start_launcher
@@ -35,7 +42,8 @@ def resume(
     hosts = ", ".join(rank.label for rank in launch.ranks)
     console.print(f"{launch.name}: going on with {launch.run_id} on {hosts}", soft_wrap=True)
     start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
-    return follow(run_dir, start_launcher(run_dir, resume=True), console, position=start)
+    launcher = start_launcher(run_dir, resume=True)
+    return detached(console, run_dir) if detach else follow(run_dir, launcher, console, position=start)
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:

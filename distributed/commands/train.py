@@ -15,21 +15,29 @@ from ..config import Job, resolve
 from ..console import duration, follow, size
 from ..hosts import Hosts, load_hosts
 from ..preflight_report import Report
+from .going_on import detached
 from .transfers import Transfers, show_sync
 
 
-def finetune(config: Path, name: str, *, ranks: int = 1) -> ExitStatus:
+def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
     from ..start import prepare_local, start_launcher
 
     console = Console(highlight=False)
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
     run_dir, prepared = prepare_local(job, ranks)
     _announce(console, job, prepared, run_dir)
-    return follow(run_dir, start_launcher(run_dir), console)
+    launcher = start_launcher(run_dir)
+    return detached(console, run_dir) if detach else follow(run_dir, launcher, console)
 
 
 def distributed_train(
-    config: Path, name: str, hosts_file: Path | None, *, dry_run: bool = False, no_sync: bool = False
+    config: Path,
+    name: str,
+    hosts_file: Path | None,
+    *,
+    dry_run: bool = False,
+    no_sync: bool = False,
+    detach: bool = False,
 ) -> ExitStatus:
     from ..preflight import preflight
     from ..start import prepare_hosts, start_launcher, sync_hosts
@@ -51,7 +59,8 @@ def distributed_train(
                     reports = sync_hosts(prepared, report.remotes, show)
                 show_sync(console, reports)
             prepared.launch.save(run_dir)
-    return follow(run_dir, start_launcher(run_dir), console)
+    launcher = start_launcher(run_dir)
+    return detached(console, run_dir) if detach else follow(run_dir, launcher, console)
 
 
 def show_preflight(console: Console, report: Report) -> None:

@@ -1,0 +1,52 @@
+"""`multimac runs attach | stop`: a run that goes on without a terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from whisper_tuner.errors import ExitStatus, RunError
+from whisper_tuner.run_folders import find_run
+from whisper_tuner.runs import is_running, launcher_pid
+
+from ..console import Attached, follow
+
+
+def detached(console: Console, run_dir: Path) -> ExitStatus:
+    """What `--detach` says last."""
+    console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
+    console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
+    return ExitStatus.OK
+
+
+def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
+    """Follow a run from its first line to its end; Ctrl-C stops it, as in its own terminal."""
+    run_dir, pid = _going_on(folders, name)
+    return follow(run_dir, Attached(run_dir, pid), Console(highlight=False))
+
+
+def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
+    """Ask for an orderly stop and wait for it; `now`: kill all workers at once, and go on later from a checkpoint."""
+    run_dir, pid = _going_on(folders, name)
+    console = Console(highlight=False)
+    for _ in range(2 if now else 1):
+        os.kill(pid, signal.SIGINT)
+        time.sleep(0.2)
+    console.print("stopping now" if now else "finishing the step, then saving")
+    while is_running(run_dir):
+        time.sleep(0.2)
+    console.print(f"stopped; what it has: multimac runs show {run_dir.name}", soft_wrap=True)
+    return ExitStatus.OK
+
+
+def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, int]:
+    run_dir = find_run(name, folders).absolute()
+    pid = launcher_pid(run_dir)
+    if pid is None:
+        raise RunError(f"run {run_dir.name} is not going on", remedy=f"See it with: multimac runs show {run_dir.name}")
+    return run_dir, pid
