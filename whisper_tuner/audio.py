@@ -93,7 +93,10 @@ def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
         )
         if result.returncode != 0 or not wav.exists():
             said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
-            raise DataError(f"{path} cannot be decoded: {said}", remedy="convert it to WAV or FLAC, or remove it")
+            raise DataError(
+                f"{path} cannot be decoded: {said.removeprefix(f'file:{path}: ')}",
+                remedy="convert it to WAV or FLAC, or remove it",
+            )
         return soundfile.read(wav, dtype="float32", always_2d=True)[0]
 
 
