@@ -11,6 +11,7 @@ from rich.table import Table
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.dataset import Manifest, load_manifest
 from whisper_tuner.errors import DataError, TunerError
+from whisper_tuner.problems import counts
 
 from ..console import duration
 from .draft import KINDS, Data
@@ -108,12 +109,10 @@ def _show(console: Console, kind: str, manifest: Manifest) -> None:
             table.add_row(escape(sample.audio.name), f"{sample.duration_s:.1f}", escape(sample.text))
         console.print(table)
     total = duration(sum(sample.duration_s for sample in manifest.samples))
-    line = (
-        f"{kind}: {len(manifest.samples)} clips, {total} of speech (h:mm:ss)"
-        if total.count(":") > 1
-        else (f"{kind}: {len(manifest.samples)} clips, {total} of speech (min:s)")
-    )
-    console.print(f"{line}, {len(manifest.problems)} rows skipped")
+    unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
+    skipped = f": {counts(manifest.problems)}" if manifest.problems else ""
+    clips = f"{kind}: {len(manifest.samples)} clips, {total} of speech ({unit})"
+    console.print(f"{clips}, {len(manifest.problems)} rows skipped{skipped}")
     for problem in manifest.problems[:SHOWN_PROBLEMS]:
         console.print(f"  {escape(str(problem))}", style="yellow")
     if len(manifest.problems) > SHOWN_PROBLEMS:

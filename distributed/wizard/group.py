@@ -134,6 +134,8 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
         and all(facts.reached for facts in report.hosts)
     ):
         names = ", ".join(unready)
+        for problem in report.errors:
+            console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)
         console.print(f"`hosts setup` makes a virtual environment with this machine's versions on {escape(names)}.")
         console.print("A host without internet gets the packages from here: some 400 MB, several minutes.")
         if questions.confirm("setup", f"Set up {names} now?", True):
