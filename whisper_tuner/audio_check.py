@@ -5,6 +5,7 @@ What was found is kept by path, size and time of change, so ten thousand clips a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -78,9 +79,10 @@ class AudioIndex:
 
     def save(self) -> None:
         if self._file and self._fresh != self._known:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
             files = {path: astuple(header) for path, header in self._fresh.items()}
-            write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}))
+            with contextlib.suppress(OSError):  # no permission, disk full: then they are looked at again
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}))
 
     def _unopened(self, path: Path) -> Header:
         """What is known of a file without opening it."""
