@@ -38,7 +38,8 @@ def ask_together(questions: Questions, draft: Draft, group: Group, scratch: Path
     times = speed_up(speeds, work, group.bytes_s, steps if chosen == "diloco" else 1)
     _show(speeds, work, group, times, console)
     count = len(group.hosts.all)
-    if not questions.confirm("together", f"Train on these {count} machines together?", times is None or times > 1.1):
+    worth_it = times is None or times > 1.1 or not questions.interactive  # a file that names hosts means them
+    if not questions.confirm("together", f"Train on these {count} machines together?", worth_it):
         return False
     draft.group = group
     draft.strategy = _ask_strategy(questions, work, chosen, steps)
