@@ -16,6 +16,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data_check import check_data
 from whisper_tuner.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import ConfigError, ModelError, RunError
+from whisper_tuner.model_check import check_model
 from whisper_tuner.runs import write_atomically
 from whisper_tuner.shards import assign_shards
 
@@ -52,6 +53,7 @@ def prepare_run(
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     if profile.shards and len(labels) > 1:
         raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
+    check_model(profile)
     checked = check_data(profile, run_dir, PROJECT / STORE)
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}

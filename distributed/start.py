@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from whisper_tuner.errors import ConfigError
 from whisper_tuner.runs import new_run
 
 from .config import Job
@@ -34,10 +35,24 @@ def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
 
 
 def prepare_local(job: Job, ranks: int) -> tuple[Path, Prepared]:
+    _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
         prepared = prepare_run(job, run_dir, local_ranks=ranks)
         prepared.launch.save(run_dir)
     return run_dir, prepared
+
+
+def _check_device(wanted: str) -> None:
+    """Only torch knows, and its import takes seconds: so only if a GPU is asked for by name."""
+    if wanted in ("auto", "cpu"):
+        return
+    from exogym import device as devices
+    from exogym.errors import SettingError
+
+    try:
+        devices.choose(wanted)
+    except SettingError as error:
+        raise ConfigError(f"device = {wanted}: {error}", remedy="Set device to auto or cpu.") from None
 
 
 def connect_all(hosts: Sequence) -> list[Remote]:

@@ -94,10 +94,10 @@ class ConfigFile:
             text = self.path.read_text(encoding="utf-8-sig") if text is None else text.removeprefix("\ufeff")
             self._parser.read_string(text, source=self.path.name)
         except OSError as error:
-            raise ConfigError(
-                f"{path}: {error.strerror or error}",
-                remedy="Run from the project folder, or name a file with --config.",
-            ) from None
+            remedy = "Run from the project folder, or name a file with --config."
+            if not isinstance(error, FileNotFoundError):
+                remedy = "It must be a file that you may read; --config names another."
+            raise ConfigError(f"{path}: {error.strerror or error}", remedy=remedy) from None
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text", remedy="Save it as UTF-8.") from None
@@ -173,13 +173,12 @@ class ConfigFile:
     def _model_path(self, text: str, place: str) -> str:
         """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
         path = (self.path.parent / Path(text).expanduser()).absolute()
-        if path.exists():
+        if path.is_dir():
             return str(path)
-        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) and not text.startswith("."):
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
             return text
-        raise ConfigError(
-            f"{place}: base_model = {text}: no such folder, and not a hub id", remedy=f"Looked at {path}."
-        )
+        remedy = f"A folder in transformers layout (looked at {path}), or a hub id such as openai/whisper-small."
+        raise ConfigError(f"{place}: base_model = {text}: no such folder, and not a hub id", remedy=remedy)
 
     def _unreadable(self, error: configparser.Error, text: str) -> ConfigError:
         line = error.errors[0][0] if getattr(error, "errors", None) else error.lineno

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,10 @@ from transformers.utils import cached_file
 
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.labels import is_multilingual, language_code
+from whisper_tuner.token_limit import settings_of
 
+HUB_ID = r"\w[\w.-]*/[\w.-]+"
+LAYOUT = "give a folder in transformers layout, or a hub id such as openai/whisper-small"
 METHODS = ("full", "lora", "decoder")
 
 
@@ -51,14 +55,14 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
     Raises ModelError for what is not a loadable Whisper.
     """
     name = str(Path(path).expanduser()) if Path(path).expanduser().exists() else str(path)
+    _check_kind(path, name)
     try:
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
         processor = WhisperProcessor.from_pretrained(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        remedy = "give a folder in transformers layout, or a hub id such as openai/whisper-small"
-        raise ModelError(f"{path} does not load as a Whisper model: {reason}", remedy=remedy) from error
+        raise ModelError(f"{path} does not load as a Whisper model: {reason}", remedy=LAYOUT) from error
     _check_match(path, model, processor)
     _mend_generation_config(name, model)
     return model, processor
@@ -160,6 +164,15 @@ def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None
     for module in model.modules():
         if isinstance(module, (WhisperEncoder, WhisperEncoderLayer, WhisperDecoder, WhisperDecoderLayer)):
             module.dropout = dropout
+
+
+def _check_kind(path: str | Path, name: str) -> None:
+    """transformers would fill a Whisper with whatever weights there are, or wait for a hub that does not answer."""
+    if Path(name).is_dir() or re.fullmatch(HUB_ID, name):
+        kind = settings_of(name, "config.json").get("model_type", "whisper")
+        if kind != "whisper":
+            what = f"{path} does not load as a Whisper model: it is a model of type {kind!r}"
+            raise ModelError(what, remedy=LAYOUT)
 
 
 def _check_match(path: str | Path, model: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.wer import UNSPACED
 
+HUB_S = 10.0
 MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
 
 
@@ -52,7 +54,7 @@ class TokenLimit:
 
 def token_limit(base_model: str, *, language: str = "", task: str = "transcribe") -> TokenLimit:
     """The limit of a model's folder or hub id. Raises ConfigError for a language that it does not know, ModelError."""
-    config, generation = _settings(base_model, "config.json"), _settings(base_model, "generation_config.json")
+    config, generation = settings_of(base_model, "config.json"), settings_of(base_model, "generation_config.json")
     if not config:
         raise ModelError(
             f"{base_model} has no config.json", remedy="Give a folder in transformers layout, or a hub id."
@@ -70,21 +72,30 @@ def model_file(base_model: str, name: str) -> Path | None:
     if Path(base_model).expanduser().is_dir():
         file = Path(base_model).expanduser() / name
         return file if file.is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(hf_hub_download(base_model, name, local_files_only=True))
+        # The download itself tries for half a minute.
+        get_hf_file_metadata(hf_hub_url(base_model, name), timeout=HUB_S)
         return Path(hf_hub_download(base_model, name))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            return None
+    except RepositoryNotFoundError:
+        remedy = "Look it up on huggingface.co; one that is not public needs `hf auth login`."
+        raise ModelError(f"{base_model}: the hub has no model of this name", remedy=remedy) from None
+    except EntryNotFoundError:
+        return None
+    except Exception as error:  # the network's own classes depend on the version of the hub's client
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"{base_model}: cannot be fetched from the hub: {str(error).splitlines()[0]}",
+            f"{base_model}: cannot be fetched from the hub: {reason}",
             remedy="Check the network, or set base_model to a folder that holds the model.",
         ) from None
 
 
-def _settings(base_model: str, name: str) -> dict:
+def settings_of(base_model: str, name: str) -> dict:
+    """A JSON file of a model; empty if it has none."""
     file = model_file(base_model, name)
     if file is None:
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -28,17 +27,3 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preflight's import of torch takes seconds; it is given up at once."""
     monkeypatch.setattr("distributed.preflight.TORCH_ALARM_S", 1)
-
-
-@pytest.fixture
-def unprivileged():
-    """Call it to be nobody until the end of the test: permissions say nothing to root."""
-    root = os.geteuid() == 0
-
-    def drop() -> None:
-        if root:
-            os.seteuid(65534)
-
-    yield drop
-    if root:
-        os.seteuid(0)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from mistake_desk import Desk
@@ -166,3 +172,63 @@ def test_data(desk, make, command, status, place, remedy):
     if make:
         make(desk)
     desk.refuses(command, status, place, remedy)
+
+
+def closed(name: str):
+    def make(desk: Desk) -> None:
+        (desk.folder / name).chmod(0)
+
+    return make
+
+
+def closed_audio(desk: Desk) -> None:
+    manifest(HEADER + GOOD, REFUSE)(desk)
+    (desk.folder / FIRST).chmod(0)
+
+
+def closed_runs(desk: Desk) -> None:
+    (desk.folder / "runs").mkdir(mode=0o555)
+
+
+# name: (what may not be done; exit status; the message names; the remedy says)
+PERMISSIONS = {
+    "config.ini may not be read": (closed("config.ini"), 3, "config.ini: Permission denied", "that you may read"),
+    "the manifest may not be read": (closed("clips.csv"), 4, "clips.csv cannot be read", "permissions"),
+    "audio may not be read": (closed_audio, 4, ("clips.csv line 2", "000.ogg", "ermission denied"), "bad_rows = skip"),
+    "the model may not be read": (closed("model/config.json"), 4, ("model/config.json", "Permission"), "permissions"),
+    "the model's weights may not be read": (
+        closed("model/model.safetensors"),
+        4,
+        ("model/model.safetensors", "Permission"),
+        "permissions",
+    ),
+    "the model's folder may not be entered": (closed("model"), 4, ("{desk}/model", "Permission"), "permissions"),
+    "nothing may be written into runs": (closed_runs, 6, ("{desk}/runs", "Permission denied"), "runs_dir"),
+}
+
+
+@pytest.mark.parametrize(("make", "status", "place", "remedy"), PERMISSIONS.values(), ids=PERMISSIONS.keys())
+def test_permissions(desk, make, status, place, remedy):
+    desk.permissions = True
+    make(desk)
+    desk.refuses(TRAIN, status, place, remedy)
+
+
+@pytest.fixture
+def full_disk(desk) -> Iterator[Path]:
+    """`runs` is a disk of its own that is full."""
+    folder = desk.folder / "runs"
+    folder.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("a small disk is mounted by root on Linux")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=True)
+    try:
+        with contextlib.suppress(OSError):
+            (folder / "full").write_bytes(bytes(1 << 20))
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_the_disk_is_full(desk, full_disk):
+    desk.refuses(TRAIN, 6, (str(full_disk), "No space left on device"), ("Free some space", "runs_dir"))

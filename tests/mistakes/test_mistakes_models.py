@@ -1,0 +1,192 @@
+"""Base models and what is asked of them: found before anything is trained, without loading torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from mistake_desk import PROJECT, Desk
+
+CLI = PROJECT / "cli_typer.py"
+TRAIN = "finetune mine"
+
+
+def setting(line: str):
+    def make(desk: Desk) -> None:
+        desk.change("config.ini", "max_steps = 2\n", f"max_steps = 2\n{line}\n")
+
+    return make
+
+
+def base_model(name: str):
+    def make(desk: Desk) -> None:
+        desk.change("config.ini", "base_model = model", f"base_model = {name}")
+
+    return make
+
+
+def gone(name: str):
+    def make(desk: Desk) -> None:
+        (desk.folder / "model" / name).unlink()
+
+    return make
+
+
+def of_another_kind(desk: Desk) -> None:
+    desk.change("model/config.json", '"model_type": "whisper"', '"model_type": "wav2vec2"')
+
+
+def damaged_settings(desk: Desk) -> None:
+    desk.write("model/config.json", (desk.folder / "model/config.json").read_text()[:100])
+
+
+def truncated_weights(desk: Desk) -> None:
+    weights = desk.folder / "model/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+
+
+def pointer_for_weights(desk: Desk) -> None:
+    """What git leaves of a large file without its LFS extension."""
+    desk.write("model/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n")
+
+
+def a_part_is_missing(desk: Desk) -> None:
+    (desk.folder / "model/model.safetensors").rename(desk.folder / "model/model-00001-of-00002.safetensors")
+    parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    desk.write("model/model.safetensors.index.json", json.dumps({"weight_map": parts}))
+
+
+def multilingual(line: str = ""):
+    def make(desk: Desk) -> None:
+        desk.change("model/generation_config.json", '"is_multilingual": false', '"is_multilingual": true')
+        setting(line)(desk)
+
+    return make
+
+
+def two_models_beside_a_file(desk: Desk) -> None:
+    desk.write("words.csv", (desk.folder / "clips.csv").read_bytes())
+
+
+# name: (what is wrong; command; exit status; the message names; the remedy says)
+MISTAKES = {
+    "a folder that is not there": (
+        base_model("./modle"),
+        TRAIN,
+        3,
+        "config.ini:2 [profile:mine]: base_model = ./modle: no such folder",
+        ("looked at {desk}/modle", "hub id"),
+    ),
+    "a misspelt folder is no hub id": (base_model("modle"), TRAIN, 3, "base_model = modle", "looked at {desk}/modle"),
+    "a file for a folder": (base_model("clips.csv"), TRAIN, 3, "config.ini:2 [profile:mine]", "transformers layout"),
+    "a folder of something else": (base_model("audio"), TRAIN, 4, "{desk}/audio has no config.json", "transformers"),
+    "a model that is no Whisper": (of_another_kind, TRAIN, 4, ("model/config.json", "'wav2vec2'"), "openai/whisper"),
+    "damaged settings": (damaged_settings, TRAIN, 4, "model/config.json is damaged", "Copy the model again"),
+    "no weights": (gone("model.safetensors"), TRAIN, 4, "{desk}/model has no model.safetensors", "Give a folder"),
+    "truncated weights": (truncated_weights, TRAIN, 4, "model/model.safetensors is damaged", "Copy the model again"),
+    "a pointer for weights": (pointer_for_weights, TRAIN, 4, "model.safetensors is damaged", "Copy the model again"),
+    "a part of the weights is missing": (a_part_is_missing, TRAIN, 4, "00002-of-00002", "Copy the model again"),
+    "no tokenizer": (gone("tokenizer.json"), TRAIN, 4, "{desk}/model has no tokenizer.json", "Give a folder"),
+    "a LoRA target that there is not": (
+        setting("method = lora\nlora_targets = q_proj, qproj"),
+        TRAIN,
+        3,
+        ("lora_targets", "{desk}/model has no layer 'qproj', did you mean 'q_proj'?"),
+        ("It has: ", "fc1", "v_proj"),
+    ),
+    "no language for a multilingual model": (multilingual(), TRAIN, 3, "needs a language", ("language", "fr")),
+    "an unknown language": (multilingual("language = klingon"), TRAIN, 3, "language 'klingon'", "such as fr or French"),
+    "a GPU that is not there": (setting("device = mps"), TRAIN, 3, ("device = mps", "Metal"), "auto or cpu"),
+    "evaluate without data": (None, "evaluate model", 3, "nothing to evaluate on", ("--data", "test set")),
+    "evaluate a model that is none": (
+        None,
+        "evaluate ./modle --data clips.csv",
+        4,
+        "./modle does not load as a Whisper model",
+        "openai/whisper-small",
+    ),
+    "evaluate something that is no Whisper": (
+        of_another_kind,
+        "evaluate model --data clips.csv",
+        4,
+        "model does not load as a Whisper model",
+        "openai/whisper-small",
+    ),
+    "evaluate truncated weights": (
+        truncated_weights,
+        "evaluate model --data clips.csv",
+        4,
+        "model does not load as a Whisper model",
+        "openai/whisper-small",
+    ),
+    "transcribe with a language that there is not": (
+        None,
+        "transcribe audio --model model --language klingon",
+        3,
+        "language 'klingon'",
+        "such as fr or French",
+    ),
+    "transcribe with a model that is none": (
+        None,
+        "transcribe audio --model audio",
+        4,
+        "audio does not load as a Whisper model",
+        "openai/whisper-small",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "command", "status", "place", "remedy"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_models(desk, make, command, status, place, remedy):
+    if make:
+        make(desk)
+    desk.refuses(command, status, place, remedy)
+
+
+class NoSuchModel(BaseHTTPRequestHandler):
+    """A hub that knows no model."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+@pytest.fixture
+def empty_hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoSuchModel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("hub", "message", "remedy"),
+    [
+        ("http://127.0.0.1:9", "cannot be fetched from the hub: [Errno 111] Connection refused", "Check the network"),
+        ("http://hub.invalid", "cannot be fetched from the hub: [Errno -", "set base_model to a folder"),
+        ("empty_hub", "the hub has no model of this name", "huggingface.co"),
+    ],
+    ids=["port closed", "name not known", "no such model"],
+)
+def test_the_hub(desk, hub, message, remedy, request):
+    """In a process of its own: this one was told to stay offline."""
+    base_model("openai/whisper-tniy")(desk)
+    hub = request.getfixturevalue(hub) if hub == "empty_hub" else hub
+    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(desk.folder.parent / "hub"), "HF_HUB_OFFLINE": ""}
+    before = desk.snapshot()
+    command = [sys.executable, str(CLI), *TRAIN.split()]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 4, done.stderr
+    said, advice = done.stderr.splitlines()  # and nothing of the client's own tries
+    assert said.startswith(f"error: openai/whisper-tniy: {message}") and remedy in advice
+    assert desk.snapshot() == before

@@ -1,0 +1,98 @@
+"""What is wrong with a base model's folder, found without loading it: neither torch nor transformers is imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from whisper_tuner.config import Profile
+from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.settings import nearest
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+COPY_AGAIN = "Copy the model again."
+LAYOUT = "Give a folder in transformers layout, or a hub id such as openai/whisper-small."
+# Any one of each line.
+NEEDED = (
+    ("config.json",),
+    (WEIGHTS, INDEX, "pytorch_model.bin"),
+    ("processor_config.json", "preprocessor_config.json"),
+    ("tokenizer.json", "vocab.json"),
+)
+
+
+def check_model(profile: Profile) -> None:
+    """Nothing is said of a hub id. Raises ModelError, and ConfigError for LoRA targets that the model has not."""
+    folder = Path(profile.base_model).expanduser()
+    if not folder.is_dir():
+        return
+    _check_files(folder)
+    _check_kind(folder / "config.json")
+    names = [name for path in _weight_files(folder) for name in _matrices(path)]
+    if profile.method == "lora" and names:
+        _check_targets(profile, {name.removesuffix(".weight") for name in names})
+
+
+def _check_files(folder: Path) -> None:
+    try:
+        found = {path.name for path in folder.iterdir() if path.is_file()}
+    except OSError as error:
+        raise ModelError(f"{folder}: {error.strerror}", remedy="Check its permissions.") from None
+    for names in NEEDED:
+        if not found & set(names):
+            raise ModelError(f"{folder} has no {names[0]}", remedy=LAYOUT)
+
+
+def _check_kind(file: Path) -> None:
+    config = _json(file)
+    if (kind := config.get("model_type")) != "whisper":
+        raise ModelError(f"{file}: a model of type {kind!r}, not a Whisper", remedy=LAYOUT)
+
+
+def _json(file: Path) -> dict:
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror}", remedy="Check its permissions.") from None
+    except ValueError as error:
+        raise ModelError(f"{file} is damaged: {error}", remedy=COPY_AGAIN) from None
+    if not isinstance(stored, dict):
+        raise ModelError(f"{file} is damaged: not a JSON object", remedy=COPY_AGAIN)
+    return stored
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    if (folder / WEIGHTS).is_file():
+        yield folder / WEIGHTS
+    elif (folder / INDEX).is_file():
+        parts = _json(folder / INDEX).get("weight_map") or {}
+        yield from (folder / name for name in sorted(set(map(str, parts.values()))))
+
+
+def _matrices(file: Path) -> list[str]:
+    """Names of the weights that are no mere vectors. The header says how long the file must be."""
+    try:
+        with file.open("rb"):  # safetensors' own words do not tell why it cannot
+            pass
+        with safe_open(file, framework="numpy") as weights:
+            return [name for name in weights.keys() if len(weights.get_slice(name).get_shape()) > 1]  # noqa: SIM118
+    except OSError as error:
+        remedy = COPY_AGAIN if isinstance(error, FileNotFoundError) else "Check its permissions."
+        raise ModelError(f"{file}: {error.strerror or error}", remedy=remedy) from None
+    except SafetensorError as error:
+        raise ModelError(f"{file} is damaged, or was not copied whole: {error}", remedy=COPY_AGAIN) from None
+
+
+def _check_targets(profile: Profile, layers: set[str]) -> None:
+    short = {name.rpartition(".")[2] for name in layers}
+    for target in profile.lora_targets:
+        if not any(name == target or name.endswith(f".{target}") for name in layers):
+            raise ConfigError(
+                f"lora_targets: {profile.base_model} has no layer {target!r}{nearest(target, short)}",
+                remedy=f"It has: {', '.join(sorted(short))}.",
+            )
+    if not profile.lora_targets:
+        raise ConfigError("method = lora needs lora_targets", remedy=f"Some of: {', '.join(sorted(short))}.")
