@@ -28,10 +28,11 @@ from whisper_tuner.runs import new_run, write_atomically
 from .console import follow
 from .launcher import Launch, Rank
 from .lifeline import Lifeline
+from .preflight import preflight
 from .shipment import STORE
 from .source_hash import PACKAGES
 from .spec import Bundle, RunSpec
-from .start import connect_all, meeting_address, start_launcher
+from .start import meeting_address, start_launcher
 from .sync import SyncItem, code_folders, code_items, sync
 
 if TYPE_CHECKING:
@@ -56,14 +57,11 @@ def _prepare(trainer: NetworkTrainer, settings: FitSettings, run_dir: Path) -> N
     file.write_bytes(data)
     sha256 = hashlib.sha256(data).hexdigest()
     name = f"{STORE}/bundles/{sha256}.pickle"
-    remotes = connect_all(hosts.workers)
-    try:
-        address = meeting_address(hosts, remotes)
+    with preflight(None, hosts) as report:
+        report.raise_if_errors()
+        address = meeting_address(hosts, report.remotes)
         items = [*code_items(), SyncItem(local=file, remote=name)]
-        sync(remotes, {host.address: items for host in hosts.workers}, prune=code_folders())
-    finally:
-        for remote in remotes:
-            remote.close()
+        sync(report.remotes, {host.address: items for host in hosts.workers}, prune=code_folders())
     base = RunSpec(
         run_id=run_dir.name,
         run_dir=str(run_dir),
