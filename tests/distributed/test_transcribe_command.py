@@ -92,7 +92,7 @@ def test_a_long_recording_is_heard_in_pieces_cut_in_pauses(tmp_path, capsys):
     [
         (["x.wav", "--format", "str", "--model", "{model}"], 3, "did you mean 'srt'"),
         ([".", "--model", "{model}"], 4, "no audio below"),
-        (["x.wav", "--model", "./gone"], 4, "does not load"),
+        (["x.wav", "--model", "./gone"], 4, "./gone"),
         (["x.wav", "--model", "{model}", "--language", "klingon"], 3, "klingon"),
         (["x.wav", "--model", "{model}", "--out", "taken"], 3, "--out taken"),
         (["x.wav"], 2, "--model"),
