@@ -151,7 +151,9 @@ class _Preflight:
         except HostError as error:
             look.failed("python", error, remedy=f"{BUSY} {look.facts.name}")
             return
-        if facts.facts["training"] and "torch" in facts.facts["versions"]:
+        wanted = facts.host.device or (self.job.profile.device if self.job else "auto")
+        # For the CPU there is nothing to ask torch, whose import takes seconds.
+        if facts.facts["training"] and "torch" in facts.facts["versions"] and wanted != "cpu":
             look.torch = session.send("torch", seconds=TORCH_ALARM_S)
         try:
             facts.space = session.ask("space", deadline, project=project, held=[needs_of(None, 1).store])

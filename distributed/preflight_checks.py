@@ -89,6 +89,8 @@ class Checks:
         """Where it would train, and why it cannot."""
         torch = self.host.torch
         wanted = self.host.host.device or self.needs.device
+        if torch is None and wanted == "cpu":
+            return "cpu", []
         if torch is None or "torch" not in self.host.facts.get("versions", {}):
             return None, []
         if torch.get("late"):

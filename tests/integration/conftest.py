@@ -21,6 +21,7 @@ batch_size = 4
 learning_rate = 3e-4
 warmup_ratio = 0
 num_threads = 1
+device = cpu
 seed = 3
 """
 
