@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
+from whisper_tuner.model_check import check_model
 from whisper_tuner.run_folders import find_run
 from whisper_tuner.run_summary import FINISHED, read_run
 from whisper_tuner.runs import is_running
@@ -15,10 +16,13 @@ from whisper_tuner.runs import is_running
 from ..console import follow
 from ..hosts import Hosts, load_hosts
 from ..launcher import Launch
+from ..spec import profile_from_json
 from .going_on import detached
 from .runs import folders_of
 from .train import show_preflight
 from .transfers import Transfers, show_sync
+
+PUT_BACK = "Put it back, or start a new run."
 
 
 def resume(
@@ -58,6 +62,17 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
         raise RunError(f"run {launch.run_id} is going on", remedy=f"See it with: multimac runs show {launch.run_id}")
     if read_run(run_dir).state == FINISHED:
         raise RunError(f"run {launch.run_id} is finished", remedy="To train more, start a new run with more epochs.")
+    _check_files(launch)
+
+
+def _check_files(launch: Launch) -> None:
+    """What rank 0 reads is on this machine."""
+    profile = profile_from_json(launch.ranks[0].spec.profile or {})
+    manifests = [path for path in (profile.train, profile.validation) if path]
+    for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
+        if not path.exists():
+            raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)
+    check_model(profile)
 
 
 def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool) -> None:

@@ -12,6 +12,7 @@ from whisper_tuner.runs import write_atomically
 from whisper_tuner.settings import nearest
 
 SECTION = "answers"
+EXAMPLE = "The wizard's --save-answers FILE writes one that is right."
 # Every question that can be answered from a file. A missing answer takes the default that the question shows.
 KEYS = {
     "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
@@ -45,7 +46,9 @@ def load_answers(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = "--answers names a UTF-8 file; the wizard's --save-answers writes one."
+        raise ConfigError(f"{path}: cannot be read: {reason}", remedy=remedy) from None
     values = _from_json(path, text) if text.lstrip().startswith(("{", '["', "[{")) else _from_ini(path, text)
     for key in values:
         if key not in KEYS:
@@ -68,9 +71,10 @@ def _from_json(path: Path, text: str) -> dict[str, str]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})") from None
+        what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
+        raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: the file must hold one object: {{...}}")
+        raise ConfigError(f"{path}: the file must hold one object: {{...}}", remedy=EXAMPLE)
     return {key: _plain(path, key, value) for key, value in values.items()}
 
 

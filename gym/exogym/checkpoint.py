@@ -63,6 +63,10 @@ class Checkpoints:
         """Numbers of the undamaged checkpoints, ascending."""
         return [number for number in self._numbers() if self._read(number) is not None]
 
+    def damaged(self) -> list[int]:
+        """Numbers of those that are there and do not count."""
+        return [number for number in self._numbers() if self._read(number) is None]
+
     def load(self, number: int) -> dict[str, Any]:
         """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
         record = self._read(number)

@@ -283,6 +283,8 @@ class TrainNode:
     def _resume(self) -> None:
         """Raises CheckpointError."""
         number = newest_common(self.comm, self.checkpoints.good() if self.checkpoints else [])
+        if number is None and self.checkpoints and (damaged := self.checkpoints.damaged()):
+            raise CheckpointError(f"{self.checkpoints.folder}: all checkpoints are damaged ({len(damaged)})")
         if number is not None:
             state = self.checkpoints.load(number)
             for what, now in self._fits().items():
