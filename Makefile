@@ -13,11 +13,11 @@ demo: setup  ## fine-tune the bundled model on two local ranks, WER before and a
 
 test: setup  ## all quick tests (under 15 minutes on 2 cores)
 	@sh tools/system_packages.sh
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-all: setup  ## every test, the long ones too
 	@sh tools/system_packages.sh
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadgroup
 
 check: setup  ## lint and formatting
 	$(PY) -m ruff check .

@@ -11,6 +11,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def pytest_collection_modifyitems(items):
+    """There can be one lab on a machine: with several processes (-n), one of them has all its tests, and begins."""
+    items.sort(key=lambda item: item.get_closest_marker("lab") is None)
+    for item in items:
+        if item.get_closest_marker("lab"):
+            item.add_marker(pytest.mark.xdist_group("lab"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """With CI=true a skip is a failure: there everything that tests need can be installed."""
