@@ -122,7 +122,12 @@ def words(some: Words) -> tuple[str, ...]:
 
 def children() -> set[int]:
     """What this process and the sshd of a test have started, and what lives on of it."""
-    return {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != "zombie":
+                found.add(child.pid)
+    return found
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,3 +177,22 @@ def test_checkpoints_that_cannot_be_used(desk, harm, message):
     assert "Start a new run, or put the run's checkpoints back on that host." in err
     assert before == {name: digest for name, digest in desk.snapshot().items() if "/checkpoints/" in name}
     assert not (run / "final").exists() and not list(run.glob(".*"))
+
+
+def test_the_disk_fills_up_while_it_trains(desk):
+    """What there is of the run stays: it tells how far it came."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("a small disk is mounted by root on Linux")
+    runs = desk.folder / "runs"
+    runs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(runs)], check=True)
+    try:
+        status, out, err = desk.run("finetune mine")
+        assert status == 6, out + err
+        assert err.startswith("error: localhost: ") and "No space left on device" in err and "Traceback" not in err
+        assert "Free some space" in err and "runs_dir" in err
+        [run] = runs.iterdir()
+        assert not (run / "final").exists()
+        print(err, sorted(run.rglob("*")))
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
