@@ -107,12 +107,18 @@ class _Reader:
         if isinstance(value, str):
             value = {"host": value}
         if not isinstance(value, dict):
-            remedy = 'For example "192.168.1.30", or {"host": "192.168.1.30", "ssh_user": "anna"}.'
-            raise self.wrong(f"{where} must be an address or an object", where.partition("[")[0], remedy=remedy)
+            raise self.wrong(
+                f"{where} must be an address or an object",
+                where.partition("[")[0],
+                remedy='For example "192.168.1.30", or {"host": "192.168.1.30", "ssh_user": "anna"}.',
+            )
         self.check_keys(value, HOST_KEYS, where)
         if "host" not in value:
-            remedy = 'Add "host": the address of that machine.'
-            raise self.wrong(f"{where}: 'host' is missing", next(iter(value), "workers"), remedy=remedy)
+            raise self.wrong(
+                f"{where}: 'host' is missing",
+                next(iter(value), "workers"),
+                remedy='Add "host": the address of that machine.',
+            )
         merged = {**defaults, **value}
         address = self.string(merged, "host", where)
         if re.search(r"[\s@/]|^-", address):

@@ -321,8 +321,11 @@ def _authenticate(host: Host, settings: SshSettings, transport: paramiko.Transpo
                 tried.append("(then it closed the connection)")
                 break
     if host.key_path and not host.key_path.exists() and not tried:
-        remedy = 'Name a private key with "ssh_key_path", for example ~/.ssh/id_ed25519; `ssh-keygen` makes one.'
-        raise HostError(host.address, f"there is no key {host.key_path}", remedy=remedy)
+        raise HostError(
+            host.address,
+            f"there is no key {host.key_path}",
+            remedy='Name a private key with "ssh_key_path", for example ~/.ssh/id_ed25519; `ssh-keygen` makes one.',
+        )
     locked = [label.split()[0] for label in tried if "passphrase" in label]
     remedy = f"Run: ssh-add {locked[0]}" if locked else f"Run: ssh-copy-id {_copy_id(settings)}"
     raise HostError(

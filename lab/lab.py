@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from lab.hosts import LabHost, LabProcess
 
 PROJECT = Path(__file__).resolve().parent.parent
 RECORD = Path("/run/mmlab")  # there while a lab is up, so that another process finds it
+CLAIM = Path("/run/mmlab.lock")  # held while a lab is claimed
 PROGRAMS = ("ip", "tc", "nft", "unshare", "nsenter", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 
 
@@ -197,21 +199,16 @@ def check_machine() -> None:
 
 def claim(owner: int) -> None:
     """Take the one place for a lab; one whose owner is gone is cleared away first."""
-    record = load()
-    left_over = network.namespaces() or network.links() or cpu.groups()
-    if record and not alive(record.get("owner", 0)):
-        if record["owner"] == 0:
+    with CLAIM.open("w") as claim:
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        record = load()
+        if record and record["owner"] == 0:
             raise LabError("a lab is up already: `python -m lab down` first")
+        if record and alive(record["owner"]):
+            raise LabError(f"a lab is up already, owned by process {record['owner']}")
         down()
-    elif record:
-        raise LabError(f"a lab is up already, owned by process {record['owner']}")
-    elif left_over:
-        down()
-    try:
         RECORD.mkdir()
-    except FileExistsError as error:
-        raise LabError("a lab is being built by another process") from error
-    save(owner=owner)
+        save(owner=owner)
 
 
 def alive(pid: int) -> bool:

@@ -11,8 +11,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """There can be one lab on a machine: with several processes (-n), one of them has all its tests, and begins."""
+    """There can be one lab on a machine: with several processes (-n), one of them has all its tests, and begins.
+
+    Before xdist's own hook, which reads the groups.
+    """
     items.sort(key=lambda item: item.get_closest_marker("lab") is None)
     for item in items:
         if item.get_closest_marker("lab"):

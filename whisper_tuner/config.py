@@ -115,9 +115,9 @@ class ConfigFile:
     def section(self, kind: str, name: str, asked_by: str = "") -> Resolved:
         """The keys of one section alone, without what it inherits. `asked_by` is the place that names it."""
         if not self.has(kind, name):
-            known = self.names(kind)
+            known, place = self.names(kind), asked_by or self.path.name
             raise ConfigError(
-                f"{asked_by or self.path.name}: there is no [{kind}:{name}]{nearest(name, known)}",
+                f"{place}: there is no [{kind}:{name}]{nearest(name, known)}",
                 remedy=f"Known: {', '.join(known) or 'none'}. `multimac config show` lists them.",
             )
         return self._layer(f"{kind}:{name}")
@@ -185,15 +185,17 @@ class ConfigFile:
         place = f"{self.path.name}:{line}"
         match error:
             case configparser.MissingSectionHeaderError():
-                remedy = "Put it below [DEFAULT] or [profile:NAME]."
-                return ConfigError(f"{place}: a setting before the first section", remedy=remedy)
+                return ConfigError(
+                    f"{place}: a setting before the first section", remedy="Put it below [DEFAULT] or [profile:NAME]."
+                )
             case configparser.DuplicateOptionError():
                 return ConfigError(
                     f"{place}: {error.option} stands twice in [{error.section}]", remedy="Remove one of them."
                 )
             case configparser.DuplicateSectionError():
-                remedy = "Remove one of them, or make them one."
-                return ConfigError(f"{place}: section [{error.section}] stands twice", remedy=remedy)
+                return ConfigError(
+                    f"{place}: section [{error.section}] stands twice", remedy="Remove one of them, or make them one."
+                )
         found = text.splitlines()[line - 1].strip()
         return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")
 

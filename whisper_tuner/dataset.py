@@ -215,10 +215,11 @@ def _check_header(path: Path, names: list[str]) -> None:
     for what, accepted in (("audio", AUDIO_COLUMNS), ("text", TEXT_COLUMNS)):
         if not any(name in accepted for name in names):
             found = ", ".join(names) or "nothing"
-            remedy = f"name it one of {', '.join(accepted)}"
-            if len(names) == 1 and re.search(r"[;\t]", names[0]):
-                remedy += "; put commas between the columns, or tabs and let the file's name end in .tsv"
-            raise DataError(f"{path} has no {what} column; found: {found}", remedy=remedy)
+            mixed = len(names) == 1 and re.search(r"[;\t]", names[0])
+            tip = "; put commas between columns, or tabs in a file whose name ends in .tsv" if mixed else ""
+            raise DataError(
+                f"{path} has no {what} column; found: {found}", remedy=f"name it one of {', '.join(accepted)}{tip}"
+            )
 
 
 def _sample(row: dict[str, object], line: int, folder: Path, max_duration_s: float, index: AudioIndex | None) -> Sample:

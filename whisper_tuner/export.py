@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
-from whisper_tuner.errors import ModelError
+from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.models import load_base, whisper_of
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -28,18 +28,24 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
 
     `base_model` is what training started from. An adapter names it: a hub id as it is, a local folder by its path
     relative to `out`, because an absolute path would be wrong on the next machine. `load_model` understands both.
+    Raises RunError: disk full, no permission.
     """
     out = Path(out)
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    if isinstance(model, PeftModel):
-        _save_adapter(model, part, _portable_name(base_model, out))
-    else:
-        model.save_pretrained(part)
-    _save_processor(processor, part)
-    _sync(part)
-    _replace_folder(part, out)
+    try:
+        part.mkdir(parents=True)
+        if isinstance(model, PeftModel):
+            _save_adapter(model, part, _portable_name(base_model, out))
+        else:
+            model.save_pretrained(part)
+        _save_processor(processor, part)
+        _sync(part)
+        _replace_folder(part, out)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        remedy = "Free some space, or choose another folder with runs_dir."
+        raise RunError(f"{out}: the model cannot be written: {error}", remedy=remedy) from error
     return out
 
 

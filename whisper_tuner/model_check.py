@@ -88,10 +88,10 @@ def _matrices(file: Path) -> list[str]:
 
 def _check_targets(profile: Profile, layers: set[str]) -> None:
     short = {name.rpartition(".")[2] for name in layers}
-    for target in profile.lora_targets:
-        if not any(name == target or name.endswith(f".{target}") for name in layers):
+    for layer in profile.lora_targets:
+        if not any(name == layer or name.endswith(f".{layer}") for name in layers):
             raise ConfigError(
-                f"lora_targets: {profile.base_model} has no layer {target!r}{nearest(target, short)}",
+                f"lora_targets: {profile.base_model} has no layer {layer!r}{nearest(layer, short)}",
                 remedy=f"It has: {', '.join(sorted(short))}.",
             )
     if not profile.lora_targets:

@@ -192,7 +192,6 @@ def test_the_disk_fills_up_while_it_trains(desk):
         assert err.startswith("error: localhost: ") and "No space left on device" in err and "Traceback" not in err
         assert "Free some space" in err and "runs_dir" in err
         [run] = runs.iterdir()
-        assert not (run / "final").exists()
-        print(err, sorted(run.rglob("*")))
+        assert not list(run.glob("final*"))
     finally:
         subprocess.run(["umount", "-l", str(runs)], check=True)

@@ -8,7 +8,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
 
-from whisper_tuner.errors import ModelError
+from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.evaluation import transcribe
 from whisper_tuner.export import load_model, save_final
 from whisper_tuner.models import LoraSettings, full_frames, load_base, prepare, set_language
@@ -100,7 +100,7 @@ def test_an_interrupted_save_leaves_the_old_model_and_the_next_one_succeeds(mult
     def fail(*_):
         raise OSError("disk full")
 
-    with monkeypatch.context() as broken, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as broken, pytest.raises(RunError, match="disk full"):
         broken.setattr(type(processor), "save_pretrained", fail)
         save_final(model, processor, out, "base")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
