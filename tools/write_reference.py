@@ -122,7 +122,8 @@ def all_messages() -> str:
             groups.setdefault(_title(message.module), []).append(message)
     parts = ["# Messages", NOTE, _introduction()]
     for title in _in_order(groups):
-        rows = sorted({(m.text, m.remedy, statuses[m.kind]) for m in groups[title]}, key=lambda row: (row[0].lower(), *row))
+        rows = {(m.text, m.remedy, statuses[m.kind]) for m in groups[title]}
+        rows = sorted(rows, key=lambda row: (row[0].lower(), row))
         cells = [(_code(text), _escape(remedy), status) for text, remedy, status in rows]
         parts += [f"## {title}", _table(cells, header=("message", "what to do", "status"))]
     return "\n\n".join(parts) + "\n"
