@@ -8,14 +8,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data_check import check_data
 from whisper_tuner.dataset import Manifest, Sample, write_manifest
-from whisper_tuner.errors import ConfigError, ModelError, RunError
+from whisper_tuner.errors import ConfigError, RunError
+from whisper_tuner.hub import model_folder
 from whisper_tuner.model_check import check_model
 from whisper_tuner.runs import write_atomically
 from whisper_tuner.shards import assign_shards
@@ -27,6 +29,7 @@ from .spec import RunSpec, profile_to_json
 from .sync import SyncItem, code_items, folder_items
 
 SHIPMENT = "shipment.json"
+Busy = Callable[[str], AbstractContextManager]
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
 STORE = ".multimac"  # below the project folder: what was sent, and caches
 
@@ -44,9 +47,18 @@ class Prepared:
 
 
 def prepare_run(
-    job: Job, run_dir: Path, *, hosts: Hosts | None = None, local_ranks: int = 1, address: str = "127.0.0.1"
+    job: Job,
+    run_dir: Path,
+    *,
+    hosts: Hosts | None = None,
+    local_ranks: int = 1,
+    address: str = "127.0.0.1",
+    busy: Busy = nullcontext,
 ) -> Prepared:
-    """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError."""
+    """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError.
+
+    `busy` shows what takes its time.
+    """
     profile = job.profile
     labels = [host.address for host in hosts.all] if hosts else _local_labels(local_ranks)
     if local_ranks > 1 and not profile.num_threads:
@@ -54,7 +66,9 @@ def prepare_run(
     if profile.shards and len(labels) > 1:
         raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
     check_model(profile)
-    checked = check_data(profile, run_dir, PROJECT / STORE)
+    with busy("reading the manifests, and the headers of the audio"):
+        checked = check_data(profile, run_dir, PROJECT / STORE)
+    model_folder(profile.base_model, show=True)  # a download may take long: in sight, before any worker waits for it
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}
     for kind, manifest in manifests.items():
@@ -103,22 +117,6 @@ def prepare_run(
         total_steps=int(total_steps),
         manifests=tuple(checked.values()),
     )
-
-
-def local_model_folder(base_model: str) -> Path:
-    """The folder of a base model; a hub id is downloaded into the hub's own cache first. Raises ModelError."""
-    if Path(base_model).is_dir():
-        return Path(base_model)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(snapshot_download(base_model, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{base_model}: cannot be fetched from the hub: {str(error).splitlines()[0]}",
-            remedy="Check the network, or set base_model to a folder that holds the model.",
-        ) from None
 
 
 def _twentieth(job: Job, total_steps: int) -> int:
@@ -176,7 +174,7 @@ def for_host(
     run_dir: Path,
 ) -> tuple[RunSpec, list[SyncItem]]:
     """One host's spec and files. Paths in the spec are relative to its project folder, where its worker runs."""
-    model = local_model_folder(profile.base_model)
+    model = model_folder(profile.base_model)
     model_name = f"{STORE}/models/{model.name}-{_short_hash(str(model))}"
     items = [*code_items(), *folder_items(model, model_name)]
     values = profile_to_json(profile) | {"base_model": model_name, "test": None, "validation": None}

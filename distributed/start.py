@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from whisper_tuner.errors import ConfigError
@@ -16,7 +17,7 @@ from .hosts import Hosts, check_is_this_machine
 from .interfaces import route_to
 from .launcher import PROJECT, environment
 from .remote import Remote
-from .shipment import Prepared, prepare_run
+from .shipment import Busy, Prepared, prepare_run
 from .sync import Progress, SyncItem, SyncReport, code_folders, no_progress, on_each, sync
 
 
@@ -34,10 +35,10 @@ def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
         )
 
 
-def prepare_local(job: Job, ranks: int) -> tuple[Path, Prepared]:
+def prepare_local(job: Job, ranks: int, busy: Busy = nullcontext) -> tuple[Path, Prepared]:
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
-        prepared = prepare_run(job, run_dir, local_ranks=ranks)
+        prepared = prepare_run(job, run_dir, local_ranks=ranks, busy=busy)
         prepared.launch.save(run_dir)
     return run_dir, prepared
 
@@ -60,8 +61,10 @@ def connect_all(hosts: Sequence) -> list[Remote]:
     return on_each(hosts, Remote.connect)
 
 
-def prepare_hosts(job: Job, hosts: Hosts, remotes: Sequence[Remote], run_dir: Path) -> Prepared:
-    return prepare_run(job, run_dir, hosts=hosts, address=meeting_address(hosts, remotes))
+def prepare_hosts(
+    job: Job, hosts: Hosts, remotes: Sequence[Remote], run_dir: Path, busy: Busy = nullcontext
+) -> Prepared:
+    return prepare_run(job, run_dir, hosts=hosts, address=meeting_address(hosts, remotes), busy=busy)
 
 
 def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:

@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 
 from .errors import ConfigError
+from .paths import expanded
 from .settings import nearest, parse, setting, validate
 
 KINDS = ("model", "dataset", "profile", "distributed")
@@ -125,7 +126,7 @@ class ConfigFile:
     def paths(self, key: str) -> list[Path]:
         """What any section has for `key`, as absolute paths."""
         texts = (self._layer(header).values.get(key) for header in self._parser.sections())
-        return [(self.path.parent / Path(text).expanduser()).absolute() for text in texts if text]
+        return [(self.path.parent / expanded(text)).absolute() for text in texts if text]
 
     def profile_values(self, name: str, asked_by: str = "") -> Resolved:
         """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out."""
@@ -172,7 +173,7 @@ class ConfigFile:
 
     def _model_path(self, text: str, place: str) -> str:
         """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
-        path = (self.path.parent / Path(text).expanduser()).absolute()
+        path = (self.path.parent / expanded(text)).absolute()
         if path.is_dir():
             return str(path)
         if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):

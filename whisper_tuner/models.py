@@ -25,10 +25,11 @@ from transformers.models.whisper.modeling_whisper import (
 from transformers.utils import cached_file
 
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.hub import HUB_ID
 from whisper_tuner.labels import is_multilingual, language_code
+from whisper_tuner.paths import expanded
 from whisper_tuner.token_limit import settings_of
 
-HUB_ID = r"\w[\w.-]*/[\w.-]+"
 LAYOUT = "give a folder in transformers layout, or a hub id such as openai/whisper-small"
 METHODS = ("full", "lora", "decoder")
 
@@ -54,7 +55,7 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
 
     Raises ModelError for what is not a loadable Whisper.
     """
-    name = str(Path(path).expanduser()) if Path(path).expanduser().exists() else str(path)
+    name = str(expanded(path)) if expanded(path).exists() else str(path)
     _check_kind(path, name)
     try:
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.

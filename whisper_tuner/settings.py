@@ -9,6 +9,8 @@ import typing
 from collections.abc import Iterable
 from pathlib import Path
 
+from whisper_tuner.paths import expanded
+
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -70,7 +72,7 @@ def _convert(hint, text: str, folder: Path):
             raise ValueError("expected a finite number")
         return value
     if hint is Path:
-        return (folder / Path(text).expanduser()).absolute()
+        return (folder / expanded(text)).absolute()
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         return tuple(_convert(item, part, folder) for part in text.replace(",", " ").split())

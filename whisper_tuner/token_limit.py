@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.hub import model_file
 from whisper_tuner.wer import UNSPACED
 
-HUB_S = 10.0
 MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
 
 
@@ -52,7 +50,7 @@ class TokenLimit:
         return lambda text: len(slow(text, add_special_tokens=False).input_ids)
 
 
-def token_limit(base_model: str, *, language: str = "", task: str = "transcribe") -> TokenLimit:
+def token_limit(base_model: str, *, language: str = "") -> TokenLimit:
     """The limit of a model's folder or hub id. Raises ConfigError for a language that it does not know, ModelError."""
     config, generation = settings_of(base_model, "config.json"), settings_of(base_model, "generation_config.json")
     if not config:
@@ -65,33 +63,6 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
     longest = int(config.get("max_target_positions", 448)) - prompt - 1
     return TokenLimit(base_model, longest, leading_space=not multilingual or code not in UNSPACED)
-
-
-def model_file(base_model: str, name: str) -> Path | None:
-    """A file of a model's folder or, downloaded if need be, of a hub id; None if it has none. Raises ModelError."""
-    if Path(base_model).expanduser().is_dir():
-        file = Path(base_model).expanduser() / name
-        return file if file.is_file() else None
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(hf_hub_download(base_model, name, local_files_only=True))
-        # The download itself tries for half a minute.
-        get_hf_file_metadata(hf_hub_url(base_model, name), timeout=HUB_S)
-        return Path(hf_hub_download(base_model, name))
-    except RepositoryNotFoundError:
-        remedy = "Look it up on huggingface.co; one that is not public needs `hf auth login`."
-        raise ModelError(f"{base_model}: the hub has no model of this name", remedy=remedy) from None
-    except EntryNotFoundError:
-        return None
-    except Exception as error:  # the network's own classes depend on the version of the hub's client
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"{base_model}: cannot be fetched from the hub: {reason}",
-            remedy="Check the network, or set base_model to a folder that holds the model.",
-        ) from None
 
 
 def settings_of(base_model: str, name: str) -> dict:

@@ -41,8 +41,10 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     hosts = hosts_of(job, hosts_file)
     remotes = connect_all(hosts.workers)
     try:
-        with tempfile.TemporaryDirectory() as folder, Transfers(console) as show:
-            reports = sync_hosts(prepare_hosts(job, hosts, remotes, Path(folder)), remotes, show)
+        with tempfile.TemporaryDirectory() as folder:
+            prepared = prepare_hosts(job, hosts, remotes, Path(folder), console.status)
+            with Transfers(console) as show:
+                reports = sync_hosts(prepared, remotes, show)
         show_sync(console, reports)
     finally:
         for remote in remotes:
@@ -58,6 +60,7 @@ def hosts_check(hosts_file: Path, config: Path | None = None, name: str = "") ->
     console = Console(highlight=False)
     hosts = load_hosts(hosts_file)
     job = resolve(ConfigFile(config), name) if config and name else None
+    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, hosts_file=hosts_file) as report:
         show(console, report, errors=False)
         report.raise_if_errors()

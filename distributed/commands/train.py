@@ -24,10 +24,10 @@ def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -
 
     console = Console(highlight=False)
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
-    run_dir, prepared = prepare_local(job, ranks)
+    run_dir, prepared = prepare_local(job, ranks, console.status)
     _announce(console, job, prepared, run_dir)
     launcher = start_launcher(run_dir)
-    return detached(console, run_dir) if detach else follow(run_dir, launcher, console)
+    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console)
 
 
 def distributed_train(
@@ -49,8 +49,8 @@ def distributed_train(
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
-            prepared = prepare_hosts(job, hosts, report.remotes, run_dir)
-            _announce(console, job, prepared, run_dir)
+            prepared = prepare_hosts(job, hosts, report.remotes, run_dir, console.status)
+            _announce(console, job, prepared, run_dir, dry_run=dry_run)
             if dry_run:
                 _show_plan(console, prepared)
                 return ExitStatus.OK
@@ -60,7 +60,7 @@ def distributed_train(
                 show_sync(console, reports)
             prepared.launch.save(run_dir)
     launcher = start_launcher(run_dir)
-    return detached(console, run_dir) if detach else follow(run_dir, launcher, console)
+    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console)
 
 
 def show_preflight(console: Console, report: Report) -> None:
@@ -80,7 +80,7 @@ def hosts_of(job: Job, hosts_file: Path | None) -> Hosts:
     return load_hosts(path)
 
 
-def _announce(console: Console, job: Job, prepared, run_dir: Path) -> None:
+def _announce(console: Console, job: Job, prepared, run_dir: Path, *, dry_run: bool = False) -> None:
     hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
     console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
     clips = sum(len(shard) for shard in prepared.shards)
@@ -90,7 +90,7 @@ def _announce(console: Console, job: Job, prepared, run_dir: Path) -> None:
         if manifest.problems:
             lines = described(manifest.problems)
             console.print(f"{manifest.path.name}: " + "\n  ".join(lines), soft_wrap=True, markup=False)
-    if any(manifest.problems for manifest in prepared.manifests):
+    if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True, markup=False)
 
 

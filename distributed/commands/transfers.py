@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from whisper_tuner.hub import HUB_ID, model_file, model_folder
+from whisper_tuner.paths import expanded
+
 from ..console import size
 from ..sync import SyncReport
+
+
+def fetch_model(name: str) -> None:
+    """Download a hub's model in sight of the user, if it is not here yet. Folders and adapters are left alone."""
+    if not expanded(name).exists() and re.fullmatch(HUB_ID, name) and model_file(name, "config.json"):
+        model_folder(name, show=True)
 
 
 def show_sync(console: Console, reports: Iterable[SyncReport]) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from fake_hub import hub
 from mistake_desk import PROJECT, Desk
 
 CLI = PROJECT / "cli_typer.py"
 TRAIN = "finetune mine"
+NO_GPU = "cuda" if sys.platform == "darwin" else "mps"
 
 
 def setting(line: str):
@@ -34,6 +32,13 @@ def base_model(name: str):
 def gone(name: str):
     def make(desk: Desk) -> None:
         (desk.folder / "model" / name).unlink()
+
+    return make
+
+
+def adapter(text: str):
+    def make(desk: Desk) -> None:
+        desk.write("adapter/adapter_config.json", text)
 
     return make
 
@@ -102,7 +107,28 @@ MISTAKES = {
     ),
     "no language for a multilingual model": (multilingual(), TRAIN, 3, "needs a language", ("language", "fr")),
     "an unknown language": (multilingual("language = klingon"), TRAIN, 3, "language 'klingon'", "such as fr or French"),
-    "a GPU that is not there": (setting("device = mps"), TRAIN, 3, ("device = mps", "Metal"), "auto or cpu"),
+    "a GPU that is not there": (setting(f"device = {NO_GPU}"), TRAIN, 3, f"device = {NO_GPU}", "auto or cpu"),
+    "a model in the home of nobody": (
+        base_model("~nobody-here/model"),
+        TRAIN,
+        3,
+        "no such folder",
+        "transformers layout",
+    ),
+    "evaluate into a file": (
+        None,
+        "evaluate model --data clips.csv --out clips.csv",
+        3,
+        "clips.csv/clips/",
+        "another folder with --out",
+    ),
+    "evaluate an adapter that is a list": (
+        adapter("[]"),
+        "evaluate adapter --data clips.csv",
+        4,
+        "adapter names no base model",
+        "base_model_name_or_path",
+    ),
     "evaluate without data": (None, "evaluate model", 3, "nothing to evaluate on", ("--data", "test set")),
     "evaluate a model that is none": (
         None,
@@ -149,43 +175,23 @@ def test_models(desk, make, command, status, place, remedy):
     desk.refuses(command, status, place, remedy)
 
 
-class NoSuchModel(BaseHTTPRequestHandler):
-    """A hub that knows no model."""
-
-    def do_HEAD(self) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.end_headers()
-
-    def log_message(self, *_) -> None:
-        pass
-
-
-@pytest.fixture
-def empty_hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), NoSuchModel) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @pytest.mark.parametrize(
-    ("hub", "message", "remedy"),
+    ("url", "message", "remedy"),
     [
-        ("http://127.0.0.1:9", "cannot be fetched from the hub: [Errno 111] Connection refused", "Check the network"),
-        ("http://hub.invalid", "cannot be fetched from the hub: [Errno -", "set base_model to a folder"),
-        ("empty_hub", "the hub has no model of this name", "huggingface.co"),
+        ("http://127.0.0.1:9", "cannot be fetched from the hub: [Errno", "Check the network"),
+        ("http://hub.invalid", "cannot be fetched from the hub: [Errno", "set base_model to a folder"),
+        ("", "the hub has no model of this name", "huggingface.co"),
     ],
     ids=["port closed", "name not known", "no such model"],
 )
-def test_the_hub(desk, hub, message, remedy, request):
+def test_the_hub(desk, url, message, remedy):
     """In a process of its own: this one was told to stay offline."""
     base_model("openai/whisper-tniy")(desk)
-    hub = request.getfixturevalue(hub) if hub == "empty_hub" else hub
-    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(desk.folder.parent / "hub"), "HF_HUB_OFFLINE": ""}
     before = desk.snapshot()
-    command = [sys.executable, str(CLI), *TRAIN.split()]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    with hub(desk.folder.parent / "hub") as empty:
+        environment = {**empty.env, **({"HF_ENDPOINT": url} if url else {})}
+        command = [sys.executable, str(CLI), *TRAIN.split()]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 4, done.stderr
     said, advice = done.stderr.splitlines()  # and nothing of the client's own tries
     assert said.startswith(f"error: openai/whisper-tniy: {message}") and remedy in advice

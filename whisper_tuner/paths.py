@@ -1,0 +1,18 @@
+"""Paths as users write them and as they are shown to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def expanded(path: str | Path) -> Path:
+    """With the home folder for `~`; before a name that no user has it is an ordinary character."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def shown(path: Path) -> Path:
+    """Relative to here where it lies below: it is what a user would type."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
