@@ -34,17 +34,22 @@ def ask(machine: Machine, op: str, *, timeout: float = 600.0, **request: Any) ->
     source = AGENT.read_bytes()
     data = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode()
     done = machine.run(["/bin/sh", "-c", FIND_PYTHON, BOOT], input=data, timeout=timeout)
-    if done.returncode == NO_PYTHON:
-        remedy = "There: `brew install python@3.12` (Mac) or `apt-get install python3 python3-venv` (Debian)."
-        raise HostError(machine.name, "no Python 3.9 or later was found", remedy=remedy)
     try:
         answer = json.loads(done.stdout)
     except ValueError as error:
-        said = (done.stderr or done.stdout).strip()[-1500:]
-        raise HostError(machine.name, f"its Python gave no answer (status {done.returncode}): {said}") from error
+        raise no_answer(machine.name, done.returncode, done.stderr or done.stdout) from error
     if "error" in answer:
         raise HostError(machine.name, answer["error"], remedy=remedy_for(answer["errno"]))
     return answer
+
+
+def no_answer(name: str, status: int | None, said: str) -> HostError:
+    """What to say of a FIND_PYTHON that ended without an answer."""
+    if status == NO_PYTHON:
+        remedy = "There: `brew install python@3.12` (Mac) or `apt-get install python3 python3-venv` (Debian)."
+        return HostError(name, "no Python 3.9 or later was found", remedy=remedy)
+    said = said.strip()[-1500:] or "it printed nothing"
+    return HostError(name, f"its Python gave no answer (status {status}): {said}")
 
 
 def remedy_for(errno: int | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
+from urllib.parse import unquote
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -112,7 +113,9 @@ def check_rivals(project: Path = PROJECT, path: list[str] | None = None) -> Find
     if (project / "gym" / "__init__.py").exists():
         return problem("gym/__init__.py makes gym/ a package that hides the well-known one", "Remove that file.")
     if foreign := [name for name in OURS if (file := _loaded_from(name)) and not file.is_relative_to(project)]:
-        return problem(f"{foreign[0]} is loaded from {_loaded_from(foreign[0])}", f"Start it in {_short(project)}.")
+        return problem(
+            f"{foreign[0]} is loaded from {_short(_loaded_from(foreign[0]))}", f"Start it in {_short(project)}."
+        )
     elsewhere = [entry for entry in path if entry and not _ours(Path(entry), project)]
     rivals = []
     for name in (*OURS[:3], "gym"):
@@ -156,7 +159,9 @@ def check_folders(project: Path, runs: Path) -> Finding:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            remedy = f"`ls -lde {folder}` shows whose it is; `sudo chown -R $USER {folder}` makes it yours."
+            remedy = (
+                f"`ls -lde {_short(folder)}` shows whose it is; `sudo chown -R $USER {_short(folder)}` makes it yours."
+            )
             return problem(f"{_short(folder)} cannot be written: {error.strerror}", remedy)
     if mac.is_mac() and (private := guarded(project, Path.home())):
         remedy = "Move the clone to ~/multimac-whisper: over SSH macOS refuses such folders, and iCloud empties files."
@@ -209,7 +214,8 @@ def _installed_clone(project: Path) -> Path | None:
     except metadata.PackageNotFoundError:
         return None
     found = re.search(r'"url":\s*"file://([^"]+)"', text)
-    return Path(found[1]) if found and Path(found[1]).resolve() != project else None
+    there = Path(unquote(found[1])) if found else None
+    return there if there and there.resolve() != project else None
 
 
 def _existing(folder: Path) -> Path:

@@ -142,8 +142,12 @@ def judge_sleep(sleep: mac.Sleep | None, power: mac.Power | None, caffeinate: bo
     if power and power.on_battery:
         return warning(detail, "Connect the charger: on battery the GPU slows down and a closed lid sleeps.")
     if sleep.minutes:
-        way = "`caffeinate -is` in a second Terminal while training" if caffeinate else "`sudo pmset -c sleep 0`"
-        return warning(detail, f"Keep it awake: {way}, or System Settings > Energy; and leave the lid open.")
+        held = (
+            "A run keeps it awake by itself; until it starts"
+            if caffeinate
+            else "No caffeinate here; `sudo pmset -c sleep 0`"
+        )
+        return warning(detail, f"{held}: System Settings > Energy. And leave the lid open.")
     return ok(detail)
 
 

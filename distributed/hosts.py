@@ -15,6 +15,7 @@ import psutil
 
 from distributed.interfaces import addresses_of
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.paths import expanded
 
 PROJECT_PATH = "~/multimac-whisper"
 DEVICES = re.compile(r"auto|mps|cpu|cuda(:\d+)?")
@@ -129,7 +130,7 @@ class _Reader:
         return Host(
             address=address,
             user=self.string(merged, "ssh_user", where),
-            key_path=Path(key).expanduser() if key else None,
+            key_path=expanded(key) if key else None,
             port=self.port(merged, where),
             python_env=self.path_on_host(merged, "python_env", where),
             project_path=self.path_on_host(merged, "project_path", where) or PROJECT_PATH,
@@ -181,16 +182,17 @@ class _Reader:
                 raise self.wrong(f"{where + ': ' if where else ''}unknown key {key!r}", key, remedy=hint)
 
     def check_distinct(self, hosts: list[Host]) -> None:
-        seen: set[tuple[str, int | None]] = set()
+        seen: dict[str, Host] = {}
         for host in hosts:
-            key = (host.address.lower(), host.port)
-            if key in seen:
-                of_master = key == (hosts[0].address.lower(), hosts[0].port)
-                remedy = (
-                    "The master trains as well: name it only under 'master'." if of_master else "Remove one of them."
-                )
+            other = seen.setdefault(host.address.lower(), host)
+            if other is not host:
+                if other.port != host.port:
+                    remedy = "Give each a name of its own: Host, HostName and Port in ~/.ssh/config."
+                elif other is hosts[0]:
+                    remedy = "The master trains as well: name it only under 'master'."
+                else:
+                    remedy = "Remove one of them."
                 raise self.wrong(f"{host.address} is listed twice", host.address, remedy=remedy)
-            seen.add(key)
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]

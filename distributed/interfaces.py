@@ -49,18 +49,18 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
     """This machine's address towards `peer` (name or IPv4), on `interface` if the user named one. Raises HostError."""
     if interface is not None:
         return Route(address=address_on(interface, peer), interface=interface)
-    target = resolve_ipv4(peer)
+    there = resolve_ipv4(peer)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((target, 9))  # sends nothing: it only asks the routing table
+            probe.connect((there, 9))  # sends nothing: it only asks the routing table
         except OSError as error:
-            raise HostError(peer, f"no route to {target}: {error.strerror}", remedy="Is the network up?") from error
+            raise HostError(peer, f"no route to {there}: {error.strerror}", remedy="Is the network up?") from error
         address = probe.getsockname()[0]
     name = interface_with(address)
-    if UNFIT.fullmatch(name) and not ipaddress.ip_address(target).is_loopback:
+    if UNFIT.fullmatch(name) and not ipaddress.ip_address(there).is_loopback:
         raise HostError(
             peer,
-            f"{target} is reached through {name}, which other hosts cannot use",
+            f"{there} is reached through {name}, which other hosts cannot use",
             remedy='Name the right one with "interface" in the hosts file, or switch the VPN off.',
         )
     return Route(address=address, interface=name)

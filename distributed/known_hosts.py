@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import fnmatch
 import hashlib
 import hmac
@@ -70,7 +69,7 @@ def matches(name: str, pattern: str) -> bool:
 def matches_hash(name: str, pattern: str) -> bool:
     try:
         salt, digest = (base64.b64decode(part) for part in pattern[3:].split("|"))
-    except (ValueError, binascii.Error):
+    except ValueError:  # binascii.Error is one
         return False
     return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)
 
@@ -100,7 +99,7 @@ def parse(line: str, file: Path, number: int) -> Entry | None:
         return None
     try:
         blob = base64.b64decode(fields[2], validate=True)
-    except binascii.Error:
+    except ValueError:
         return None
     return Entry(file=file, line=number, revoked=revoked, names=tuple(fields[0].split(",")), kind=fields[1], blob=blob)
 

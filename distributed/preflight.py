@@ -4,12 +4,13 @@
         report.raise_if_errors()
         train_with(report.remotes)
 
-A host that fails does not keep the others from being checked to the end. Nothing is changed on any host, and the agents
-end with their stdin, or on an alarm of their own.
+A host that fails does not keep the others from being checked to the end. Nothing is changed on any host; the master
+remembers the audio headers that it read. The agents end with their stdin, or on an alarm of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import sys
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from whisper_tuner.audio_check import Stopped
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 
 from .ask import remedy_for
@@ -32,6 +34,7 @@ from .preflight_needs import needs_of, read_own_files
 from .preflight_report import WARNING, HostFacts, Problem, Report
 from .preflight_session import NotInTime, Session
 from .remote import Remote
+from .shipment import STORE
 from .start import meeting_address
 from .sync import PROJECT, code_items
 
@@ -76,12 +79,15 @@ class _Look:
 class _Preflight:
     def __init__(self, job: Job | None, hosts: Hosts, sync: bool, hosts_file: Path | None):
         self.job, self.hosts, self.sync = job, hosts, sync
-        self.setup = f"multimac hosts setup --hosts {hosts_file}" if hosts_file else "multimac hosts setup"
+        named = hosts_file or (job and job.distribution.hosts_config)
+        self.setup = f"multimac hosts setup --hosts {named}" if named else "multimac hosts setup"
         self.begin = time.monotonic()
         self.looks = [_Look(number, HostFacts(host=host)) for number, host in enumerate(hosts.all)]
         self.lock = threading.Lock()
         self.over = False
         self.files: tuple[list, list[Problem]] | None = None
+        self.stop_reading = threading.Event()
+        self.defects: list[Exception] = []
 
     def run(self) -> Report:
         self.pins = own_pins()
@@ -112,16 +118,27 @@ class _Preflight:
             work.append((self._read_files, threading.Event()))
         for function, done in work:
             # Daemons: a name server or a disk that hangs must not hold up the end.
-            threading.Thread(target=_and_tell, args=(function, done), daemon=True).start()
+            threading.Thread(target=self._do, args=(function, done), daemon=True).start()
         for _, done in work:
             done.wait(max(0.0, self.at(FACTS_BY) - time.monotonic()))
+        if self.defects:  # in a thread of its own nobody would hear of it, and the host would seem well
+            raise self.defects[0]
         for look in self.looks:
             if not look.done.is_set():
                 check = "ssh" if look.session is None else "python"
                 look.problem(check, f"not done after {FACTS_BY:.0f} s: {look.step}", f"{BUSY} {look.facts.name}")
 
+    def _do(self, work: Callable[[], None], done: threading.Event) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.defects.append(error)
+        finally:
+            done.set()
+
     def _read_files(self) -> None:
-        self.files = read_own_files(self.job, self.looks[0].facts.name)
+        with contextlib.suppress(Stopped):
+            self.files = read_own_files(self.job, self.looks[0].facts.name, self.stop_reading)
 
     def _look(self, look: _Look) -> None:
         host = look.facts.host
@@ -155,8 +172,11 @@ class _Preflight:
         # For the CPU there is nothing to ask torch, whose import takes seconds.
         if facts.facts["training"] and "torch" in facts.facts["versions"] and wanted != "cpu":
             look.torch = session.send("torch", seconds=TORCH_ALARM_S)
+        # The master's run folder may be on another disk than the project.
+        runs = [str(self.job.profile.runs_dir)] if look.number == 0 and self.job else []
         try:
-            facts.space = session.ask("space", deadline, project=project, held=[needs_of(None, 1).store])
+            for folder in (project, *runs):
+                facts.space = session.ask("space", deadline, project=folder, held=[STORE])
         except HostError as error:
             look.failed("folder", error, remedy=OTHER_FOLDER)
         if look.number:
@@ -224,6 +244,9 @@ class _Preflight:
         manifests, own = self.files or ([], [])
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
+        if self.job and self.files is None:
+            what = "its manifests and audio were not all read in time"
+            self.looks[0].problem("files", what, "The run itself reads on from there.", severity=WARNING)
         for look in self.looks:
             if look.torch is not None and look.facts.torch is None:
                 look.facts.torch = {"late": True}
@@ -231,13 +254,11 @@ class _Preflight:
             problems += [*look.problems, *checks.all(), *checks.code(self.sync, look.differ)]
             if look.number == 0:
                 problems += own
-        if self.job and self.files is None:
-            what = "its manifests and audio were not all read in time"
-            problems.append(Problem(hosts=(self.looks[0].facts.name,), what=what, severity=WARNING, check="files"))
         return problems
 
     def _end(self, keep: bool) -> dict[int, Remote]:
         """End the agents; the connections go on to the caller if they are to be kept."""
+        self.stop_reading.set()
         with self.lock:
             self.over = True
             connected = {look.number: look.remote for look in self.looks if look.remote}
@@ -252,13 +273,6 @@ class _Preflight:
         for remote in connected.values():
             remote.close()
         return {}
-
-
-def _and_tell(function: Callable[[], None], done: threading.Event) -> None:
-    try:
-        function()
-    finally:
-        done.set()
 
 
 def _clock(session: Session, deadline: float) -> float:

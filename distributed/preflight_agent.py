@@ -32,7 +32,7 @@ import json, signal, sys
 signal.alarm(int(sys.argv[1]))
 import torch
 mps = torch.backends.mps
-print(json.dumps({"version": torch.__version__, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+print(json.dumps({"cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
                   "cuda_memory": torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0,
                   "mps": mps.is_available()}))
 """
@@ -99,10 +99,6 @@ def facts(names: list, project: str) -> dict:
             versions[name] = importlib.metadata.version(name)
     return {
         "system": platform.system(),
-        "release": platform.mac_ver()[0] or platform.release(),
-        "machine": platform.machine(),
-        "hostname": platform.node(),
-        "cores": os.cpu_count(),
         "memory": memory(),
         "training": sys.argv[1:] == ["training"],
         "python": list(sys.version_info[:3]),
@@ -163,7 +159,6 @@ def space(project: str, held: list) -> dict:
         raise OSError(error.errno, error.strerror, f"{folder} cannot be used for {root}") from None
     return {
         "root": str(root),
-        "exists": folder == root,
         "free": shutil.disk_usage(str(folder)).free,
         "held": sum(size_below(root / name) for name in held),
     }

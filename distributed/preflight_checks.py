@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .console import size
 from .environment import Pins, unlike
 from .preflight_needs import Needs
 from .preflight_report import WARNING, HostFacts, Problem
@@ -12,10 +13,6 @@ SKEW_S = 2.0
 SHOWN = 3
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, a smaller batch_size, accumulation, or gradient_checkpointing = true."
-
-
-def size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 class Checks:
@@ -40,8 +37,7 @@ class Checks:
         version = ".".join(map(str, facts["python"]))
         own = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
         if not facts["training"]:
-            what = f"there is no usable Python at {self.host.host.python}"
-            yield self.problem("python", what, f"Run: {self.setup}")
+            yield self.problem("python", f"there is no usable Python at {self.host.host.python}", f"Run: {self.setup}")
             return
         if not self.pins.python.contains(version):
             remedy = f"Remove {self.host.host.environment} there, and run: {self.setup}" if facts["venv"] else own
@@ -82,7 +78,8 @@ class Checks:
         if need > space["free"]:
             what = f"{size(space['free'])} free for {space['root']}, but {size(need)} needed"
             parts = f" ({size(sent)} to send, {size(self.needs.kept)} for checkpoints)" if sent else ""
-            remedy = 'Free some space there, or set "project_path" to another disk.'
+            setting = '"project_path"' if worker else "runs_dir"
+            remedy = f"Free some space there, or set {setting} to another disk."
             yield self.problem("disk", what + parts, remedy)
 
     def device(self) -> tuple[str | None, list[Problem]]:
@@ -94,22 +91,22 @@ class Checks:
         if torch is None or "torch" not in self.host.facts.get("versions", {}):
             return None, []
         if torch.get("late"):
-            what = "importing torch took too long: its devices were not checked in time"
-            return None, [self.problem("device", what, "The run itself waits for it.", severity=WARNING)]
+            late = "importing torch took too long: its devices were not checked in time"
+            return None, [self.problem("device", late, "The run itself waits for it.", severity=WARNING)]
         if "failed" in torch:
             return None, [self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.setup}")]
         kind, _, index = wanted.partition(":")
         if kind == "auto":
             return "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu", []
         if kind == "mps" and not torch["mps"]:
-            what = "device mps is asked for, but its torch has no GPU of Apple's"
+            no_mps = "device mps is asked for, but its torch has no GPU of Apple's"
             return wanted, [
-                self.problem("device", what, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
+                self.problem("device", no_mps, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
             ]
         if kind == "cuda" and int(index or 0) >= torch["cuda"]:
-            what = f"device {wanted} is asked for, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
+            no_cuda = f"device {wanted} is asked for, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
             return wanted, [
-                self.problem("device", what, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
+                self.problem("device", no_cuda, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
             ]
         return wanted, []
 
@@ -133,7 +130,7 @@ class Checks:
         if differ and not sync:
             names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
             what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
-            yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync")
+            yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync PROFILE")
 
     def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:
         return Problem(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)

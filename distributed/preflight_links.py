@@ -112,14 +112,13 @@ class Links:
     def _explain_both(self, a: int, b: int, arrives: bool, returns: bool) -> None:
         first, second = self._name(a), self._name(b)
         if arrives == returns:
-            what = (
+            how = (
                 "TCP connections fail both ways, although datagrams arrive"
                 if arrives
                 else "nothing gets through either way"
             )
-            self._add_pair(
-                (a, b), f"{first} <-> {second}: {what} ({self._at(a)}, {self._at(b)})", _firewall(first, second)
-            )
+            at = f"({self._at(a)}, {self._at(b)})"
+            self._add_pair((a, b), f"{first} <-> {second}: {how} {at}", _firewall(first, second))
             return
         source, target = (b, a) if arrives else (a, b)
         remedy = f"Let {self._name(target)} take packets from {self._name(source)} (firewall, router, Wi-Fi isolation)."
@@ -134,14 +133,14 @@ class Links:
         if reason == "timeout":
             self._add_pair((*sources, target), f"{where}no answer from {self._at(target)}{reverse}", _firewall(name))
         elif reason == "refused":
-            remedy = f'Is {self._at(target)} the right interface? Name another with "interface" in the hosts file.'
-            self._add_pair((*sources, target), f"{where}{self._at(target)} refuses the connection{reverse}", remedy)
+            other = f'Is {self._at(target)} the right interface? Name another with "interface" in the hosts file.'
+            self._add_pair((*sources, target), f"{where}{self._at(target)} refuses the connection{reverse}", other)
         elif errno in NO_ROUTE:
-            remedy = (
+            network = (
                 f'Are they in one network? Name the right interface of {name} with "interface" in the hosts file.'
                 " On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
             )
-            self._add_pair((*sources, target), f"{where}no way to {self._at(target)} ({reason}){reverse}", remedy)
+            self._add_pair((*sources, target), f"{where}no way to {self._at(target)} ({reason}){reverse}", network)
         else:
             remedy = f'Name the right interface of {name} with "interface" in the hosts file.'
             self._add_pair((*sources, target), f"{where}{self._at(target)}: {reason}{reverse}", remedy)

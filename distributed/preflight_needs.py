@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whisper_tuner.config import Profile
-from whisper_tuner.dataset import Manifest, load_manifest
+from whisper_tuner.data_check import check_manifest
+from whisper_tuner.dataset import Manifest
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.memory import profile_memory, shape_of, trained_parameters
 
@@ -16,7 +18,7 @@ from .ask import remedy_for
 from .config import Job
 from .preflight_report import Problem
 from .shipment import STORE
-from .sync import SPARE_BYTES
+from .sync import PROJECT, SPARE_BYTES
 
 CODE_BYTES = 2 << 20
 FEATURE_BYTES_PER_S = 32_000  # float32 log-mel of 80 bands, kept on disk
@@ -33,7 +35,6 @@ class Needs:
     sent: int = 0
     kept: int = SPARE_BYTES
     device: str = "auto"
-    store: str = STORE
 
 
 def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) -> Needs:
@@ -58,8 +59,11 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     )
 
 
-def read_own_files(job: Job, host: str) -> tuple[list[Manifest], list[Problem]]:
-    """Open on the master what the run will open. On a Mac a folder may be there and yet be closed to us."""
+def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Manifest], list[Problem]]:
+    """Open on the master what the run will open. On a Mac a folder may be there and yet be closed to us.
+
+    Raises Stopped once `stop` is set.
+    """
     profile, manifests, problems = job.profile, [], []
 
     def wrong(what: str, remedy: str) -> None:
@@ -70,7 +74,7 @@ def read_own_files(job: Job, host: str) -> tuple[list[Manifest], list[Problem]]:
             wrong(*path)
     for path in dict.fromkeys(filter(None, (profile.train, profile.validation, profile.test))):
         try:
-            manifest = load_manifest(path, max_duration_s=profile.max_duration_s)
+            manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop)
         except TunerError as error:
             wrong(error.args[0], error.remedy)
             continue

@@ -12,7 +12,7 @@ from typing import Any
 
 from whisper_tuner.errors import HostError
 
-from .ask import FIND_PYTHON, NO_PYTHON
+from .ask import FIND_PYTHON, no_answer
 from .machine import Machine, Process
 
 AGENT = Path(__file__).with_name("preflight_agent.py")
@@ -109,9 +109,4 @@ class Session:
             self._news.notify_all()
 
     def _gone(self) -> HostError:
-        status = self._process.wait(END_S)
-        if status == NO_PYTHON:
-            remedy = "There: `brew install python@3.12` (Mac) or `apt-get install python3 python3-venv` (Debian)."
-            return HostError(self.name, "no Python 3.9 or later was found", remedy=remedy)
-        said = "\n".join(self._said).strip()[-1500:]
-        return HostError(self.name, f"its Python gave no answer (status {status}): {said or 'it printed nothing'}")
+        return no_answer(self.name, self._process.wait(END_S), "\n".join(self._said))

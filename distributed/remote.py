@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from distributed import known_hosts, ssh_settings
 from distributed.hosts import Host
@@ -45,6 +46,12 @@ class Remote:
         with self._errors("cannot start a session"):
             done = self.run(["/bin/sh", "-c", 'printf %s "$HOME"'], timeout=CONNECT_TIMEOUT_S, check=True)
         self.home = done.stdout.strip()
+        if not self.home.startswith("/") or "\n" in self.home:
+            raise HostError(
+                self.name,
+                f"its shell prints text of its own: {self.home[:60]!r}",
+                remedy="Whatever prints there (~/.bashrc, ~/.zshenv) must do so in a terminal only: [ -t 1 ].",
+            )
 
     @classmethod
     def connect(cls, host: Host, *, timeout: float = CONNECT_TIMEOUT_S) -> Remote:
@@ -350,7 +357,7 @@ def _keys(settings: SshSettings, tried: list[str], stack: contextlib.ExitStack) 
             continue
         try:
             yield str(path), paramiko.PKey.from_path(path)
-        except (TypeError, ValueError, *FAILURES) as error:
+        except (TypeError, ValueError, UnsupportedAlgorithm, paramiko.UnknownKeyType, *FAILURES) as error:
             locked = (
                 isinstance(error, TypeError | paramiko.PasswordRequiredException) or "password" in str(error).lower()
             )
@@ -359,7 +366,7 @@ def _keys(settings: SshSettings, tried: list[str], stack: contextlib.ExitStack) 
 
 def _public_blob(path: Path) -> bytes | None:
     try:
-        entry = known_hosts.parse("x " + path.with_name(path.name + ".pub").read_text(), path, 1)
+        entry = known_hosts.parse("x " + path.with_name(path.name + ".pub").read_text("utf-8", "replace"), path, 1)
     except OSError:
         return None
     return entry.blob if entry else None

@@ -19,6 +19,7 @@ import soxr
 from whisper_tuner.errors import DataError, MissingProgram
 
 SAMPLE_RATE = 16_000  # Hz, of every Whisper model
+UNCOUNTED = 2**63 - 1  # frames of a FLAC that was written into a pipe, by libsndfile
 # A non-interactive SSH session on a Mac starts with a bare PATH that lacks both of Homebrew's folders.
 HOMEBREW_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
 
@@ -32,7 +33,7 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     _require_file(path)
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
+    except (soundfile.LibsndfileError, ValueError) as error:  # ValueError: a length that it does not know
         samples, rate = _convert(path, sample_rate, reason=str(error)), sample_rate
     if len(samples) == 0:
         raise DataError(f"{path} holds no audio", remedy="remove it from the manifest")
@@ -51,9 +52,12 @@ def duration(path: str | Path) -> float:
     path = Path(path)
     _require_file(path)
     try:
-        return soundfile.info(path).duration
+        info = soundfile.info(path)
+        if info.frames != UNCOUNTED:
+            return info.duration
     except soundfile.LibsndfileError:
-        return _probed_duration(path) or len(load_audio(path)) / SAMPLE_RATE
+        pass
+    return _probed_duration(path) or len(load_audio(path)) / SAMPLE_RATE
 
 
 def find_program(name: str) -> str | None:

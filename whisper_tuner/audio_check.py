@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import struct
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import soundfile
 
-from whisper_tuner.audio import duration
+from whisper_tuner.audio import UNCOUNTED, duration
 from whisper_tuner.errors import TunerError
 from whisper_tuner.problems import Kind
 from whisper_tuner.runs import write_atomically
@@ -25,7 +26,7 @@ FORMAT = 1  # raise it when a check is added: what older versions found is then 
 SHORTEST_S = 0.02  # less than one window of the log-mel
 EDGE_FRAMES = 1600  # decoded at the beginning and at the end
 _THREADS = 8
-_STREAMED = (0, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header that mean "not known when it was written"
+_STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header that mean "not known when it was written"
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,18 @@ class Header:
         return not self.kind and not self.seconds
 
 
-class AudioIndex:
-    """Headers of audio files, remembered in a JSON file if one is given. Safe to lose; a damaged one is made anew."""
+class Stopped(Exception):
+    """Somebody does not want to know any more."""
 
-    def __init__(self, file: Path | None = None):
-        self._file = file
+
+class AudioIndex:
+    """Headers of audio files, remembered in a JSON file if one is given. Safe to lose; a damaged one is made anew.
+
+    Once `stop` is set, looking at files raises Stopped.
+    """
+
+    def __init__(self, file: Path | None = None, stop: threading.Event | None = None):
+        self._file, self._stop = file, stop or threading.Event()
         self._known = _load(file) if file else {}
         self._fresh: dict[str, Header] = {}
 
@@ -59,7 +67,11 @@ class AudioIndex:
         self._fresh |= {name: header for name, (_, header) in found.items() if not header.unknown}
         unknown = {name: path for name, (path, header) in found.items() if header.unknown}
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
-            self._fresh |= zip(unknown, pool.map(self._look, unknown.values()), strict=True)
+            try:
+                self._fresh.update(zip(unknown, pool.map(self._look, unknown.values()), strict=True))
+            except Stopped:
+                self._fresh = self._known | self._fresh
+                raise
 
     def __getitem__(self, path: Path) -> Header:
         if str(path) not in self._fresh:
@@ -100,11 +112,15 @@ class AudioIndex:
     def _look(self, path: Path) -> Header:
         header = self._unopened(path)
         if header.unknown:
+            if self._stop.is_set():
+                raise Stopped
             seconds, kind, what = examine(path)
             header = replace(header, seconds=seconds, kind=kind, what=what)
         return header
 
     def _digest(self, path: Path) -> None:
+        if self._stop.is_set():
+            raise Stopped
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -121,23 +137,37 @@ def examine(path: Path) -> tuple[float, str, str]:
         file = soundfile.SoundFile(path)
     except (soundfile.LibsndfileError, OSError):
         return _examine_slowly(path)
+    if file.frames == UNCOUNTED:
+        return _examine_slowly(path)
     with file:
         seconds = file.frames / file.samplerate
         if seconds < SHORTEST_S:
             return seconds, Kind.EMPTY_AUDIO, f"{path} holds {seconds:g} s of audio"
-        if not _edges_decode(file) or _cut_wav(path):
+        if not _edges_decode(file, path) or _cut_wav(path):
             return seconds, Kind.TRUNCATED, f"{path} ends before its header says, or is damaged; copy it again"
     return seconds, "", ""
 
 
-def _edges_decode(file: soundfile.SoundFile) -> bool:
+def _edges_decode(file: soundfile.SoundFile, path: Path) -> bool:
     expected = min(EDGE_FRAMES, file.frames)
     try:
         begins = len(file.read(EDGE_FRAMES)) == expected
+        if file.format == "MP3" and not _says_its_length(path):
+            return begins  # the length is a guess from the file's size: there is nothing to hold the end against
         file.seek(file.frames - expected)
         return begins and len(file.read(EDGE_FRAMES)) == expected
     except soundfile.LibsndfileError:
         return False
+
+
+def _says_its_length(mp3: Path) -> bool:
+    """Whether an MP3's first frame, behind an ID3 tag, has a Xing, Info or VBRI header."""
+    with mp3.open("rb") as file:
+        head = file.read(10)
+        tag = sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=False))
+        file.seek(10 + tag if head[:3] == b"ID3" else 0)
+        first = file.read(1024)
+    return any(mark in first for mark in (b"Xing", b"Info", b"VBRI"))
 
 
 def _examine_slowly(path: Path) -> tuple[float, str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from whisper_tuner.audio_check import AudioIndex
+from whisper_tuner.audio_check import AudioIndex, Stopped
 from whisper_tuner.config import Profile
 from whisper_tuner.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.errors import DataError
@@ -27,7 +28,7 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     """
     paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
     manifests = {kind: check_manifest(path, profile.max_duration_s, store) for kind, path in paths.items()}
-    limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
+    limit = token_limit(profile.base_model, language=profile.language)
     for kind in paths:
         if kind != "test":  # nothing is learnt from it, so any length of text will do
             manifests[kind] = _encodable(manifests[kind], limit)
@@ -42,12 +43,18 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     return manifests
 
 
-def check_manifest(path: Path, max_duration_s: float, store: Path) -> Manifest:
-    """A manifest without its unusable rows, and without the second of two recordings of the same content."""
+def check_manifest(path: Path, max_duration_s: float, store: Path, stop: threading.Event | None = None) -> Manifest:
+    """A manifest without its unusable rows, and without the second of two recordings of the same content.
+
+    Raises Stopped once `stop` is set; what was found by then is remembered.
+    """
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
-    index = AudioIndex(store / "cache" / "headers" / f"{name}.json")
-    manifest = load_manifest(path, max_duration_s=max_duration_s, index=index)
-    manifest = _without_twins(manifest, index)
+    index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
+    try:
+        manifest = _without_twins(load_manifest(path, max_duration_s=max_duration_s, index=index), index)
+    except Stopped:
+        index.save()
+        raise
     index.save()
     return manifest
 

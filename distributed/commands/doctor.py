@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ConfigError, ExitStatus
 
 from ..config import resolve
-from ..doctor import Check, Finding, State, examine, exit_status, skipped
+from ..doctor import Check, Finding, State, examine, exit_status, problem, skipped
 from ..doctor_machine import PROJECT, machine_checks
 from ..doctor_services import service_checks
 
@@ -29,38 +30,50 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
     chosen = resolve(ConfigFile(config), profile).profile if profile else None
     runs = chosen.runs_dir if chosen else PROJECT / "runs"
     checks = [*machine_checks(runs), *service_checks()]
+    wrong = None
     with _progress() as show:
         findings = examine(checks, lambda check: show(check.name))
         if deep and any(finding.name == "packages" and finding.state is State.PROBLEM for finding in findings):
             findings.append(dataclasses.replace(skipped("once the packages are right"), name="deep checks"))
         elif deep:
-            findings += _deep(chosen, place, show)
+            try:
+                findings += _deep(chosen, place, show)
+            except ConfigError as error:  # of the device asked for; what was found until then is shown all the same
+                wrong = error
+    status = wrong.exit_status if wrong else exit_status(findings)
     if as_json:
-        print(json.dumps(report(findings, profile, deep), indent=1))
+        print(json.dumps(report(findings, profile, deep, status), indent=1))
     else:
         _print(Console(highlight=False), findings, deep)
-    return exit_status(findings)
+    if wrong:
+        raise wrong
+    return status
 
 
-def report(findings: Sequence[Finding], profile: str, deep: bool) -> dict:
+def report(findings: Sequence[Finding], profile: str, deep: bool, status: ExitStatus) -> dict:
     return {
         "format": 1,
         "created": round(time.time()),
         "platform": platform.platform(),
         "profile": profile or None,
         "deep": deep,
-        "exit_status": int(exit_status(findings)),
+        "exit_status": int(status),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
 
 
 def _deep(profile: Profile | None, place, show) -> list[Finding]:
     show("loading the bundled Whisper")
-    from exogym import device as devices
-    from exogym.errors import SettingError
+    try:
+        from exogym import device as devices
+        from exogym.errors import SettingError
 
-    from ..doctor_deep import deep_checks
-    from ..doctor_gradients import on_device
+        from ..doctor_deep import deep_checks
+        from ..doctor_gradients import on_device
+    except (ImportError, OSError) as error:
+        return [
+            dataclasses.replace(problem(f"a package does not load: {error}", "Run: make setup"), name="deep checks")
+        ]
 
     current = ""
 
@@ -72,7 +85,7 @@ def _deep(profile: Profile | None, place, show) -> list[Finding]:
     try:
         device = devices.choose(profile.device if profile else None)
     except SettingError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error), remedy="Set device to auto or cpu.") from None
     checks = deep_checks(profile, device, lambda text: show(f"{current}: {text}"), place or on_device)
     return examine(checks, name)
 
@@ -91,9 +104,9 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
     table.add_column("state", no_wrap=True)
     table.add_column("detail and remedy", overflow="fold")
     for finding in findings:
-        remedy = f"\n[bold]{_plain(finding.remedy)}[/bold]" if finding.remedy else ""
+        remedy = f"\n[bold]{escape(finding.remedy)}[/bold]" if finding.remedy else ""
         style = STYLES[finding.state]
-        table.add_row(finding.name, f"[{style}]{finding.state}[/{style}]", f"{_plain(finding.detail)}{remedy}")
+        table.add_row(finding.name, f"[{style}]{finding.state}[/{style}]", f"{escape(finding.detail)}{remedy}")
     console.print(table)
     count = {state: sum(finding.state is state for finding in findings) for state in State}
     more = "" if deep else " `doctor --deep` tries accelerator, ranks and audio for real (a minute)."
@@ -104,7 +117,3 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
         console.print(f"Fit to train; {warnings}.{more}")
     else:
         console.print(f"All well.{more}")
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")

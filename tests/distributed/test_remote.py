@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from loopback_sshd import SshServer, keygen
+from waiting import wait_until
 
 from distributed.machine import LocalMachine, quote
 from distributed.remote import Remote
@@ -107,7 +108,8 @@ def test_kill_ends_the_children_as_well(machine, tmp_path):
     child = int((tmp_path / "child").read_text())
     process.kill()
     assert process.wait(10) not in {None, 0}
-    assert wait_until(lambda: not running(child)) and not running(process.pid)
+    wait_until(lambda: not running(child))
+    assert not running(process.pid)
     process.kill()
 
 
@@ -178,7 +180,7 @@ def agent(tmp_path, monkeypatch):
     """A real ssh-agent; yields a function that gives it a key."""
     sock = f"/tmp/mmw-agent-{os.getpid()}"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
-    assert wait_until(Path(sock).exists)
+    wait_until(Path(sock).exists)
 
     def add(key: Path, passphrase: str = "") -> Path:
         ask = tmp_path / "askpass"
@@ -228,6 +230,14 @@ def test_ssh_config_counts_and_the_hosts_file_wins(ssh_server):
     plain = replace(ssh_server.host, address="studio", user=None, port=None, key_path=None)
     Remote.connect(plain).close()
     Remote.connect(replace(ssh_server.host, address="wrong")).close()
+
+
+def test_odd_files_in_ssh_s_folder_are_passed_over(ssh_server):
+    ssh_server.key.with_name(ssh_server.key.name + ".pub").write_bytes("ssh-ed25519 AAAA Jürgen".encode("latin-1"))
+    known = ssh_server.known_hosts
+    known.write_text("studio ssh-ed25519 ÄÖÜ\n" + known.read_text())
+    with Remote.connect(ssh_server.host) as remote:
+        assert remote.run(["echo", "here"]).stdout == "here\n"
 
 
 def test_proxy_jump(ssh_server):
@@ -300,15 +310,6 @@ def kill_sessions(server: SshServer) -> None:
     for child in psutil.Process(server.process.pid).children(recursive=True):
         if "sshd" in child.name():
             child.send_signal(signal.SIGKILL)
-
-
-def wait_until(condition, timeout: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def running(pid: int) -> bool:
