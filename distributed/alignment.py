@@ -13,17 +13,17 @@ STYLES = {"S": "yellow", "D": "red", "I": "cyan", "": ""}
 _GAP = "*"  # stands where the other text has a word
 
 
-def side_by_side(reference: str, hypothesis: str, *, width: int, indent: int = 2) -> list[Text]:
+def side_by_side(reference: str, hypothesis: str, *, width: int) -> list[Text]:
     """Three lines (said, heard, marks) for each piece that fits `width` columns."""
     lines = []
-    for pairs in _pieces(align(reference, hypothesis), width - indent - len("heard  ")):
+    for pairs in _pieces(align(reference, hypothesis), width - len("  heard  ")):
         widths = [_width(pair) for pair in pairs]
         said = [(pair.reference or _GAP * cell_len(pair.hypothesis), pair.mark) for pair in pairs]
         heard = [(pair.hypothesis or _GAP * cell_len(pair.reference), pair.mark) for pair in pairs]
-        rows = [("said   ", said), ("heard  ", heard)]
+        rows = [("  said   ", said), ("  heard  ", heard)]
         if any(pair.mark for pair in pairs):
-            rows.append((" " * 7, [(pair.mark, pair.mark) for pair in pairs]))
-        lines += [_line(" " * indent + name, cells, widths) for name, cells in rows]
+            rows.append((" " * 9, [(pair.mark, pair.mark) for pair in pairs]))
+        lines += [_line(name, cells, widths) for name, cells in rows]
     return lines
 
 

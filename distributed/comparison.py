@@ -10,6 +10,7 @@ from pathlib import Path
 
 from whisper_tuner.errors import ModelError, TunerError
 from whisper_tuner.export import ADAPTER_CONFIG, base_of, load_model
+from whisper_tuner.paths import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,12 @@ class Candidate:
     def name(self) -> str:
         return f"{self.path} (base)" if self.untouched else self.path
 
-    def predictions_folder(self, out: Path | None, data: str) -> Path:
+    def predictions_folder(self, out: Path | None, manifest: Path, data: str) -> Path:
         """OUT/<data>/<model>; without --out below the run's own folder, or ./evaluation."""
         if out is None and self.origin:
+            test = self.origin.test
+            if test and test.stem == data and not _same(str(test), str(manifest)):
+                data = _whole(manifest.with_suffix(""))  # what the run wrote of its own test set stays
             model = "base" if self.untouched else _slug(Path(self.path).name)
             return self.origin.folder / "evaluation" / data / model
         model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
@@ -45,12 +49,19 @@ class Candidate:
 
 
 def labels(paths: Sequence[Path]) -> dict[Path, str]:
-    """A folder name for each manifest: its stem, with as much of its path before it as tells it from the others."""
-    stems = [path.stem for path in paths]
-    whole = {path: path.absolute().with_suffix("") for path in paths}
-    return {
-        path: path.stem if stems.count(path.stem) == 1 else _slug("-".join(whole[path].parts[1:])) for path in paths
-    }
+    """A folder name for each manifest: its stem, or as much more of its path as tells it from the others."""
+    wholes = [_whole(path.with_suffix("")) for path in paths]
+    names = {}
+    for path, whole in zip(paths, wholes, strict=True):
+        if [other.stem for other in paths].count(path.stem) == 1:
+            names[path] = path.stem
+        else:
+            names[path] = whole if wholes.count(whole) == 1 else _whole(path)
+    return names
+
+
+def _whole(path: Path) -> str:
+    return _slug("-".join(path.absolute().parts[1:]))
 
 
 def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candidate]:
@@ -108,8 +119,7 @@ def _shown(base: str) -> str:
     path = Path(base)
     if not path.is_dir():
         return base
-    path = path.resolve()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    return str(shown(path.resolve()))
 
 
 def _same(one: str, other: str) -> bool:

@@ -176,9 +176,8 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Consol
                 gone = False  # the last words may not have been read yet
                 interrupts += 1
                 launcher.send_signal(2)
-                word = (
-                    "finishing the step, then saving; Ctrl-C again to stop now" if interrupts == 1 else "stopping now"
-                )
+                last = interrupts > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
+                word = "stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now"
                 console.print(word)
     finally:
         if live:

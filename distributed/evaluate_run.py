@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from exogym import device as devices
-from whisper_tuner.dataset import load_manifest
+from whisper_tuner.data_check import check_manifest
 from whisper_tuner.evaluation import Evaluation, evaluate
 from whisper_tuner.export import load_model
 from whisper_tuner.features import FeatureCache
@@ -24,7 +24,7 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
     profile = profile_from_json(spec.profile)
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
-    samples = load_manifest(test, max_duration_s=profile.max_duration_s).samples
+    samples = check_manifest(test, profile.max_duration_s, Path(spec.cache_dir).parent).samples
     device = devices.choose(None if profile.device == "auto" else profile.device)
     figures, folder = {}, Path(spec.run_dir)
     for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):

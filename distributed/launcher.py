@@ -29,6 +29,7 @@ from .spec import CHECKPOINTS, Rendezvous, RunSpec, build
 from .workers import Crew, Worker
 
 PROJECT = Path(__file__).resolve().parent.parent
+NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,12 +92,13 @@ class Launcher:
         self.launch = Launch.load(run_dir)
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
+        self._trained = False
         self._machines: dict[int, Machine] = {}
 
     def interrupt(self, *_signal) -> None:
-        """First: finish the step, agree, save, stop. Second: stop now."""
+        """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
         self._interrupts += 1
-        if self._interrupts > 1:
+        if self._interrupts > 1 or self._trained:
             raise KeyboardInterrupt
 
     def run(self) -> ExitStatus:
@@ -109,9 +111,11 @@ class Launcher:
                 status = ExitStatus.INTERRUPTED
                 message = "stopped as asked; what was trained so far is in final/" + self._again()
             elif self.launch.evaluate and self.launch.test:
+                self._trained = True
                 self._evaluate()
         except KeyboardInterrupt:
-            status, message = ExitStatus.INTERRUPTED, "stopped at once" + self._again()
+            status = ExitStatus.INTERRUPTED
+            message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
         except TunerError as error:
             status, message = error.exit_status, str(error) + self._again()
         except Exception as error:

@@ -144,7 +144,7 @@ def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:
 def next_commands(run: RunSummary) -> list[str]:
     command = "python cli_typer.py"
     if run.state == RUNNING:
-        return [f"{command} runs show {run.id}", f"tail -f {run.path / 'launcher.log'}"]
+        return [f"{command} runs attach {run.id}", f"{command} runs stop {run.id}"]
     commands = []
     if run.resumable:
         kind = "distributed-train" if run.over_ssh else "finetune"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from loopback_sshd import ssh_server
+
+__all__ = ["ssh_server"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -21,6 +24,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.xdist_group("lab"))
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preflight's import of torch takes seconds; it is given up at once."""
+    monkeypatch.setattr("distributed.preflight.TORCH_ALARM_S", 1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,7 +38,7 @@ def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arg
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.ini").write_text("[profile:broken]\nbase_model = a/b\ntrain = no.csv\n")
     (tmp_path / "bad.json").write_text('{"master": "127.0.0.1", "workers": [], "ssh_usr": "me"}')
-    nobody = {"master": "127.0.0.1", "workers": [{"host": "127.0.0.1", "ssh_port": 9}]}
+    nobody = {"master": "localhost", "workers": [{"host": "127.0.0.1", "ssh_port": 9}]}
     (tmp_path / "nobody.json").write_text(json.dumps(nobody))
     (tmp_path / "empty.csv").write_text("")
     done = cli(*arguments)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 # What an expression inside a message stands for, where its own name would tell a reader nothing.
 NAMES = {
-    **dict.fromkeys(("strerror", "error", "exc", "reason", "why", "errors", "what"), "reason"),
+    **dict.fromkeys(("strerror", "error", "exc", "reason", "why", "errors"), "reason"),
     **dict.fromkeys(("lineno", "number"), "line"),
     **dict.fromkeys(("source", "place", "where"), "place"),
     **dict.fromkeys(("said", "rest", "stderr", "stdout", "last", "listed", "lines"), "output"),
     **{"run_dir": "run folder", "other": "other host", "target": "user@host", "text": "value", "colno": "column"},
     **{"metadata": "what the key means", "meta": "choices", "msg": "reason", "hello": "system", "nearest": "name"},
-    **{"parser": "sections", "stated": "value", "bad": "line"},
+    **{"parser": "sections", "stated": "value", "bad": "line", "there": "address"},
 }
+WARNING = "a warning"
 EITHER = "\x00"  # between alternatives, until the text is whole
 # The same for whole expressions.
 EXPRESSIONS = {
@@ -54,6 +55,8 @@ class _Module:
         self.functions = {function.name: function for function in functions}
         # Functions that make an error of the message that they are given.
         self.makers = {f.name: f for f in functions if f.returns and ast.unparse(f.returns) in kinds}
+        # Functions that take down what is wrong with a host (the preflight's).
+        self.tellers = {f.name: f for f in functions if {"what", "remedy"} <= {a.arg for a in f.args.args}}
 
     def messages(self) -> Iterator[Message]:
         for node in ast.walk(self.tree):
@@ -61,7 +64,7 @@ class _Module:
                 if name in self.kinds and self._made_of_parameters(node) is None:
                     found = [self._message(node, name, {})]
                 else:
-                    found = self._through(node, self.makers[name]) if name in self.makers else []
+                    found = self._through(node, self.makers[name]) if name in self.makers else self._told(node, name)
                 # Without a word of its own it only passes another message on.
                 yield from (message for message in found if re.search(r"\w", re.sub(r"<[^>]*>|HOST", "", message.text)))
 
@@ -71,6 +74,11 @@ class _Module:
         for node in ast.walk(maker):
             if isinstance(node, ast.Call) and _called(node) in self.kinds and self._made_of_parameters(node) is maker:
                 yield self._message(node, _called(node), given)
+
+    def _told(self, call: ast.Call, name: str) -> Iterator[Message]:
+        if name in self.tellers and not any(isinstance(argument, ast.Starred) for argument in call.args):
+            given = self._arguments(call, self.tellers[name])
+            yield Message(self.name, _tidy(f"HOST: {given['what']}"), _tidy(given["remedy"]), _severity(call))
 
     def _made_of_parameters(self, call: ast.Call) -> ast.FunctionDef | None:
         """The function around, if it makes errors and this one's message is among its parameters."""
@@ -184,6 +192,10 @@ def _called(call: ast.Call) -> str:
     return (
         function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
     )
+
+
+def _severity(call: ast.Call) -> str:
+    return WARNING if any(keyword.arg == "severity" for keyword in call.keywords) else "HostError"
 
 
 def _is_text(node: ast.expr) -> bool:

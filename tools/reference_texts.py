@@ -134,14 +134,15 @@ which then hold for that machine alone. See `distributed_hosts.example.json`."""
 INTRODUCTION = """\
 What the program says when something is wrong: `error: ` and the message, below it what to do. `<...>` stands for what
 depends on the case, `[...]` for what may be missing, `(... / ...)` for one of several, HOST for a host's address.
-Where a worker raises it, the message ends the run, with the host before it."""
+Where a worker raises it, the message ends the run, with the host before it. What `multimac doctor` finds is described
+in [mac.md](mac.md)."""
 
 # Rows of a manifest: no errors by themselves.
 ROWS = "Rows that are left out"
 ROW_REMEDY = "Mend the row; it is left out, or nothing begins with `bad_rows = refuse` (status 4)."
 
 # Messages that are put together from pieces: module, text, remedy, kind. A test looks the words up in the module.
-AWAKE = "Keep it awake (`caffeinate`), look at its network, then go on with --resume."
+AWAKE = "Keep its lid open and its charger connected, look at its network, then go on with --resume."
 PIECED = [
     (
         "distributed/workers.py",
@@ -192,6 +193,9 @@ TITLES = {
     "whisper_tuner/models.py": MODEL,
     "whisper_tuner/export.py": MODEL,
     "whisper_tuner/evaluation.py": MODEL,
+    "whisper_tuner/model_check.py": MODEL,
+    "whisper_tuner/token_limit.py": MODEL,
+    "whisper_tuner/hub.py": MODEL,
     "distributed/remote.py": SSH,
     "distributed/machine.py": SSH,
     "distributed/ssh_settings.py": SSH,
@@ -205,11 +209,10 @@ TITLES = {
     "distributed/": TRAINING,
     "gym/exogym/": TRAINING,
     "gym/exogym/checkpoint.py": "Checkpoints and --resume",
-    "distributed/resume.py": "Checkpoints and --resume",
+    "distributed/commands/resume.py": "Checkpoints and --resume",
     "whisper_tuner/run": RUN,
     "distributed/commands/runs.py": RUN,
     "distributed/doctor": "multimac doctor",
-    "distributed/parity": "multimac doctor",
     "distributed/wizard/": "Wizard",
     "distributed/bundle.py": "A model of your own (NetworkTrainer)",
 }

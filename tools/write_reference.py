@@ -149,7 +149,7 @@ def _statuses() -> dict[str, str]:
     tree = ast.parse((PROJECT / "gym/exogym/errors.py").read_text(encoding="utf-8"))
     gym = {node.name: 6 for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "ExogymError"}
     numbers = {name: str(int(status)) for name, status in (gym | {"SettingError": 3, "ExogymError": 6} | own).items()}
-    return numbers | {"ValueError": "3", ROW: ""}
+    return numbers | {"ValueError": "3", ROW: "", messages.WARNING: messages.WARNING}
 
 
 def _is_error(cls) -> bool:

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from whisper_tuner.audio_check import SHORTEST_S, AudioIndex
 from whisper_tuner.errors import DataError
+from whisper_tuner.paths import expanded
 from whisper_tuner.problems import Kind, Problem
+from whisper_tuner.runs import write_shared
 
 AUDIO_COLUMNS = ("audio", "audio_filepath", "audio_path", "file_name", "path")
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
@@ -112,17 +114,14 @@ class _Seen:
 def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     """Write a CSV that `load_manifest` reads back; audio inside the manifest's folder is named relative to it."""
     path = Path(path)
-    part = path.with_name(path.name + ".part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "audio_path", "transcription", "duration_s"])
-        for sample in samples:
-            inside = sample.audio.is_relative_to(path.parent)
-            audio = sample.audio.relative_to(path.parent) if inside else sample.audio
-            writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}"])
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    listing = io.StringIO()
+    writer = csv.writer(listing)
+    writer.writerow(["id", "audio_path", "transcription", "duration_s"])
+    for sample in samples:
+        inside = sample.audio.is_relative_to(path.parent)
+        audio = sample.audio.relative_to(path.parent) if inside else sample.audio
+        writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}"])
+    write_shared(path, listing.getvalue())
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -266,10 +265,7 @@ def _audio_of(row: dict[str, object] | _BadRow) -> Path | None:
 
 def _audio_name(row: dict[str, object]) -> Path | None:
     name = _cell(row, AUDIO_COLUMNS)
-    try:
-        return Path(name).expanduser() if name else None
-    except RuntimeError:  # ~ without a user of that name: an ordinary character
-        return Path(name)
+    return expanded(name) if name else None
 
 
 def _cell(row: dict[str, object], names: tuple[str, ...]) -> str:

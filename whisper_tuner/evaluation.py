@@ -93,8 +93,6 @@ def evaluate(
     language: str | None = None,
     task: str = "transcribe",
     batch_size: int = 8,
-    num_beams: int = 1,
-    max_new_tokens: int | None = None,
     features: FeatureCache | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
@@ -107,8 +105,6 @@ def evaluate(
         language=language,
         task=task,
         batch_size=batch_size,
-        num_beams=num_beams,
-        max_new_tokens=max_new_tokens,
         features=features,
         progress=progress,
     )
@@ -146,8 +142,6 @@ def transcribe(
     language: str | None = None,
     task: str = "transcribe",
     batch_size: int = 8,
-    num_beams: int = 1,
-    max_new_tokens: int | None = None,
     features: FeatureCache | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Transcript]:
@@ -160,9 +154,9 @@ def transcribe(
     texts: list[list[str]] = [[] for _ in audio]
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
-    arguments = generation_arguments(whisper, language, task) | {"num_beams": num_beams}
+    arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
     # Half the context, as in OpenAI's own decoding: a model that does not know the language repeats itself to the end.
-    arguments["max_new_tokens"] = max_new_tokens or whisper.config.max_target_positions // 2
+    arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
     with evaluating(model), torch.inference_mode():
         for batch in _batched(_windows(audio, processor, features, problems), batch_size):
             heard = _generate(whisper, processor, [window for _, window in batch], arguments)

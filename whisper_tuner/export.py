@@ -19,6 +19,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.models import load_base, whisper_of
+from whisper_tuner.paths import expanded
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -57,7 +58,7 @@ def load_model(
     `base_model` overrides the base that an adapter names; `merge` folds the adapter into the weights, which changes
     nothing in the output and makes it a plain model again. Raises ModelError.
     """
-    folder = Path(folder).expanduser() if Path(folder).expanduser().exists() else folder
+    folder = expanded(folder) if expanded(folder).exists() else folder
     if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
         return load_base(folder)
     base, _ = load_base(base_model or base_of(folder))
@@ -99,7 +100,7 @@ def _vocabularies(tokenizer: WhisperTokenizer) -> tuple[dict[str, int], dict[str
 
 
 def _portable_name(base_model: str | Path, out: Path) -> str:
-    base = Path(base_model).expanduser()
+    base = expanded(base_model)
     if not base.is_dir():
         return str(base_model)
     return Path(os.path.relpath(base.resolve(), out.resolve())).as_posix()
@@ -108,11 +109,15 @@ def _portable_name(base_model: str | Path, out: Path) -> str:
 def base_of(folder: Path) -> str | Path:
     """The base that an adapter names, a relative path being meant from the adapter's own folder."""
     try:
-        name = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        stated = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} is damaged: {error}", remedy="copy the folder again") from error
-    if not name:
-        raise ModelError(f"{folder} names no base model", remedy="say which one with --base-model")
+    name = stated.get("base_model_name_or_path") if isinstance(stated, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ModelError(
+            f"{folder} names no base model",
+            remedy=f"write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again",
+        )
     return beside if (beside := folder / name).is_dir() else name
 
 

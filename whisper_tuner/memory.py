@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from whisper_tuner.config import Profile
+from whisper_tuner.paths import expanded
 
 FLOAT = 4  # bytes
 # Of a trained parameter, beside its value: gradient 4, AdamW's moments 8, DiLoCo's three flats 12, and passing copies
@@ -113,7 +113,7 @@ def shape_of(base_model: str) -> ModelShape | None:
     if base_model in PUBLISHED:
         return PUBLISHED[base_model]
     try:
-        config = json.loads((Path(base_model).expanduser() / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((expanded(base_model) / "config.json").read_text(encoding="utf-8"))
         return ModelShape(**{name: int(config[name]) for name in ModelShape.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -171,11 +171,6 @@ def profile_memory(profile: Profile, *, longest_s: float | None = None) -> int |
 def available_memory() -> int:
     """Bytes of memory of this machine, all of it: what other programs hold now they can give back."""
     return psutil.virtual_memory().total
-
-
-def free_memory() -> int:
-    """Bytes that could be had at this moment without swapping."""
-    return psutil.virtual_memory().available
 
 
 def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:

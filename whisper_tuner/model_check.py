@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -26,7 +27,7 @@ NEEDED = (
 
 def check_model(profile: Profile) -> None:
     """Nothing is said of a hub id. Raises ModelError, and ConfigError for LoRA targets that the model has not."""
-    folder = Path(profile.base_model).expanduser()
+    folder = expanded(profile.base_model)
     if not folder.is_dir():
         return
     _check_files(folder)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ConfigError, RunError
 from .run_summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary
-from .runs import disk_use
+from .runs import disk_use, only_one
 
 UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 JUST_NOW_S = 600.0  # a run without a last word may be one that is just starting
@@ -45,13 +42,16 @@ def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | N
         idle = now - run.changed
         if older_than is not None and idle < older_than:
             continue
-        if run.state == FINISHED and run.model and run.checkpoints:
+        wanted = run.resumable and older_than is None
+        if run.model and run.checkpoints and not wanted and run.state in (FINISHED, FAILED, INTERRUPTED):
             folder = run.path / "checkpoints"
             if not folder.is_symlink():
-                reason = f"{len(run.checkpoints)} checkpoints of a finished run"
+                reason = (
+                    f"{len(run.checkpoints)} checkpoints of {'a finished' if run.state == FINISHED else 'an old'} run"
+                )
                 found.append(Removal(run=run, path=folder, reason=reason, size=disk_use(folder)[0]))
         elif run.state in (FAILED, INTERRUPTED) and not run.model and idle > JUST_NOW_S * (run.state == FAILED):
-            if run.resumable and older_than is None:
+            if wanted:
                 continue
             at = f", resumable at step {run.checkpoint_step}" if run.checkpoint_step is not None else ", resumable"
             reason = f"{run.state}, no model{at if run.resumable else ''}"
@@ -64,7 +64,7 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
     inside = {folder.resolve() for folder in folders}
     for run in runs:
         if run.state == RUNNING:
-            raise ConfigError(f"{run.id} is running", remedy="Stop it first: Ctrl-C where it was started.")
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
         if run.path.is_symlink() or run.path.parent.resolve() not in inside:
             where = ", ".join(map(str, folders))
             raise ConfigError(f"{run.path} is not in {where}", remedy="Name its folder with --runs-dir.")
@@ -77,26 +77,8 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
 
 def remove(removal: Removal) -> None:
     """Raises RunError if a launcher has taken the run up in the meantime, or the folder cannot be removed."""
-    with _locked(removal.run.path):
+    with only_one(removal.run.path):
         try:
             shutil.rmtree(removal.path)
         except OSError as error:
             raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None
-
-
-@contextlib.contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Hold the lock that a launcher would hold."""
-    busy = RunError(f"{run_dir.name} is running", remedy="It was left as it is.")
-    try:
-        handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise RunError(f"{run_dir / 'lock'}: {error.strerror}", remedy="Look at its permissions.") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise busy from None
-    else:
-        yield
-    finally:
-        os.close(handle)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .errors import ConfigError
+from .paths import expanded
 from .run_summary import FINISHED, RunSummary, date_in, read_run
 from .settings import nearest
 
@@ -38,7 +39,7 @@ def find_run(name: str, folders: Sequence[Path]) -> Path:
         return runs[0]
     if exact := [path for path in runs if path.name == name]:
         return exact[0]
-    path = Path(name).expanduser().absolute()
+    path = expanded(name).absolute()
     if ("/" in name or not runs) and path.is_dir() and _is_run(path):
         return path
     begins = [path for path in runs if name and path.name.startswith(name)]

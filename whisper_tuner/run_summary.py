@@ -290,7 +290,9 @@ def _state(run_dir: Path, events: RunEvents) -> tuple[str, str]:
 
 def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
     final, folder = run_dir / "final", run_dir / "checkpoints"
-    found = sorted(p for p in folder.glob("[0-9]*") if p.is_dir() and any(p.glob("*.json"))) if folder.is_dir() else []
+    found: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):  # a running run drops old ones, and at its end all
+        found = sorted(path for path in folder.glob("[0-9]*") if any(path.glob("*.json")))
     saved = [e.get("step") for attempt in events.attempts for e in attempt.of_type("checkpoint")]
     return {
         "model": final if final.is_dir() and any(final.iterdir()) else None,

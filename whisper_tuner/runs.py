@@ -69,6 +69,14 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def write_shared(path: Path, text: str) -> None:
+    """The same for a file that others may read: with the mode that it has; what a link points to, not the link."""
+    path = path.resolve()
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    write_atomically(path, text)
+    path.chmod(mode)
+
+
 class EventLog:
     """Appends one JSON object a line; every event gets a `time` (Unix seconds)."""
 
@@ -114,7 +122,10 @@ def _decode(data: bytes) -> Iterator[dict]:
 @contextlib.contextmanager
 def only_one(run_dir: Path) -> Iterator[None]:
     """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if somebody holds it."""
-    handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise RunError(f"{run_dir / 'lock'}: {error.strerror}", remedy="Look at its permissions.") from None
     try:
         for attempt in range(10, -1, -1):
             try:
@@ -122,7 +133,7 @@ def only_one(run_dir: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if not attempt:
-                    raise RunError(f"{run_dir}: this run is going on already") from None
+                    raise RunError(f"{run_dir.name} is running", remedy="It was left as it is.") from None
                 time.sleep(0.1)  # is_running() holds it for a moment
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
@@ -161,7 +172,7 @@ def disk_use(folder: Path) -> tuple[int, float]:
     """Bytes and newest change of all files below; links are counted themselves, not followed."""
     size, changed, folders = 0, folder.stat().st_mtime, [str(folder)]
     while folders:
-        with os.scandir(folders.pop()) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 
 from ..console import duration
+from .transfers import fetch_model
 
 if TYPE_CHECKING:
     from whisper_tuner.dataset import Manifest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..comparison import Candidate
 
+ELSEWHERE = "Free some space, or choose another folder with --out."
 FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten", "cer_raw": "CER as\nwritten"}
 
 
@@ -55,13 +57,16 @@ def evaluate(
             "nothing to evaluate on", remedy="Name a manifest with --data, or a profile that has a test set."
         )
     manifests = _manifests(console, data)
-    console.print("loading the models", end="\r") if console.is_terminal else None
-    check_models(chosen)
+    for candidate in chosen:
+        fetch_model(candidate.path)
+    with console.status("loading the models"):
+        check_models(chosen)
     names = labels([manifest.path for manifest in manifests])
+    folders = _make_folders(chosen, names, out)
     results = []
     for candidate in chosen:
         for manifest, result in _measure(console, candidate, manifests, language, batch_size):
-            folder = candidate.predictions_folder(out, names[manifest.path])
+            folder = folders[candidate, manifest.path]
             results.append((candidate, manifest, result, _record(console, candidate, manifest, result, folder)))
     results.sort(key=lambda result: manifests.index(result[1]))
     records = [record for *_, record in results]
@@ -75,6 +80,21 @@ def evaluate(
     for record in records:
         console.print(f"predictions: {record['predictions']}", soft_wrap=True, markup=False)
     return ExitStatus.OK
+
+
+def _make_folders(
+    chosen: Sequence[Candidate], names: Mapping[Path, str], out: Path | None
+) -> dict[tuple[Candidate, Path], Path]:
+    """Where the predictions of each model on each manifest go: found out before hours are spent on them."""
+    folders = {
+        (model, data): model.predictions_folder(out, data, name) for model in chosen for data, name in names.items()
+    }
+    for folder in folders.values():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
+    return folders
 
 
 def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
@@ -132,7 +152,10 @@ def _record(
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True, markup=False)
     found = predictions(result.rows)
-    path = write_predictions(folder / PREDICTIONS, found)
+    try:
+        path = write_predictions(folder / PREDICTIONS, found)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
     return {
         "model": candidate.path,
         "base": candidate.untouched,

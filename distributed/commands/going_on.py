@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +17,12 @@ from whisper_tuner.runs import is_running, launcher_pid
 from ..console import Attached, follow
 
 
-def detached(console: Console, run_dir: Path) -> ExitStatus:
-    """What `--detach` says last."""
+def detached(console: Console, run_dir: Path, launcher: subprocess.Popen) -> ExitStatus:
+    """Wait until others can tell that the run is going on, and say how to come back to it."""
+    while launcher_pid(run_dir) is None:
+        if launcher.poll() is not None:
+            return follow(run_dir, launcher, console)  # its last words, or that there are none
+        time.sleep(0.05)
     console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
@@ -35,7 +39,7 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     run_dir, pid = _going_on(folders, name)
     console = Console(highlight=False)
     for _ in range(2 if now else 1):
-        os.kill(pid, signal.SIGINT)
+        Attached(run_dir, pid).send_signal(signal.SIGINT)
         time.sleep(0.2)
     console.print("stopping now" if now else "finishing the step, then saving")
     while is_running(run_dir):

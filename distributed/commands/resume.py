@@ -47,7 +47,7 @@ def resume(
     console.print(f"{launch.name}: going on with {launch.run_id} on {hosts}", soft_wrap=True)
     start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
     launcher = start_launcher(run_dir, resume=True)
-    return detached(console, run_dir) if detach else follow(run_dir, launcher, console, position=start)
+    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console, position=start)
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:
@@ -59,7 +59,9 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
             remedy="Call fit again with checkpoint_dir and resume=True.",
         )
     if is_running(run_dir):
-        raise RunError(f"run {launch.run_id} is going on", remedy=f"See it with: multimac runs show {launch.run_id}")
+        raise RunError(
+            f"run {launch.run_id} is going on", remedy=f"Follow it with: multimac runs attach {launch.run_id}"
+        )
     if read_run(run_dir).state == FINISHED:
         raise RunError(f"run {launch.run_id} is finished", remedy="To train more, start a new run with more epochs.")
     _check_files(launch)
@@ -68,7 +70,7 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
 def _check_files(launch: Launch) -> None:
     """What rank 0 reads is on this machine."""
     profile = profile_from_json(launch.ranks[0].spec.profile or {})
-    manifests = [path for path in (profile.train, profile.validation) if path]
+    manifests = [path for path in (profile.train, profile.validation, launch.test and Path(launch.test)) if path]
     for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
         if not path.exists():
             raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)

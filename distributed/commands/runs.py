@@ -11,6 +11,7 @@ from rich.console import Console
 
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.paths import shown
 from whisper_tuner.run_cleaning import age, named_removals, removals, remove
 from whisper_tuner.run_folders import OneHost, find_run, run_dirs
 from whisper_tuner.run_summary import BROKEN, FAILED, INTERRUPTED, RunSummary, read_run
@@ -40,12 +41,7 @@ def folders_of(config: Path, runs_dir: Path | None) -> list[Path]:
     if not config.exists():
         return [Path("runs")]
     file = ConfigFile(config)
-    return [_short(folder) for folder in dict.fromkeys([file.path.parent / "runs", *file.paths("runs_dir")])]
-
-
-def _short(path: Path) -> Path:
-    """Relative to here where it lies below: it is what a user would type."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return [shown(folder) for folder in dict.fromkeys([file.path.parent / "runs", *file.paths("runs_dir")])]
 
 
 def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> ExitStatus:
@@ -132,7 +128,7 @@ def runs_clean(
 
 
 def _mention_resumable(console: Console, runs: Sequence[RunSummary], going: Sequence[RunSummary]) -> None:
-    kept = [run.id for run in runs if run.resumable and not run.model and run not in going]
+    kept = [run.id for run in runs if run.resumable and run not in going]
     if kept:
         console.print(f"can be resumed, so kept unless named or --older-than: {', '.join(kept)}", soft_wrap=True)
 

@@ -13,6 +13,8 @@ from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.settings import nearest
 from whisper_tuner.subtitles import SUFFIXES
 
+from .transfers import fetch_model
+
 AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc", ".caf"),
     *(".wma", ".amr", ".webm", ".mp4", ".mov"),
@@ -24,7 +26,7 @@ class Item:
     """A recording, and where what was said in it goes; None for the terminal."""
 
     audio: Path
-    target: Path | None
+    written: Path | None
 
 
 def transcribe(
@@ -54,9 +56,11 @@ def transcribe(
     language = language or (origin.language if origin else "")
     language = language_code(language) if language else ""
     _make_folder(out)
-    model, processor = load_model(model_path)
-    model = model.to(devices.choose())
+    fetch_model(model_path)
     console = Console(stderr=True, highlight=False)
+    with console.status("loading the model"):
+        model, processor = load_model(model_path)
+        model = model.to(devices.choose())
     failed = 0
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -75,26 +79,26 @@ def transcribe(
 
 def _one(model, processor, item: Item, form: str, language: str, force: bool, bar: Progress, task, *, named) -> None:
     from whisper_tuner.audio import duration
-    from whisper_tuner.runs import write_atomically
+    from whisper_tuner.runs import write_shared
     from whisper_tuner.subtitles import rendered
     from whisper_tuner.transcription import transcribe_recording
 
-    if item.target and item.target.exists() and not force:
-        raise DataError(f"{item.target} is there already", remedy="Remove it, or write it anew with --force.")
+    if item.written and item.written.exists() and not force:
+        raise DataError(f"{item.written} is there already", remedy="Remove it, or write it anew with --force.")
     bar.update(task, total=duration(item.audio))
     recording = transcribe_recording(
         model, processor, item.audio, language=language or None, progress=lambda s: bar.update(task, completed=s)
     )
-    if item.target is None:
+    if item.written is None:
         bar.console.file.flush()
         print(f"{item.audio}: {recording.text}" if named else recording.text, flush=True)
         return
     try:
-        item.target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(item.target, rendered(recording, form, item.audio))
+        item.written.parent.mkdir(parents=True, exist_ok=True)
+        write_shared(item.written, rendered(recording, form, item.audio))
     except OSError as error:
-        raise DataError(f"{item.target}: {error.strerror}", remedy="Choose another folder with --out.") from None
-    bar.console.print(f"{item.audio} -> {item.target}", soft_wrap=True, markup=False)
+        raise DataError(f"{item.written}: {error.strerror}", remedy="Choose another folder with --out.") from None
+    bar.console.print(f"{item.audio} -> {item.written}", soft_wrap=True, markup=False)
 
 
 def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]:
@@ -110,13 +114,13 @@ def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]
             yield Item(audio, None)
             continue
         whole = (out / name) if out else audio
-        target = whole.with_suffix(suffix)
-        if target in taken:  # a.wav beside a.mp3
-            target = whole.with_name(whole.name + suffix)
-        if target in taken:
-            raise DataError(f"two recordings would be written to {target}", remedy="Transcribe them one by one.")
-        taken.add(target)
-        yield Item(audio, target)
+        written = whole.with_suffix(suffix)
+        if written in taken:  # a.wav beside a.mp3
+            written = whole.with_name(whole.name + suffix)
+        if written in taken:
+            raise DataError(f"two recordings would be written to {written}", remedy="Transcribe them one by one.")
+        taken.add(written)
+        yield Item(audio, written)
 
 
 def _recordings(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.dataset import Manifest, load_manifest
 from whisper_tuner.errors import DataError, TunerError
+from whisper_tuner.paths import expanded, shown
 from whisper_tuner.problems import counts
 
 from ..console import duration
@@ -33,14 +34,14 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
         if data.manifests
     ]
     options += [
-        Option(value=value, short=_short(item.train), title=_title(item.files)) for value, item in found.items()
+        Option(value=value, short=str(shown(item.train)), title=_title(item.files)) for value, item in found.items()
     ]
     while True:
         answer = _choose(questions, options)
         if answer in known:
             data = known[answer]
         else:
-            files = found[answer] if answer in found else beside(Path(answer).expanduser().absolute())
+            files = found[answer] if answer in found else beside(expanded(answer).absolute())
             data = Data(manifests=dict(files.files))
         try:
             _read(data, console)
@@ -62,13 +63,13 @@ def _choose(questions: Questions, options: list[Option]) -> str:
 
 
 def _check(text: str) -> None:
-    if not text or not Path(text).expanduser().is_file():
+    if not text or not expanded(text).is_file():
         raise ValueError("there is no such file")
 
 
 def _of_section(config: ConfigFile, name: str) -> Data:
     values, folder = config.section("dataset", name).values, config.path.parent
-    manifests = {kind: (folder / Path(values[kind]).expanduser()).absolute() for kind in KINDS if values.get(kind)}
+    manifests = {kind: (folder / expanded(values[kind])).absolute() for kind in KINDS if values.get(kind)}
     return Data(section=name, language=values.get("language", ""), manifests=manifests if "train" in manifests else {})
 
 
@@ -77,12 +78,8 @@ def _title(files: dict[str, Path], section: str = "") -> str:
     count = f"{rows(train)} clips" if train.is_file() else "not there"
     others = [kind for kind in KINDS[1:] if kind in files]
     beside = f", with {' and '.join(others)}" if others else ""
-    name = f"{section} ({_short(train)})" if section else _short(train)
+    name = f"{section} ({shown(train)})" if section else str(shown(train))
     return f"{name}: {count}{beside}"
-
-
-def _short(path: Path) -> str:
-    return path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _read(data: Data, console: Console) -> None:
@@ -90,11 +87,11 @@ def _read(data: Data, console: Console) -> None:
     data.source = data.manifests["train"]
     data.samples.clear()
     for kind, path in data.manifests.items():
-        with console.status(f"reading {_short(path)}"):
+        with console.status(f"reading {shown(path)}"):
             manifest = load_manifest(path)
         if not manifest.samples:
             listed = "\n  ".join(str(problem) for problem in manifest.problems[:SHOWN_PROBLEMS])
-            raise DataError(f"{_short(path)}: no usable row", remedy=listed)
+            raise DataError(f"{shown(path)}: no usable row", remedy=listed)
         data.samples[kind] = manifest.samples
         _show(console, kind, manifest)
 
@@ -138,5 +135,5 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         data.manifests[kind], data.samples[kind] = names[kind], samples
         data.split[names[kind]] = samples
     console.print(
-        ", ".join(f"{_short(names[kind])}: {len(part)} clips" for kind, part in parts.items()) + " (written at the end)"
+        ", ".join(f"{shown(names[kind])}: {len(part)} clips" for kind, part in parts.items()) + " (written at the end)"
     )

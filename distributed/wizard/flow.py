@@ -18,6 +18,7 @@ from rich.table import Table
 
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.paths import shown
 
 from ..console import size
 from .answers import load_answers, save_answers
@@ -40,6 +41,8 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
     questions = _questions(answers)
     if save_answers_to and not save_answers_to.absolute().parent.is_dir():
         raise ConfigError(f"--save-answers {save_answers_to}: there is no such folder")
+    if save_answers_to and save_answers_to.is_dir():
+        raise ConfigError(f"--save-answers {save_answers_to} is a folder", remedy="Name a file in it.")
     with _hangup_interrupts(), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:
             draft, start = ask(questions, config.absolute(), Path(scratch), console)
@@ -146,7 +149,7 @@ def _check_name(text: str) -> None:
 
 def _free_name(draft: Draft) -> str:
     known = {name for kind in SECTION_KINDS for name in draft.config.names(kind)}
-    stem = re.sub(r"[^\w.-]+", "-", f"{draft.data.title}-{draft.method}").strip("-.") or "mine"
+    stem = re.sub(r"[^\w.-]+", "-", f"{draft.data.title}-{draft.method}", flags=re.ASCII).strip("-._") or "mine"
     names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
     return next(name for name in names if name not in known and f"{name}-hosts" not in known)
 
@@ -189,10 +192,12 @@ def _origin(place: str) -> str:
 
 
 def _command(draft: Draft) -> str:
-    config = "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
-    if draft.group:
-        return f"python cli_typer.py distributed-train {draft.run_name}{config}"
-    return f"python cli_typer.py finetune {draft.run_name}{config}"
+    command = "distributed-train" if draft.group else "finetune"
+    return f"python cli_typer.py {command} {draft.run_name}{_config(draft)}"
+
+
+def _config(draft: Draft) -> str:
+    return "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
 
 
 def _run(draft: Draft, console: Console) -> ExitStatus:
@@ -212,8 +217,7 @@ def _run(draft: Draft, console: Console) -> ExitStatus:
 
 
 def _tell(draft: Draft, run: Path, console: Console) -> None:
-    shown = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
-    final = shown / "final"
+    final = shown(run) / "final"
     lines = []
     if (run / "wer.json").exists():
         wer = json.loads((run / "wer.json").read_text())
@@ -226,7 +230,7 @@ def _tell(draft: Draft, run: Path, console: Console) -> None:
         "",
         "Next:",
         f"  python cli_typer.py transcribe FILE --model {final}{language}",
-        f"  python cli_typer.py evaluate {final} --profile {draft.name}",
+        f"  python cli_typer.py evaluate {final} --profile {draft.name}{_config(draft)}",
         f"  {_command(draft)}   (the same again)",
     ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)

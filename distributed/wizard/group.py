@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from whisper_tuner.errors import ConfigError, HostError, TunerError
+from whisper_tuner.paths import expanded
 
 from ..hosts import Host, Hosts, check_is_this_machine, load_hosts
 from ..interfaces import route_to
@@ -95,7 +96,7 @@ def _check_hosts(scratch: Path, workers: list[str]) -> None:
 
 
 def _check_key(text: str) -> None:
-    if text and not Path(text).expanduser().is_file():
+    if text and not expanded(text).is_file():
         raise ValueError("there is no such file")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 
 from whisper_tuner.memory import available_memory
+
+from ..mac import output_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ def this_machine() -> ThisMachine:
 
 def _chip() -> str:
     if platform.system() == "Darwin":
-        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        return output_of(["sysctl", "-n", "machdep.cpu.brand_string"]).strip() or platform.machine()
     return platform.machine()
 
 
@@ -47,13 +48,6 @@ def _cuda() -> tuple[str, int] | None:
     """Name and memory of the first card, if this torch can use it."""
     if not shutil.which("nvidia-smi") or metadata.version("torch").endswith("+cpu"):
         return None
-    line = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").split("\n")[0]
+    line = output_of(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]).split("\n")[0]
     name, _, memory = line.rpartition(", ")
     return (f"{name} (cuda)", int(memory) << 20) if memory.isdigit() else None
-
-
-def _output(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""

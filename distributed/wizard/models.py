@@ -9,6 +9,7 @@ from pathlib import Path
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.memory import ModelShape, shape_of, training_memory
+from whisper_tuner.paths import expanded
 
 from ..console import size
 from ..launcher import PROJECT
@@ -49,7 +50,7 @@ def offered(config: ConfigFile) -> dict[str, Model]:
 
 
 def model_of(text: str, config: ConfigFile, section: str = "", learning_rate: str = "") -> Model:
-    folder = (config.path.parent / Path(text).expanduser()).absolute()
+    folder = (config.path.parent / expanded(text)).absolute()
     name = str(folder) if folder.is_dir() else text
     shape = shape_of(name)
     return Model(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from whisper_tuner.dataset import write_manifest
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.runs import write_atomically
+from whisper_tuner.paths import shown
+from whisper_tuner.runs import write_shared
 
 from .draft import Draft, Section
 
@@ -61,16 +62,17 @@ def save(draft: Draft) -> list[str]:
         if draft.group and draft.group.text is not None:
             path = draft.group.path
             before[path] = path.read_bytes() if path.exists() else None
-            _write(path, draft.group.text)
-        _write(draft.config_path, with_sections(draft.config_text, sections))
+            write_shared(path, draft.group.text)
+        write_shared(draft.config_path, with_sections(draft.config_text, sections))
     except BaseException as error:
         for path, content in before.items():
             path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
         if isinstance(error, OSError):
-            raise ConfigError(f"{error.filename}: {error.strerror}", remedy="Is the folder yours to write?") from None
+            place = error.filename or draft.config_path
+            raise ConfigError(f"{place}: {error.strerror}", remedy="Is there space, and is the folder yours?") from None
         raise
-    said = [_shown(path) for path in draft.data.split]
-    said += [_shown(draft.group.path)] if draft.group and draft.group.text is not None else []
+    said = [str(shown(path)) for path in draft.data.split]
+    said += [str(shown(draft.group.path))] if draft.group and draft.group.text is not None else []
     return [*said, *(f"[{header}] in {draft.config_path.name}" for header, _ in sections)]
 
 
@@ -87,16 +89,3 @@ def _span(text: str, header: str) -> tuple[int, int] | None:
         if start is not None and line.strip() and not line.lstrip().startswith(("#", ";")):
             end = position
     return None if start is None else (start, end)
-
-
-def _write(path: Path, text: str) -> None:
-    """With the mode that the file has; what a link points to, rather than the link."""
-    path = path.resolve()
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-    write_atomically(path, text)
-    path.chmod(mode)
-
-
-def _shown(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

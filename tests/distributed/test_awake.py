@@ -2,6 +2,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from distributed import awake
@@ -12,6 +13,18 @@ def test_the_commands_as_their_manuals_have_them():
     assert mac == ["/usr/bin/caffeinate", "-i", "-m", "-s", "-w", "42"]
     assert awake.keeper(42, "Linux", systemd=True)[-4:] == ["tail", "--pid=42", "-f", "/dev/null"]
     assert awake.keeper(42, "Linux", systemd=False) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tail --pid is GNU's")
+def test_a_keeper_lives_as_long_as_its_process(monkeypatch):
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    line = ["tail", f"--pid={worker.pid}", "-f", "/dev/null"]
+    monkeypatch.setattr(awake, "keeper", lambda pid, system, systemd: line)
+    assert awake.keep_awake(worker.pid) == "tail"
+    [held] = [child for child in psutil.Process().children() if child.cmdline() == line]
+    worker.kill()
+    worker.wait()
+    held.wait(5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tail --pid is GNU's")

@@ -113,8 +113,6 @@ def test_the_base_is_found_from_the_adapter_and_not_added_twice(run_folder, tmp_
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["{model}"], 3, "--data"),
-        (["{model}", "./gone", "--data", "{few}"], 4, "./gone"),
         (["{model}", "--data", "{few}", "--data", "gone.csv"], 4, "no such manifest: gone.csv"),
         (["{model}", "--data", "{few}", "--data", "useless.csv"], 4, "no usable row"),
         (["{model}", "--data", "{few}", "--profile", "nobody"], 3, "config.ini"),
@@ -153,6 +151,7 @@ def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
 
 
 def test_manifests_of_the_same_name_get_folders_of_their_own():
+    assert labels([Path("/d/a.csv"), Path("/d/a.tsv")]) == {Path("/d/a.csv"): "d-a.csv", Path("/d/a.tsv"): "d-a.tsv"}
     assert labels([Path("/d/en/test.csv"), Path("/d/fr/test.csv"), Path("/d/x.csv")]) == {
         Path("/d/en/test.csv"): "d-en-test",
         Path("/d/fr/test.csv"): "d-fr-test",

@@ -97,14 +97,10 @@ def test_a_section_is_replaced_only_when_told_to(folder):
 @pytest.mark.parametrize(
     ("answers", "status", "words"),
     [
-        ({"epoch": 3}, 3, "unknown key 'epoch', did you mean 'epochs'?"),
-        ({"epochs": "many"}, 3, "epochs = many: expected a whole number"),
         ({"epochs": 0}, 3, "epochs = 0: expected a number at least 1"),
         ({"learning_rate": "0"}, 3, "learning_rate = 0"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper"),
-        ({"method": "lore"}, 3, "did you mean 'lora'?"),
-        ({"data": "no.csv"}, 3, "data = no.csv"),
         ({"data": "broken.csv"}, 4, "no text column"),
         ({"name": "a b"}, 3, "name = a b"),
         ({"strategy": "diloco"}, 3, "strategy was answered, but"),
@@ -113,7 +109,6 @@ def test_a_section_is_replaced_only_when_told_to(folder):
         ({"where": "new", "workers": "user@there"}, 3, "workers = user@there"),
         ({"where": "new", "workers": "127.0.0.2", "ssh_key_path": "no.key"}, 3, "ssh_key_path = no.key"),
         ({"model": "openai/whisper-tiny", "language": "klingon"}, 3, "unknown language 'klingon'"),
-        ('{"epochs": 3', 3, "answers:1: not JSON"),
         ("[answer]\nepochs = 3\n", 3, "expected one section [answers]"),
         ({"epochs": None}, 3, "epochs: expected a text or a number"),
     ],
@@ -127,12 +122,6 @@ def test_an_impossible_answer_names_its_key_and_nothing_is_written(folder, monke
     assert cli_typer.main(["wizard", "--answers", str(path)]) == status
     assert words in " ".join(capsys.readouterr().err.split())
     assert files(folder) == before
-
-
-def test_without_a_terminal_it_says_so(folder):
-    done = subprocess.run([sys.executable, PROJECT / "wizard.py"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 3
-    assert "not a terminal" in done.stderr and "--answers" in done.stderr
 
 
 def test_a_run_alone_ends_with_wer_and_the_next_commands(folder):

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 PROJECT = Path(__file__).parents[2]
 CONFIG = """
@@ -92,6 +93,9 @@ class Runner:
         """Workers and launchers that still live, on any host."""
         names = [("worker_main", host) for host in self.lab.hosts] + [("distributed.launcher", "h1")]
         return [f"{host}: {process}" for name, host in names for process in self.lab.processes(host, name)]
+
+    def wait_until_nothing_is_left(self, seconds: float) -> None:
+        wait_until(lambda: not self.left_over(), seconds, tell=self.left_over)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]
@@ -68,10 +69,7 @@ def agents(lab, *names: str) -> list:
 
 
 def wait_until_no_agent_is_left(lab, seconds: float, *names: str) -> None:
-    deadline = time.monotonic() + seconds
-    while agents(lab, *names):
-        assert time.monotonic() < deadline, agents(lab, *names)
-        time.sleep(0.2)
+    wait_until(lambda: not agents(lab, *names), seconds, tell=lambda: agents(lab, *names))
 
 
 def filter_input(host: str, rule: str) -> None:
@@ -107,7 +105,6 @@ def test_three_of_four_hosts_are_wrong_in_three_ways(lab, runner):
     assert f"{h3}: there is no usable Python at /no/such/environment/bin/python" in done.stderr
     assert f"{h4}: /proc cannot be used for /proc/multimac" in done.stderr
     assert "3 problems" in done.stderr and f"Run: multimac hosts setup --hosts {path}" in done.stderr
-    print(done.stdout, done.stderr)
 
 
 def test_a_firewall_between_two_workers(lab, checked):

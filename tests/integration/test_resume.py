@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]
@@ -36,23 +36,13 @@ def digest(run_dir: Path) -> str:
 
 
 def wait_for_step(runner, step: int, rank: int = 1) -> None:
-    deadline = time.monotonic() + 120
-    while not any(e["rank"] == rank and e["step"] >= step for e in runner.events("step")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any(e["rank"] == rank and e["step"] >= step for e in runner.events("step")), 120)
 
 
 def resume(runner, *options: str):
     command = [sys.executable, "cli_typer.py", "distributed-train", "--resume", str(runner.run_dir)]
     command += ["--config", str(runner.folder / "config.ini"), *options]
     return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
-
-
-def clean_end(runner) -> None:
-    deadline = time.monotonic() + 25
-    while runner.left_over():
-        assert time.monotonic() < deadline, runner.left_over()
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("text", [DILOCO, ALL_REDUCE], ids=["diloco", "allreduce"])
@@ -82,7 +72,7 @@ def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner)
     wait_for_step(runner, 16)
     runner.lab.kill("h1", "distributed.launcher")
     process.communicate(timeout=15)
-    clean_end(runner)
+    runner.wait_until_nothing_is_left(25)
     newest = max((runner.run_dir / "checkpoints").iterdir())
     data = bytearray((newest / "rank0.safetensors").read_bytes())
     data[-1] ^= 1

@@ -2,10 +2,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from lab import Lab, LabError, cpu, down, network
 from lab.hosts import PATH
@@ -50,13 +50,6 @@ def leftovers() -> list:
     return [*network.namespaces(), *network.links(), *cpu.groups()] + ([RECORD] if RECORD.exists() else [])
 
 
-def wait_until(condition, timeout: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout
-    while not (result := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return result
-
-
 def test_master_reaches_each_host_which_has_its_own_name_and_home(lab):
     for host in ("h1", "h2"):
         assert ssh(lab, host, "hostname").stdout.strip() == host
@@ -86,21 +79,21 @@ def test_link_speed_and_cpu_share(lab):
     seconds = float(lab.exec("h1", ["python3", "-c", SEND, lab["h2"].address, "12"], timeout=60).stdout)
     assert 0.9 < seconds < 5
     os.killpg(receiver.pid, signal.SIGKILL)
-    assert wait_until(lambda: not lab.processes("h2", "create_server"))
+    wait_until(lambda: not lab.processes("h2", "create_server"))
     burn = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\nprint(time.process_time())"
     assert 0.2 < float(lab.exec("h2", ["python3", "-c", burn], timeout=60).stdout) < 1.3
 
 
 def test_processes_are_listed_frozen_and_killed(lab):
     sleeper = lab.popen("h2", ["sleep", "1234"])
-    assert wait_until(lambda: lab.processes("h2", "sleep 1234"))
+    wait_until(lambda: lab.processes("h2", "sleep 1234"))
     assert not lab.processes("h1", "sleep 1234")
     lab.freeze("h2", "sleep 1234")
     [process] = lab.processes("h2", "sleep 1234")
-    assert wait_until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
+    wait_until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
     lab.thaw("h2", "sleep 1234")
     lab.kill("h2", "sleep 1234")
-    assert wait_until(lambda: not lab.processes("h2", "sleep 1234"))
+    wait_until(lambda: not lab.processes("h2", "sleep 1234"))
     assert sleeper.wait(5) != 0
 
 
@@ -128,14 +121,14 @@ def test_another_process_finds_the_lab_and_a_second_one_is_refused(lab):
 
 def test_down_leaves_nothing_even_of_frozen_processes(lab):
     lab.popen("h2", ["setsid", "sleep", "4321"])
-    assert wait_until(lambda: lab.processes("h2", "sleep 4321"))
+    wait_until(lambda: lab.processes("h2", "sleep 4321"))
     [process] = lab.processes("h2", "sleep 4321")[-1:]
     lab.freeze("h2")
     home = lab["h2"].home
     down()
     assert leftovers() == []
     assert not home.exists()
-    assert wait_until(lambda: not running(process.pid))
+    wait_until(lambda: not running(process.pid))
     down()
 
 

@@ -6,10 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from loopback_sshd import ssh_server
 from mistake_desk import Desk
-
-__all__ = ["ssh_server"]
 
 
 @pytest.fixture
@@ -21,9 +18,3 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     return desk
-
-
-@pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preflight's import of torch takes seconds; it is given up at once."""
-    monkeypatch.setattr("distributed.preflight.TORCH_ALARM_S", 1)

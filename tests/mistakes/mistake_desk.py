@@ -9,12 +9,12 @@ import os
 import re
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 import cli_typer
 
@@ -83,7 +83,9 @@ class Desk:
         for word in words(remedy):
             assert word.format(desk=self.folder) in advice, f"{word!r} is no remedy in: {err}"
         assert self.snapshot() == before
-        wait_until(lambda: not children() - processes)
+        wait_until(
+            lambda: not children() - processes, tell=lambda: [*map(str, psutil.Process().children(recursive=True))]
+        )
         return err
 
     def run(self, command: str) -> tuple[int, str, str]:
@@ -128,10 +130,3 @@ def children() -> set[int]:
             if child.status() != "zombie":
                 found.add(child.pid)
     return found
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, [str(child) for child in psutil.Process().children(recursive=True)]
-        time.sleep(0.05)

@@ -38,6 +38,11 @@ MISTAKES = {
         "Remove",
     ),
     "a host twice": (ALONE.format('"mini",\n "mini"'), "hosts.json:3: mini is listed twice", "Remove"),
+    "a host at two ports": (
+        ALONE.format('{"host": "mini", "ssh_port": 22},\n {"host": "mini", "ssh_port": 23}'),
+        "hosts.json:3: mini is listed twice",
+        "a name of its own",
+    ),
     "the master among the workers": (
         ALONE.format('"localhost"'),
         "hosts.json:2: localhost is listed twice",

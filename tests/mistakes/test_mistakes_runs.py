@@ -53,6 +53,13 @@ def model_is_gone(desk: Desk) -> None:
     shutil.rmtree(desk.folder / "model")
 
 
+def test_set_is_gone(desk: Desk) -> None:
+    desk.write("test.csv", (desk.folder / "clips.csv").read_text())
+    desk.change("config.ini", "max_steps = 2\n", "max_steps = 2\ntest = test.csv\n")
+    a_run(desk)
+    (desk.folder / "test.csv").unlink()
+
+
 def two_runs(desk: Desk) -> None:
     run = a_run(desk)
     shutil.copytree(run, run.with_name("20251121-101011-mine"))
@@ -92,6 +99,7 @@ MISTAKES = {
     "a run.json without ranks": (damaged("{}"), RESUME, 6, f"{RUN}/run.json: no 'run_id'", "start a new one"),
     "no run.json": (without_run_json, RESUME, 6, (f"{RUN}/run.json", "No such file"), "start a new one"),
     "the model is gone": (model_is_gone, RESUME, 6, f"run {RUN} needs {{desk}}/model, which is gone", "Put it back"),
+    "the test set is gone": (test_set_is_gone, RESUME, 6, "test.csv, which is gone", "Put it back"),
     "compare one run": (a_run, f"runs compare {RUN}", 3, "there is one run to compare", "Name two or more"),
     "a runs folder that there is not": (None, "runs list --runs-dir nowhere", 3, "nowhere", "--runs-dir"),
     "an age that is none": (a_run, "runs clean --older-than 7", 3, "--older-than 7: not an age", "12h"),
@@ -104,6 +112,13 @@ MISTAKES = {
         3,
         "answers.json:2",
         ("comma", "--save-answers"),
+    ),
+    "answers saved into a folder": (
+        answers(),
+        f"{WIZARD} --save-answers audio",
+        3,
+        "--save-answers audio is a folder",
+        "Name a file",
     ),
     "an answer to no question": (
         answers(modle="x"),
@@ -140,7 +155,7 @@ def test_runs(desk, make, command, status, place, remedy):
 
 @pytest.mark.parametrize(
     ("command", "status", "remedy"),
-    [(RESUME, 6, f"multimac runs show {RUN}"), (f"runs clean {RUN} --yes", 3, "Ctrl-C")],
+    [(RESUME, 6, f"multimac runs attach {RUN}"), (f"runs clean {RUN} --yes", 3, f"multimac runs stop {RUN}")],
     ids=["resume", "clean"],
 )
 def test_a_run_that_is_going_on(desk, command, status, remedy):

@@ -123,8 +123,12 @@ def rival(host: Host) -> None:
     (site / "first.pth").write_text(f"import sys; sys.path.insert(0, {str(site)!r})\n")
 
 
+def shell_with_a_welcome(host: Host) -> None:
+    (host.server.folder / "home" / ".bashrc").write_text("echo Welcome to this host\n")
+
+
 def unwritable_project(host: Host) -> None:
-    host.write(project_path="/proc/multimac")
+    host.write(project_path="/dev/null/multimac")
 
 
 def project_is_a_file(host: Host) -> None:
@@ -194,7 +198,20 @@ MISTAKES = {
     "a package of another version": (another_version, TRAIN, 5, ("127.0.0.1", "peft 0.1 (here "), SETUP),
     "Python is too old": (old_python, TRAIN, 5, ("127.0.0.1", "Python 3.9.6 at ", "needs >=3.11"), SETUP),
     "another package of our name": (rival, TRAIN, 5, "127.0.0.1", "pip uninstall distributed"),
-    "the project folder cannot be made": (unwritable_project, TRAIN, 5, ("127.0.0.1", "/proc"), "project_path"),
+    "its shell prints a welcome": (
+        shell_with_a_welcome,
+        CHECK,
+        5,
+        "127.0.0.1: its shell prints text of its own: 'Welcome",
+        "[ -t 1 ]",
+    ),
+    "the project folder cannot be made": (
+        unwritable_project,
+        TRAIN,
+        5,
+        ("127.0.0.1", "/dev/null cannot be used for /dev/null/multimac"),
+        "project_path",
+    ),
     "the project folder is a file": (project_is_a_file, TRAIN, 5, ("127.0.0.1", "project"), "project_path"),
     "files of somebody else in the project folder": (
         foreign_files,

@@ -40,6 +40,12 @@ class Reader:
     def use(self, key):
         raise self.wrong(f"{key} is odd", remedy="Drop it.")
         raise ConfigError(str(key))
+
+    def _add(self, node, what, remedy=""):
+        self.problems.append((node, what, remedy))
+
+    def judge(self, node):
+        self._add(node, f"only {node.mbit} Mbit/s", "A cable.", severity=WARNING)
 """
 
 
@@ -58,6 +64,7 @@ def test_messages_are_collected_with_remedy_and_kind(tmp_path):
         ("<path>:3: <count> keys, not <st size>", "Look there. Twice.", "ConfigError"),
         ("HOST: `<keys>` failed near <x> / nowhere!", "", "HostError"),
         ("<path>: <key> is odd", "Drop it.", "ConfigError"),
+        ("HOST: only <mbit> Mbit/s", "A cable.", "a warning"),
     }
 
 

@@ -10,7 +10,6 @@ from whisper_tuner.config import Profile
 from whisper_tuner.memory import (
     PUBLISHED,
     available_memory,
-    free_memory,
     profile_memory,
     shape_of,
     trained_parameters,
@@ -94,4 +93,4 @@ def test_memory_of_a_profile(tmp_path):
 
 
 def test_memory_of_this_machine():
-    assert 0 < free_memory() < available_memory() == psutil.virtual_memory().total
+    assert available_memory() == psutil.virtual_memory().total
