@@ -86,21 +86,11 @@ def prepare_run(
         checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),
         keep_checkpoints=profile.keep_checkpoints,
     )
-    ranks, items = [], {}
-    for number, label in enumerate(labels):
-        host = hosts.all[number] if hosts else None
-        if host is None or number == 0:
-            here = _on_master(profile, run_dir, host)
-            spec = dataclasses.replace(base, rank=number, profile=here, interface=(host and host.interface) or "")
-            ranks.append(Rank(label=label, spec=spec))
-        else:
-            own = {kind: lists[number] for kind, lists in shards.items()}
-            spec, items[host.address] = for_host(profile, base, number, host, manifests, own, run_dir)
-            ranks.append(Rank(label=label, spec=spec, host=host))
+    ranks, items = _ranks(profile, base, hosts, manifests, shards, run_dir)
     launch = Launch(
         run_id=run_dir.name,
         name=job.name,
-        ranks=tuple(ranks),
+        ranks=ranks,
         address=address,
         timeout_s=job.distribution.round_timeout_s,
         test=str(profile.test) if profile.test else None,
@@ -117,6 +107,29 @@ def prepare_run(
         total_steps=int(total_steps),
         manifests=tuple(checked.values()),
     )
+
+
+def _ranks(
+    profile: Profile,
+    base: RunSpec,
+    hosts: Hosts | None,
+    manifests: dict[str, Manifest],
+    shards: dict[str, list[list[Sample]]],
+    run_dir: Path,
+) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
+    """What each rank is told, and the files of each host but the master."""
+    ranks, items = [], {}
+    for number, label in enumerate(base.hosts):
+        host = hosts.all[number] if hosts else None
+        if host is None or number == 0:
+            here = _on_master(profile, run_dir, host)
+            spec = dataclasses.replace(base, rank=number, profile=here, interface=(host and host.interface) or "")
+            ranks.append(Rank(label=label, spec=spec))
+        else:
+            own = {kind: lists[number] for kind, lists in shards.items()}
+            spec, items[host.address] = for_host(profile, base, number, host, manifests, own, run_dir)
+            ranks.append(Rank(label=label, spec=spec, host=host))
+    return tuple(ranks), items
 
 
 def _twentieth(job: Job, total_steps: int) -> int:

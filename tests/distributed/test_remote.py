@@ -11,6 +11,7 @@ import pytest
 from loopback_sshd import SshServer, keygen
 from waiting import wait_until
 
+from distributed.hosts import Host
 from distributed.machine import LocalMachine, quote
 from distributed.remote import Remote
 from whisper_tuner.errors import HostError, HostKeyError
@@ -202,6 +203,11 @@ def protect(server: SshServer) -> Path:
     return server.key
 
 
+def says_here(host: Host) -> bool:
+    with Remote.connect(host) as remote:
+        return remote.run(["echo", "here"]).stdout == "here\n"
+
+
 def test_key_with_a_passphrase_points_to_the_agent(ssh_server):
     protect(ssh_server)
     with pytest.raises(HostError, match="has a passphrase") as caught:
@@ -213,13 +219,13 @@ def test_key_with_a_passphrase_points_to_the_agent(ssh_server):
 def test_agent_holds_the_key(ssh_server, agent, monkeypatch):
     sock = agent(protect(ssh_server), "secret-words")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
-    Remote.connect(ssh_server.host).close()
+    assert says_here(ssh_server.host)
 
 
 def test_identity_agent_of_the_configuration_is_used(ssh_server, agent):
     sock = agent(protect(ssh_server), "secret-words")
     ssh_server.configure(f"Host *\n  IdentityAgent {sock}\n")
-    Remote.connect(ssh_server.host).close()
+    assert says_here(ssh_server.host)
 
 
 def test_ssh_config_counts_and_the_hosts_file_wins(ssh_server):
@@ -228,16 +234,15 @@ def test_ssh_config_counts_and_the_hosts_file_wins(ssh_server):
         f"  IdentityFile {ssh_server.key}\nHost wrong\n  HostName 127.0.0.1\n  Port 9\n  User nobody\n"
     )
     plain = replace(ssh_server.host, address="studio", user=None, port=None, key_path=None)
-    Remote.connect(plain).close()
-    Remote.connect(replace(ssh_server.host, address="wrong")).close()
+    assert says_here(plain)
+    assert says_here(replace(ssh_server.host, address="wrong"))
 
 
 def test_odd_files_in_ssh_s_folder_are_passed_over(ssh_server):
     ssh_server.key.with_name(ssh_server.key.name + ".pub").write_bytes("ssh-ed25519 AAAA Jürgen".encode("latin-1"))
     known = ssh_server.known_hosts
     known.write_text("studio ssh-ed25519 ÄÖÜ\n" + known.read_text())
-    with Remote.connect(ssh_server.host) as remote:
-        assert remote.run(["echo", "here"]).stdout == "here\n"
+    assert says_here(ssh_server.host)
 
 
 def test_proxy_jump(ssh_server):

@@ -230,7 +230,7 @@ def test_local_hashes_are_remembered(remote, tmp_path, monkeypatch):
         raise AssertionError("hashed again")
 
     monkeypatch.setattr(sync_module.hashlib, "file_digest", never)
-    run(remote, items)
+    assert run(remote, items).files == 0
 
 
 def test_code_of_this_project():

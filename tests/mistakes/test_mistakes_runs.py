@@ -53,7 +53,7 @@ def model_is_gone(desk: Desk) -> None:
     shutil.rmtree(desk.folder / "model")
 
 
-def test_set_is_gone(desk: Desk) -> None:
+def no_test_set(desk: Desk) -> None:
     desk.write("test.csv", (desk.folder / "clips.csv").read_text())
     desk.change("config.ini", "max_steps = 2\n", "max_steps = 2\ntest = test.csv\n")
     a_run(desk)
@@ -99,7 +99,7 @@ MISTAKES = {
     "a run.json without ranks": (damaged("{}"), RESUME, 6, f"{RUN}/run.json: no 'run_id'", "start a new one"),
     "no run.json": (without_run_json, RESUME, 6, (f"{RUN}/run.json", "No such file"), "start a new one"),
     "the model is gone": (model_is_gone, RESUME, 6, f"run {RUN} needs {{desk}}/model, which is gone", "Put it back"),
-    "the test set is gone": (test_set_is_gone, RESUME, 6, "test.csv, which is gone", "Put it back"),
+    "the test set is gone": (no_test_set, RESUME, 6, "test.csv, which is gone", "Put it back"),
     "compare one run": (a_run, f"runs compare {RUN}", 3, "there is one run to compare", "Name two or more"),
     "a runs folder that there is not": (None, "runs list --runs-dir nowhere", 3, "nowhere", "--runs-dir"),
     "an age that is none": (a_run, "runs clean --older-than 7", 3, "--older-than 7: not an age", "12h"),
