@@ -1,8 +1,7 @@
 """Shards -> the batches of each optimizer step.
 
-Work is divided among *shards* (one for each host, see shards.py). A rank serves one shard or several; the batch of a
-step is the union of what its shards give, so one process that serves two shards trains exactly as two processes that
-serve one each.
+Work is divided among *shards*, one for each host (see shards.py). A rank that trains alone may take several; the batch
+of a step is then the union of what its shards give, exactly what their hosts would train together.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +22,9 @@ from whisper_tuner.errors import DataError
 from whisper_tuner.features import FeatureCache, pad_log_mel
 from whisper_tuner.labels import LabelEncoder, pad_labels
 from whisper_tuner.problems import Problem
+from whisper_tuner.shards import assign_shards
 
+Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
 Batch = dict[str, Any]
 """`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""
 
@@ -65,64 +66,91 @@ class BatchShape:
 
 
 class ShardBatches:
-    """The batches of a rank: a BatchSource.
+    """A manifest's samples, planned and read: the `Samples` of exogym's SharedWork.
 
-    It is built from the samples of every shard, so all ranks agree on the number of steps and on which durations are
-    trained when, without asking each other; only the audio of the shards in `serves` is opened.
-    Step k takes batch number p[k] of every shard, counted from the longest clips, p being one shuffle that all share:
-    so the ranks' inputs of a step are about equally long, and none waits for another.
+    Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
+    opened when its turn comes. Step k takes batch number p[k] of every shard, counted from the longest clips, p being
+    one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another.
+
+    homes: ids of the samples whose audio is on a host; a host that is not in it has all. What a host is dealt of the
+    others' comes last, when the audio may have followed. shards: names of shards that a rank trains alone, all at once.
     """
 
     def __init__(
         self,
-        shards: Sequence[Sequence[Sample]],
+        samples: Sequence[Sample],
         *,
-        serves: Sequence[int],
         features: FeatureCache,
         labels: LabelEncoder,
         shape: BatchShape,
         seed: int = 0,
         shuffle: bool = True,
+        shards: Sequence[str] = (),
+        homes: Mapping[str, Collection[str]] | None = None,
+        assign: Assign = assign_shards,
         on_problem: Callable[[Problem], None] = lambda problem: None,
     ):
-        self.serves = tuple(serves)
+        self.samples = list(samples)
         self._shape = shape
         extractor = features.extractor
         self._full_frames = extractor.nb_max_frames
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
-        self.edges = shape.edges or bucket_edges(
-            [sample for shard in shards for sample in shard], self._full_frames, frames_per_s=self._frames_per_s
-        )
-        self._shards = [sorted(shard, key=lambda s: (-s.duration_s, s.id)) for shard in shards]
+        self.edges = shape.edges or bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
+        self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels = features, labels
         self._seed, self._shuffle = seed, shuffle
+        self._shards, self._homes, self._assign = tuple(shards), homes or {}, assign
         self._on_problem = on_problem
-        self.steps_per_epoch = max((math.ceil(len(shard) / shape.batch_size) for shard in shards), default=0)
 
-    @property
-    def samples(self) -> list[Sample]:
-        """Everything that this rank trains on in an epoch."""
-        return [sample for shard in self.serves for sample in self._shards[shard]]
+    def __len__(self) -> int:
+        return len(self.samples)
 
-    def plan(self, epoch: int) -> list[list[Sample]]:
-        """The samples of each step of an epoch on this rank; an empty list where its shards have run out."""
-        steps = list(range(self.steps_per_epoch))
-        if self._shuffle:
-            random.Random(f"steps {self._seed} {epoch}").shuffle(steps)
-        orders = [self._ordered(shard, epoch) for shard in self.serves]
-        size = self._shape.batch_size
-        return [[s for order in orders for s in order[step * size : (step + 1) * size]] for step in steps]
+    def mark(self) -> str:
+        listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
+        return f"{self._shape} {self._seed} {self._shuffle}\n{listing}"
 
-    def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
+    def plan(
+        self, epoch: int, left: Sequence[bool] | None, members: Sequence[str], weights: Sequence[float]
+    ) -> list[list[list[int]]]:
+        """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
+        names = self._shards or members
+        weights = weights if names is members else [1.0] * len(names)
+        samples = self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
+        sizes = [max(1, round(self._shape.batch_size * w * len(names) / sum(weights))) for w in weights]
+        own, adopted = [], []
+        for name, shard in zip(names, self._assign(samples, names, weights), strict=True):
+            home = self._homes.get(name)
+            own.append([s for s in shard if home is None or s.id in home])
+            adopted.append([s for s in shard if home is not None and s.id not in home])
+        first = self._steps(own, sizes, epoch, "steps")
+        plan = [a + b for a, b in zip(first, self._steps(adopted, sizes, epoch, "adopted"), strict=True)]
+        # One rank with several shards trains what their hosts would have trained at the same time.
+        return [[sum(at_once, []) for at_once in zip(*plan, strict=True)]] if self._shards else plan
+
+    def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
             ahead = None
-            for samples in self.plan(epoch)[first_step:]:
-                pending, ahead = ahead, reader.submit(self._step, samples)
+            for numbers in steps:
+                pending, ahead = ahead, reader.submit(self._step, [self.samples[number] for number in numbers])
                 if pending is not None:
                     yield pending.result()
             if ahead is not None:
                 yield ahead.result()
+
+    def _steps(
+        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[int], epoch: int, what: str
+    ) -> list[list[list[int]]]:
+        """For each shard the numbers of its samples in each step; all have equally many steps."""
+        count = max((math.ceil(len(shard) / size) for shard, size in zip(shards, sizes, strict=True)), default=0)
+        steps = list(range(count))
+        if self._shuffle:
+            random.Random(f"{what} {self._seed} {epoch}").shuffle(steps)
+        plan = []
+        for number, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
+            order = [self._number[sample.id] for sample in self._ordered(shard, epoch, number)]
+            plan.append([order[step * size : (step + 1) * size] for step in steps])
+        return plan
 
     def collate(self, samples: Sequence[Sample], mels: Sequence[np.ndarray]) -> Batch:
         """One batch from samples and their log-mels [80|128, frames]."""
@@ -133,12 +161,12 @@ class ShardBatches:
             "ids": [sample.id for sample in samples],
         }
 
-    def _ordered(self, shard: int, epoch: int) -> list[Sample]:
+    def _ordered(self, shard: Sequence[Sample], epoch: int, number: int) -> list[Sample]:
         """A shard's samples from the longest bucket to the shortest, shuffled inside each."""
-        samples = self._shards[shard]
+        samples = sorted(shard, key=lambda s: (-s.duration_s, s.id))
         if not self._shuffle:
             return samples
-        chance = random.Random(f"samples {self._seed} {epoch} {shard}")
+        chance = random.Random(f"samples {self._seed} {epoch} {number}")
         return sorted(samples, key=lambda s: (-self._frames(s.duration_s * self._frames_per_s), chance.random()))
 
     def _frames(self, frames: float) -> int:

@@ -18,6 +18,7 @@ _HOME = {
     ),
     "exogym.flat": ("FlatParameters", "digest"),
     "exogym.logger": ("CsvLogger", "NullLogger", "Tee"),
+    "exogym.shared_work": ("SharedWork",),
     "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),
     "exogym.train_node": ("TrainNode", "TrainResult"),
     "exogym.trainer": ("FitSettings", "LocalTrainer", "Trainer"),

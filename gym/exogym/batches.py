@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -67,15 +67,55 @@ class DatasetBatches:
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         indices = self._indices(epoch)
         for step in range(first_step, self.steps_per_epoch):
-            mine = indices[step * self.batch_size : (step + 1) * self.batch_size]
-            parts = [mine[i : i + self.minibatch_size] for i in range(0, len(mine), self.minibatch_size)]
-            yield list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self._collate)) if parts else []
+            yield self.read(indices[step * self.batch_size : (step + 1) * self.batch_size])
+
+    def read(self, indices: Sequence[int]) -> list[Batch]:
+        """The micro-batches of one step with these samples."""
+        size = self.minibatch_size
+        parts = [indices[i : i + size] for i in range(0, len(indices), size)]
+        return list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self._collate)) if parts else []
 
     def _indices(self, epoch: int) -> Sequence[int]:
         if self._unpadded is not None or not len(self.dataset):
             return self._unpadded or ()
         self._sampler.set_epoch(epoch)
         return list(self._sampler)
+
+
+class DealtDataset:
+    """Any map-style dataset as SharedWork wants it: the rest of an epoch's shuffle in turn to each member."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int = 16,
+        minibatch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ):
+        self._batches = DatasetBatches(dataset, batch_size=batch_size, minibatch_size=minibatch_size, pad=False)
+        self._shuffle, self._seed = shuffle, seed
+
+    def __len__(self) -> int:
+        return len(self._batches.dataset)
+
+    def mark(self) -> str:
+        return f"{len(self)} {self._batches.batch_size} {self._shuffle} {self._seed}"
+
+    def plan(
+        self, epoch: int, left: torch.Tensor | None, members: Sequence[str], weights: Sequence[float]
+    ) -> list[list[list[int]]]:
+        generator = torch.Generator().manual_seed(self._seed + epoch)  # as DistributedSampler does
+        order = torch.randperm(len(self), generator=generator) if self._shuffle else torch.arange(len(self))
+        order = order.tolist() if left is None else order[left[order]].tolist()
+        size = self._batches.batch_size
+        steps = math.ceil(len(order) / (size * len(members)))
+        own = [order[n :: len(members)] for n in range(len(members))]
+        return [[mine[step * size : (step + 1) * size] for step in range(steps)] for mine in own]
+
+    def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
+        return map(self._batches.read, steps)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -97,6 +137,11 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
     elif isinstance(batch, (Mapping, list, tuple)):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors(value)
+
+
+def sample_ids(batch: Batch) -> list[str]:
+    """What `batch["ids"]` says of its samples, if it says anything."""
+    return list(batch.get("ids", ())) if isinstance(batch, Mapping) else []
 
 
 def count_samples(batch: Batch) -> int:

@@ -7,30 +7,32 @@ import hashlib
 import json
 import os
 import random
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from exogym.communication import Comm
 from exogym.errors import CheckpointError
 
 FORMAT = 1
-MOST = 16  # checkpoints that a rank can offer to the others
 
 
 class Checkpoints:
-    """The last `keep` checkpoints of one rank, in folder/<number>/; a higher number is a later state.
+    """The last `keep` checkpoints of rank `name`, in folder/<number>/; a higher number is a later state.
 
-    A checkpoint is rank<r>.safetensors and then rank<r>.json, which holds everything that is not a tensor and the hash
-    of the first: without it, or with another hash, the checkpoint does not count.
+    A checkpoint is NAME.safetensors and then NAME.json, which holds everything that is not a tensor and the hash of
+    the first: without it, or with another hash, the checkpoint does not count. Only the user may read them.
     """
 
-    def __init__(self, folder: Path | str, rank: int, *, keep: int = 2):
-        self.folder, self.rank, self.keep = Path(folder), rank, keep
+    def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
+        self.folder, self.name, self.keep = Path(folder), quote(name, safe=""), keep
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[int] | None = None
 
     def save(self, number: int, state: dict[str, Any]) -> int:
         """Write and then drop the oldest; `state` may nest dicts, lists, tuples, tensors, numbers and text.
@@ -38,16 +40,30 @@ class Checkpoints:
         Returns the bytes written. Raises CheckpointError (disk full, no permission).
         """
         tensors: dict[str, torch.Tensor] = {}
-        tree = _flatten(state, tensors)
+        return self._write(number, to_tree(state, tensors), tensors)
+
+    def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
+        """As save, from a copy of the state; waits for an earlier one that is still being written."""
+        wait([self._writing] if self._writing else [])
+        tensors: dict[str, torch.Tensor] = {}
+        tree = to_tree(state, tensors)
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._writing = self._writer.submit(self._write, number, tree, copies)
+        return self._writing
+
+    def _write(self, number: int, tree: Any, tensors: dict[str, torch.Tensor]) -> int:
         weights, index = self._files(number)
         try:
-            weights.parent.mkdir(parents=True, exist_ok=True)
-            part = index.with_suffix(".part")
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            weights.parent.mkdir(exist_ok=True)
+            part = index.with_name(index.name + ".part")
             save_file(tensors, part)
+            part.chmod(0o600)
             record = {"format": FORMAT, "number": number, "sha256": _sha256(part), "state": tree}
             record["check"] = _check(record)
             _sync(part)
             part.replace(weights)
+            part.touch(mode=0o600)
             part.write_text(json.dumps(record), encoding="utf-8")
             _sync(part)
             part.replace(index)
@@ -71,16 +87,16 @@ class Checkpoints:
         """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
         record = self._read(number)
         if record is None:
-            raise CheckpointError(f"{self._files(number)[0].parent}: rank {self.rank}'s checkpoint is damaged")
-        return _unflatten(record["state"], load_file(self._files(number)[0]))
+            raise CheckpointError(f"{self._files(number)[0].parent}: {self.name}'s checkpoint is damaged")
+        return from_tree(record["state"], load_file(self._files(number)[0]))
 
     def _numbers(self) -> list[int]:
         names = [path.name for path in self.folder.glob("*") if path.name.isdecimal()]
         return sorted(int(name) for name in names if self._files(int(name))[1].is_file())
 
     def _files(self, number: int) -> tuple[Path, Path]:
-        stem = self.folder / f"{number:07d}" / f"rank{self.rank}"
-        return stem.with_suffix(".safetensors"), stem.with_suffix(".json")
+        folder = self.folder / f"{number:07d}"
+        return folder / f"{self.name}.safetensors", folder / f"{self.name}.json"
 
     def _read(self, number: int) -> dict[str, Any] | None:
         weights, index = self._files(number)
@@ -93,23 +109,10 @@ class Checkpoints:
 
     def _remove(self, number: int) -> None:
         weights, index = self._files(number)
-        for file in (index, weights, index.with_suffix(".part")):
+        for file in (index, weights, index.with_name(index.name + ".part")):
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other ranks of this machine may have theirs in it
             weights.parent.rmdir()
-
-
-def newest_common(comm: Comm, numbers: list[int]) -> int | None:
-    """The highest number that every rank has; None if no rank has any. Raises CheckpointError naming who lacks them."""
-    offered = torch.full((MOST,), -1)
-    offered[: len(numbers)] = torch.tensor(sorted(numbers)[-MOST:], dtype=torch.int64)
-    of_rank = [set(theirs.tolist()) - {-1} for theirs in comm.all_gather(offered)]
-    if not any(of_rank):
-        return None
-    if common := set.intersection(*of_rank):
-        return max(common)
-    without = [rank for rank, theirs in enumerate(of_rank) if not theirs] or list(range(len(of_rank)))
-    raise CheckpointError(f"there is no checkpoint that all ranks have: rank {', '.join(map(str, without))} lacks it")
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -131,30 +134,30 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
         getattr(torch, device.type).set_rng_state(state["device"])
 
 
-def _flatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def to_tree(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`."""
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().contiguous()
         return {"tensor": name}
     if isinstance(value, dict):
-        return {"dict": [[_flatten(key, tensors), _flatten(item, tensors)] for key, item in value.items()]}
+        return {"dict": [[to_tree(key, tensors), to_tree(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_flatten(item, tensors) for item in value]}
+        return {type(value).__name__: [to_tree(item, tensors) for item in value]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(f"a {type(value).__name__} cannot be part of a checkpoint")
 
 
-def _unflatten(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     [(kind, content)] = tree.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {_unflatten(key, tensors): _unflatten(item, tensors) for key, item in content}
-    items = [_unflatten(item, tensors) for item in content]
+        return {from_tree(key, tensors): from_tree(item, tensors) for key, item in content}
+    items = [from_tree(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items
 
 

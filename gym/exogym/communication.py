@@ -13,15 +13,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exogym.errors import ExogymError, PeerLost
+from exogym.errors import ExogymError, PeerLost, RanksDiverged
 
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
+
+T = TypeVar("T")
 
 
 class Comm(ABC):
@@ -33,10 +36,12 @@ class Comm(ABC):
 
     rank: int
     world_size: int
+    amid_round = False  # whether this group was formed for ranks to end a round that they had begun in another
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         self.seconds = 0.0
+        self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last round, by epoch
 
     @abstractmethod
     def all_reduce_(self, flat: Tensor) -> None:
@@ -59,6 +64,39 @@ class Comm(ABC):
 
     @abstractmethod
     def barrier(self) -> None: ...
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """A name for each rank, which stays the same when ranks are numbered anew."""
+        return tuple(f"rank{rank}" for rank in range(self.world_size))
+
+    @property
+    def generation(self) -> int:
+        """Counts the groups that this communicator has been; buffers must not outlive theirs."""
+        return 0
+
+    def enter(self, enter: Callable[[], int]) -> None:
+        """Meet the others. `enter` makes ranks agree on a common state, and returns its digest."""
+        enter()
+
+    def together(self, what: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda _: {}) -> T:
+        """work() with its collectives, as one action of all ranks.
+
+        A group that survives losses repeats it until all of its ranks have done it: until then work() must change
+        nothing that it needs again. `what` is one of the kinds of votes in membership.py; what `about` makes of the
+        result goes with this rank's.
+        """
+        return work()
+
+    def compare(self, digest: int, where: str) -> None:
+        """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
+        digests = [int(t) for t in self.all_gather(torch.tensor([digest]))]
+        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if others:
+            raise RanksDiverged(f"after {where} the weights of rank {others} are not those of rank 0")
+
+    def regroup(self) -> None:  # noqa: B027
+        """Between rounds: let in who is waiting."""
 
     def close(self) -> None:  # noqa: B027  (most have nothing to leave)
         """Leave. Safe after PeerLost and when called twice."""
@@ -99,11 +137,12 @@ class SingleComm(Comm):
 
 
 class ProcessGroupComm(Comm):
-    """A torch.distributed process group; one at a time in a process.
+    """A torch.distributed process group; gloo's are kept out of torch's global state, so that several may follow.
 
-    Collectives start asynchronously and are polled against a deadline, so that a frozen peer becomes PeerLost after
-    `timeout` seconds and an interrupt is noticed while waiting. `store` outlives the group: give each group that
-    forms over it a PrefixStore of its own. For gloo between machines set GLOO_SOCKET_IFNAME before this.
+    Collectives start asynchronously and are polled, so that a peer that is silent for `timeout` seconds becomes
+    PeerLost, and so does `interrupted()` when it turns true, also in a process where signals cannot. `store` outlives
+    the group: give each group that forms over it a PrefixStore of its own. For gloo between machines set
+    GLOO_SOCKET_IFNAME before this. Backends other than gloo allow one group at a time in a process.
     """
 
     def __init__(
@@ -114,43 +153,53 @@ class ProcessGroupComm(Comm):
         store: dist.Store,
         backend: str = "gloo",
         timeout: float = DEFAULT_TIMEOUT,
+        interrupted: Callable[[], bool] = lambda: False,
     ):
         super().__init__()
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
+        self._work: dist.Work | None = None
+        self._buffers: tuple[Tensor, ...] = ()
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._interrupted = interrupted
         self._lost: PeerLost | None = None
+        self._global = backend != "gloo"
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
         wait = timedelta(seconds=timeout)
         try:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=wait)
+            if self._global:
+                dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=wait)
+                self._group = dist.group.WORLD
+            else:
+                self._group = dist.ProcessGroupGloo(store, rank, world_size, wait)
         except RuntimeError as error:
             raise PeerLost(
                 f"rank {rank} of {world_size} could not join the {backend} group: {_brief(error)}"
             ) from error
-        self._group = dist.group.WORLD
 
     def all_reduce_(self, flat: Tensor) -> None:
         with self._counted(flat), self._staged(flat) as tensor:
-            self._wait(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), "all_reduce")
+            self._wait(lambda: self._group.allreduce([tensor]), "all_reduce", tensor)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
         sent = [flat] if src == self.rank else []
         with self._counted(*sent), self._staged(flat) as tensor:
-            self._wait(lambda: dist.broadcast(tensor, src, group=self._group, async_op=True), "broadcast")
+            self._wait(lambda: self._group.broadcast([tensor], options), "broadcast", tensor)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         with self._counted(flat), self._staged(flat) as tensor:
             gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-            self._wait(lambda: dist.all_gather(gathered, tensor, group=self._group, async_op=True), "all_gather")
+            self._wait(lambda: self._group.allgather([gathered], [tensor]), "all_gather", tensor, *gathered)
         return [t.cpu() for t in gathered]
 
     def send(self, flat: Tensor, dst: int) -> None:
         with self._counted(flat), self._staged(flat) as tensor:
-            self._wait(lambda: dist.isend(tensor, dst, group=self._group), f"send to rank {dst}", self.timeout)
+            self._wait_whole(lambda: self._group.send([tensor], dst, 0), f"send to rank {dst}", tensor)
 
     def recv(self, flat: Tensor, src: int) -> None:
         with self._counted(), self._staged(flat) as tensor:
-            self._wait(lambda: dist.irecv(tensor, src, group=self._group), f"receive from rank {src}", self.timeout)
+            self._wait_whole(lambda: self._group.recv([tensor], src, 0), f"receive from rank {src}", tensor)
 
     def barrier(self) -> None:
         self.all_reduce_(torch.zeros(1))
@@ -158,11 +207,15 @@ class ProcessGroupComm(Comm):
     def close(self) -> None:
         if self._group is None:
             return
-        if self._lost:
-            # With work in flight, dropping the last reference blocks until the timeout.
-            _abandoned.append(self._group)
-        self._group = None
-        dist.destroy_process_group()
+        group, self._group = self._group, None
+        if self._lost and self._work is not None:
+            _abandoned.append((group, self._work, self._buffers))
+        self._work, self._buffers = None, ()
+        if self._global:
+            dist.destroy_process_group()
+        del group
+        # Dropping one whose work is still in flight would block until its timeout.
+        _abandoned[:] = [kept for kept in _abandoned if not kept[1].is_completed()]
 
     @contextmanager
     def _staged(self, flat: Tensor) -> Iterator[Tensor]:
@@ -171,25 +224,66 @@ class ProcessGroupComm(Comm):
         if tensor is not flat:
             flat.copy_(tensor)
 
-    def _wait(self, start: Callable[[], dist.Work], what: str, poll: float = POLL) -> None:
-        """For send and receive `poll` must be the whole timeout: gloo cuts the connection when a wait ends early."""
+    def _wait(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
+        self._poll(start, what, buffers, lambda work: _finished(work, POLL))
+
+    def _wait_whole(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
+        """For send and receive, where gloo cuts the connection when a wait ends early."""
+        outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+
+        def wait(work: dist.Work) -> None:
+            try:
+                work.wait(timedelta(seconds=self.timeout))
+                outcome.put(None)
+            except RuntimeError as error:
+                outcome.put(error)
+
+        def begin() -> dist.Work:
+            work = start()
+            threading.Thread(target=wait, args=(work,), daemon=True).start()
+            return work
+
+        def finished(_: dist.Work) -> bool:
+            try:
+                error = outcome.get(timeout=POLL)
+            except queue.Empty:
+                return False
+            if error:
+                raise error
+            return True
+
+        self._poll(begin, what, buffers, finished)
+
+    def _poll(
+        self,
+        start: Callable[[], dist.Work],
+        what: str,
+        buffers: tuple[Tensor, ...],
+        finished: Callable[[dist.Work], bool],
+    ) -> None:
         if self._lost:
             raise self._lost
         if self._group is None:
             raise ExogymError(f"{what} on a closed communicator")
         deadline = time.monotonic() + self.timeout
         try:
-            work = start()
-            while not _finished(work, poll):
+            self._work, self._buffers = None, buffers
+            if self._interrupted():
+                raise RuntimeError("interrupted")
+            self._work = start()
+            while not finished(self._work):
+                if self._interrupted():
+                    raise RuntimeError("interrupted")
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no answer within {self.timeout:g} s")
+            self._work, self._buffers = None, ()
         except RuntimeError as error:
             self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {_brief(error)}")
             raise self._lost from error
 
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
-_abandoned: list[dist.ProcessGroup] = []
+_abandoned: list[tuple[dist.ProcessGroup, dist.Work, tuple[Tensor, ...]]] = []
 
 
 def _finished(work: dist.Work, poll: float) -> bool:

@@ -55,7 +55,7 @@ class ScheduleSpec:
         if not 0 <= self.min_ratio <= 1:
             raise SettingError(f"min_ratio must be in [0, 1], not {self.min_ratio}")
 
-    def factor(self, step: int, total_steps: int) -> float:
+    def factor(self, step: float, total_steps: int) -> float:
         """Multiplier of the peak rate for optimizer step `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps

@@ -3,6 +3,7 @@
 ExogymError
 ├── SettingError       a setting that is unknown, out of range, or contradicts another (also a ValueError)
 ├── PeerLost           another rank died, froze or cut the connection
+├── Rejoined           this rank was away, and has been given the state of the others (for the training loop alone)
 ├── RanksDiverged      ranks that must hold the same thing do not
 ├── NotFinite          a loss or gradient became NaN or infinite
 ├── CheckpointError    a checkpoint that cannot be written, is damaged, or belongs to another run
@@ -22,6 +23,10 @@ class SettingError(ExogymError, ValueError):
 
 class PeerLost(ExogymError):
     """A collective did not complete. The communicator cannot be used again: close it and form another."""
+
+
+class Rejoined(ExogymError):
+    """What was going on is void: go on from the state as it is now."""
 
 
 class RanksDiverged(ExogymError):

@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from exogym import device as devices
-from exogym.batches import Batch, BatchSource, count_samples, tensors, to_device
-from exogym.checkpoint import Checkpoints, newest_common, random_state, set_random_state
+from exogym.batches import Batch, BatchSource, count_samples, sample_ids, tensors, to_device
+from exogym.checkpoint import Checkpoints, random_state, set_random_state
 from exogym.communication import Comm
-from exogym.errors import CheckpointError, ExogymError, NotFinite, SettingError
+from exogym.entry import DAMAGED, NOT_BEGUN, enter
+from exogym.errors import CheckpointError, ExogymError, NotFinite, PeerLost, Rejoined, SettingError
+from exogym.flat import digest
 from exogym.logger import Events, NullLogger
+from exogym.membership import END, VALIDATION
+from exogym.shared_work import SharedWork
 from exogym.strategy.strategy import StepResult, Strategy
 
 
@@ -41,6 +46,19 @@ class TrainResult:
     seconds_communicating: float
 
 
+@dataclass(frozen=True)
+class Position:
+    """How far ranks have come together. `in_epoch` counts the steps of `epoch` in the present deal of the work."""
+
+    step: int = 0
+    epoch: int = 0
+    in_epoch: int = 0
+    rounds: int = 0
+    val_loss: float | None = None
+    validated_at: int = 0
+    validation_due: bool = False
+
+
 class TrainNode:
     """Trains `model` as rank `comm.rank`, together with whoever else is in `comm`.
 
@@ -52,11 +70,15 @@ class TrainNode:
 
     With `checkpoints` each rank keeps its own state: after every `checkpoint_interval` agreements (rounds, or steps of
     a strategy without rounds; 0: never), and when it is stopped. `resume` goes on from the newest that all ranks have,
-    bit for bit as if nothing had happened; from the start if there is none. A checkpoint that cannot be written is a
-    "warning" event, and training goes on.
+    bit for bit as if nothing had happened. If there is none that all have, the newest that any has is given to the
+    others, whose inner optimizers start anew; if nobody has one, training starts from the beginning. A checkpoint that
+    cannot be written is a "warning" event, and training goes on.
 
-    events gets dicts with `type` start, resume, step, round (at each agreement of a strategy that has rounds, on every
-    rank), validation, checkpoint, stop or warning.
+    In an ElasticComm ranks may be lost, and may come (back) between rounds. What a lost rank trained since the last
+    agreement is dealt out again if `train` is SharedWork; else losing one ends the run with PeerLost.
+
+    events gets dicts with `type` start, resume, plan (work was dealt out anew), step, round (at each agreement of a
+    strategy that has rounds, on every rank), validation, checkpoint, stop or warning.
     The caller owns `comm` and closes it, also after an exception.
     """
 
@@ -86,40 +108,35 @@ class TrainNode:
         self.events = events or NullLogger()
         self.should_stop = should_stop
         self.checkpoints, self.checkpoint_interval, self.resume = checkpoints, checkpoint_interval, resume
+        self._epochs, self._max_steps = epochs, max_steps
         self.total_steps = _total_steps(train.steps_per_epoch, epochs, max_steps)
-        self._step = self._rounds = self._samples = 0
+        self._now = self._agreed = Position()
+        self._samples = 0
+        self._trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last agreement, by epoch
         self._loss = _Mean()
-        self._val_loss: float | None = None
-        self._validated_at = 0
-        self._validation_due = False
         self._digest: int | None = None
+        self._last_epoch = 0
+        self._begun = self._dealt_anew = False
+        self._writing: tuple[int, float, Future[int]] | None = None
         self._shapes: list[torch.Size] = []
 
     def run(self) -> TrainResult:
-        """Raises PeerLost, RanksDiverged, NotFinite."""
+        """Raises PeerLost, RanksDiverged, NotFinite, CheckpointError."""
         started = time.perf_counter()
         with _modes_kept(self.model):
             self.model.to(self.device).train()
             self.model.zero_grad(set_to_none=True)
             self.strategy.setup(self.model, self.comm, self.total_steps)
             self._announce()
-            if self.resume:
-                self._resume()
-            stopped = self._catch_up() or self._all_steps()
-            last = None if stopped else self.strategy.finish()
-            if last:
-                self._after_agreement(last)
-                stopped = last.stop
-            if not stopped and self._validated_at < self._step:
-                self._validate()
-            if stopped:
-                self._save()
+            self.comm.enter(self._enter)
+            stopped = self._until_the_end()
+            self._note_written(wait=True)
         return TrainResult(
-            steps=self._step,
-            rounds=self._rounds,
+            steps=self._now.step,
+            rounds=self._now.rounds,
             samples=self._samples,
             train_loss=self._loss.value(),
-            val_loss=self._val_loss,
+            val_loss=self._now.val_loss,
             digest=self._digest,
             stopped=stopped,
             bytes_sent=self.comm.bytes_sent,
@@ -127,14 +144,54 @@ class TrainNode:
             seconds_communicating=self.comm.seconds,
         )
 
+    def _until_the_end(self) -> bool:
+        """True if somebody asked to stop."""
+        while True:
+            try:
+                stopped = self._train()
+                self.comm.together(END, lambda: None)
+                return stopped
+            except Rejoined:
+                self.model.zero_grad(set_to_none=True)
+                self._emit("resume", round=self._now.rounds)
+
+    def _train(self) -> bool:
+        """From the state as it is to the end of the work. True if somebody asked to stop."""
+        if self._now == self._agreed:
+            self._deal()
+            if self._now.validation_due and self._work_left():
+                self._validate()
+        stopped = self._catch_up()
+        while not stopped:
+            stopped = self._all_steps()
+            last = None if stopped else self.strategy.finish()
+            if last:
+                self._after_agreement(last)
+                stopped = last.stop
+            # What a rank lost in the last round had left undone is dealt out again.
+            if not self._work_left():
+                break
+        if not stopped and self._now.validated_at < self._now.step:
+            self._validate()
+        if stopped:
+            self._save(wait=True)
+        return stopped
+
     def _all_steps(self) -> bool:
         """True if somebody asked to stop."""
-        for batches in self._work():
-            result = self._one_step(batches)
-            if result.stop:
-                return True
-            self._at_agreement(result)
+        while self._work_left():
+            self._dealt_anew = False
+            for batches in self._epoch():
+                result = self._one_step(batches)
+                if result.stop:
+                    return True
+                self._at_agreement(result)
+                if self._dealt_anew:
+                    break
         return False
+
+    def _work_left(self) -> bool:
+        return self._now.step < self.total_steps
 
     def _catch_up(self) -> bool:
         """End the round that a stop cut short when this rank was through with it. True if somebody asks to stop."""
@@ -147,44 +204,58 @@ class TrainNode:
         return result.stop
 
     def _at_agreement(self, result: StepResult) -> None:
-        if not result.agreed or self._step == self.total_steps:
+        if not result.agreed or not self._work_left():
             return
-        if self._validation_due:
+        if self._now.validation_due:
             self._validate()
         if self.checkpoint_interval and self.strategy.agreements % self.checkpoint_interval == 0:
             self._save()
 
-    def _work(self) -> Iterator[list[Batch]]:
-        """Micro-batches of each step of the run. Every rank must make the same number of steps."""
-        while self._step < self.total_steps:
-            epoch, first = divmod(self._step, self.train.steps_per_epoch)
-            if first == 0:
-                self._loss = _Mean()
-            promised = (epoch + 1) * self.train.steps_per_epoch
-            for batches in self.train.epoch(epoch, first_step=first) if first else self.train.epoch(epoch):
-                yield batches
-                if self._step in (self.total_steps, promised):
-                    break
-            if self._step < min(promised, self.total_steps):
-                missing = f"{promised - self._step} of the {self.train.steps_per_epoch} steps it promised"
-                raise ExogymError(f"rank {self.comm.rank}: epoch {epoch} of the batch source lacks {missing}")
+    def _epoch(self) -> Iterator[list[Batch]]:
+        """Micro-batches of each step of the epoch. Every rank must make the same number of steps."""
+        epoch, first = self._now.epoch, self._now.in_epoch
+        if first == 0:
+            self._loss = _Mean()
+        promised = self._steps_in(epoch)
+        for batches in self.train.epoch(epoch, first_step=first) if first else self.train.epoch(epoch):
+            yield batches
+            first += 1
+            if first == promised or not self._work_left():
+                break
+        if first < promised and self._work_left():
+            missing = f"{promised - first} of the {promised} steps it promised"
+            raise ExogymError(f"rank {self.comm.rank}: epoch {epoch} of the batch source lacks {missing}")
+
+    def _steps_in(self, epoch: int) -> int:
+        return self.train.steps_in(epoch) if isinstance(self.train, SharedWork) else self.train.steps_per_epoch
 
     def _one_step(self, batches: list[Batch]) -> StepResult:
         started = time.perf_counter()
         mean, samples = _Mean(), 0
+        trained = self._trained.setdefault(self._now.epoch, [])
         for batch in batches:
             samples += self._accumulate(batch, mean)
-        result = self.strategy.step(mean.weight, samples if mean.weight else 0, stopping=bool(self.should_stop()))
+            trained += sample_ids(batch)
+        result = self._strategy_step(mean.weight, samples)
         self.model.zero_grad(set_to_none=True)
-        self._step += 1
         self._samples += samples
         self._loss.add(mean.total, mean.weight)
         self._emit_step(result, mean, samples, time.perf_counter() - started)
-        if self.val_interval:
-            self._validation_due |= self._step % self.val_interval == 0
-        else:
-            self._validation_due |= self._step % self.train.steps_per_epoch == 0
+        self._note_written()
         self._after_agreement(result)
+        return result
+
+    def _strategy_step(self, weight: float, samples: int) -> StepResult:
+        now, before = self._now, self._now
+        is_last = now.in_epoch + 1 == self._steps_in(now.epoch)
+        now = replace(now, step=now.step + 1, in_epoch=now.in_epoch + 1)
+        due = now.step % self.val_interval == 0 if self.val_interval else is_last
+        now = replace(now, validation_due=now.validation_due or due)
+        if is_last:
+            now = replace(now, epoch=now.epoch + 1, in_epoch=0)
+        self.comm.trained = self._trained
+        result = self.strategy.step(weight, samples if weight else 0, stopping=bool(self.should_stop()))
+        self._now, self._last_epoch = now, before.epoch
         return result
 
     def _accumulate(self, batch: Batch, mean: _Mean) -> int:
@@ -193,7 +264,7 @@ class TrainNode:
         if weight > 0:  # a mean over no token at all is NaN
             value = loss.item()
             if not math.isfinite(value):
-                raise NotFinite(f"the loss is {value} on rank {self.comm.rank}, step {self._step + 1}")
+                raise NotFinite(f"the loss is {value} on rank {self.comm.rank}, step {self._now.step + 1}")
             (loss * weight).backward()
             mean.add(value * weight, weight)
         return samples
@@ -218,6 +289,16 @@ class TrainNode:
     def _validate(self) -> None:
         if self.val is None:
             return
+        sums = self.comm.together(VALIDATION, self._validation_sums)
+        loss = _Mean(*sums.tolist()).value()
+        self._now = replace(self._now, val_loss=loss, validation_due=False, validated_at=self._now.step)
+        self._agreed = self._now
+        self._emit("validation", loss=loss)
+
+    def _validation_sums(self) -> Tensor:
+        """Over all ranks: the sum of the losses, and of their weights."""
+        if isinstance(self.val, SharedWork) and self.val.members != self.comm.members:
+            self.val.deal(self.comm.members)
         mean = _Mean()
         with _modes_kept(self.model), torch.no_grad():
             self.model.eval()
@@ -228,76 +309,151 @@ class TrainNode:
                         mean.add(loss.item() * weight, weight)
         sums = torch.tensor([mean.total, mean.weight], dtype=torch.float64)
         self.comm.all_reduce_(sums)
-        self._val_loss = _Mean(*sums.tolist()).value()
-        self._validation_due, self._validated_at = False, self._step
-        self._emit("validation", loss=self._val_loss)
+        return sums
 
     def _after_agreement(self, result: StepResult) -> None:
-        self._digest = result.digest if result.agreed else self._digest
+        if not result.agreed:
+            return
+        self._digest = result.digest
         spent = {"bytes": result.bytes, "seconds": result.seconds_communicating}
         if result.stop:
             self._emit("stop", round=result.round, digest=result.digest, **spent)
         elif result.round is not None:
-            self._rounds = result.round
+            self._now = replace(self._now, rounds=result.round)
             self._emit("round", round=result.round, digest=result.digest, **spent)
+        if not self.strategy.cut_short:
+            self._settle()
+            if not result.stop:
+                self.comm.regroup()
+                self._deal()
 
-    def _save(self) -> None:
+    def _settle(self) -> None:
+        """What ranks have trained since they last agreed counts now."""
+        since, self._agreed = self._agreed, self._now
+        self._trained = {}
+        if isinstance(self.train, SharedWork):
+            until = (self._now.epoch, self._now.in_epoch)
+            self.train.settle((since.epoch, since.in_epoch), until, self.comm.members)
+
+    def _deal(self) -> None:
+        """Deal out anew what is left, if it was dealt to others than those who are here now."""
+        members = self.comm.members
+        if not isinstance(self.train, SharedWork):
+            if len(members) != self._ranks:
+                what = f"{type(self.train).__name__} cannot be dealt out anew"
+                raise PeerLost(f"{self._ranks} ranks had begun, now there are {len(members)}, and {what}")
+            return
+        if members == self.train.members and not self.train.is_stale:
+            return
+        self.train.deal(members)
+        self._now = self._agreed = replace(self._now, epoch=self.train.first_epoch, in_epoch=0)
+        left = [math.inf if limit is None else limit for limit in (self._steps_left(), self._max_steps)]
+        self.total_steps = int(min(self._now.step + left[0], left[1]))
+        self.strategy.schedule.stretch(self.strategy.steps, self.total_steps - self._now.step)
+        self._dealt_anew = True
+        self._emit("plan", total_steps=self.total_steps, hosts=len(members))
+
+    def _steps_left(self) -> int | None:
+        if self._epochs is None:
+            return None
+        return sum(self.train.steps_in(epoch) for epoch in range(self.train.first_epoch, self._epochs))
+
+    def _save(self, *, wait: bool = False) -> None:
         if self.checkpoints is None:
             return
-        started = time.perf_counter()
+        self._note_written(wait=True)
         # A state inside a round is later than the agreement before it, and earlier than the next one.
         number = 2 * self.strategy.agreements + self.strategy.cut_short
+        writing = self.checkpoints.save_in_background(number, self._state_dict())
+        self._writing = (self.strategy.agreements, time.perf_counter(), writing)
+        self._note_written(wait=wait)
+
+    def _note_written(self, *, wait: bool = False) -> None:
+        """Tell of the checkpoint that was being written, once it is."""
+        if self._writing is None or not (wait or self._writing[2].done()):
+            return
+        (agreements, started, writing), self._writing = self._writing, None
         try:
-            written = self.checkpoints.save(number, self._state_dict())
+            written = writing.result()
         except CheckpointError as error:
             self._emit("warning", what=str(error))
             return
-        spent = {"bytes": written, "seconds": time.perf_counter() - started}
-        self._emit("checkpoint", round=self.strategy.agreements, **spent)
+        self._emit("checkpoint", round=agreements, bytes=written, seconds=time.perf_counter() - started)
 
     def _state_dict(self) -> dict[str, Any]:
+        strategy = self.strategy.state_dict()
         return {
-            "fits": self._fits(),
-            "step": self._step,
-            "samples": self._samples,
-            "rounds": self._rounds,
-            "loss": [self._loss.total, self._loss.weight],
-            "val_loss": self._val_loss,
-            "validated_at": self._validated_at,
-            "validation_due": self._validation_due,
-            "random": random_state(self.device),
-            "strategy": self.strategy.state_dict(),
-        }
-
-    def _fits(self) -> dict[str, Any]:
-        """What must be the same for a state to be of any use."""
-        return {
-            "rank": self.comm.rank,
-            "ranks": self.comm.world_size,
             "strategy": type(self.strategy).__name__,
-            "layout of the model": self.strategy.parameters.layout(),
-            "steps in all": self.total_steps,
-            "steps in an epoch": self.train.steps_per_epoch,
+            "agreed": self._common_state(strategy["agreed"]),
+            "own": {
+                "now": asdict(self._now),
+                "samples": self._samples,
+                "trained": self._trained,
+                "loss": [self._loss.total, self._loss.weight],
+                "random": random_state(self.device),
+                "strategy": strategy["own"],
+            },
         }
 
-    def _resume(self) -> None:
-        """Raises CheckpointError."""
-        number = newest_common(self.comm, self.checkpoints.good() if self.checkpoints else [])
-        if number is None and self.checkpoints and (damaged := self.checkpoints.damaged()):
-            raise CheckpointError(f"{self.checkpoints.folder}: all checkpoints are damaged ({len(damaged)})")
-        if number is not None:
-            state = self.checkpoints.load(number)
-            for what, now in self._fits().items():
-                if state["fits"].get(what) != now:
-                    was = f"{what} was {state['fits'].get(what)}, and is {now}"
-                    raise CheckpointError(f"{self.checkpoints.folder} is of another run: {was}")
-            self.strategy.load_state_dict(state["strategy"])
-            self._step, self._samples, self._rounds = state["step"], state["samples"], state["rounds"]
-            self._loss = _Mean(*state["loss"])
-            self._val_loss, self._validated_at = state["val_loss"], state["validated_at"]
-            self._validation_due = state["validation_due"]
-            set_random_state(state["random"], self.device)
-        self._emit("resume", round=self._rounds)
+    def _common_state(self, strategy: dict[str, Any]) -> dict[str, Any]:
+        work = self.train.state_dict() if isinstance(self.train, SharedWork) else None
+        return {"now": asdict(self._agreed), "total_steps": self.total_steps, "strategy": strategy, "work": work}
+
+    # What `enter` asks of a rank, see Entrant.
+
+    def marks(self) -> list[int]:
+        parameters = self.strategy.parameters
+        work = self.train.mark() if isinstance(self.train, SharedWork) else self.total_steps
+        return [parameters.layout(), parameters.frozen_digest(), work]
+
+    def agreements(self) -> int:
+        return self.strategy.agreements if self._begun else NOT_BEGUN
+
+    def digest(self) -> int:
+        return digest(self.strategy.agreed_weights())
+
+    def offers(self) -> list[int]:
+        if not (self.resume and self.checkpoints):
+            return []
+        return self.checkpoints.good() or ([DAMAGED] if self.checkpoints.damaged() else [])
+
+    def load(self, number: int, *, exactly: bool) -> None:
+        state = self.checkpoints.load(number)
+        if state["strategy"] != (now := type(self.strategy).__name__):
+            was = f"its strategy was {state['strategy']}, and is {now}"
+            raise CheckpointError(f"{self.checkpoints.folder} is of another run: {was}")
+        self.load_agreed_state(state["agreed"])
+        if exactly:
+            own = state["own"]
+            self.strategy.load_own_state(own["strategy"])
+            self._now, self._trained = Position(**own["now"]), own["trained"]
+            self._samples, self._loss = own["samples"], _Mean(*own["loss"])
+            set_random_state(own["random"], self.device)
+
+    def agreed_state(self) -> dict[str, Any]:
+        return self._common_state(self.strategy.agreed_state())
+
+    def load_agreed_state(self, state: dict[str, Any]) -> None:
+        self.strategy.load_agreed_state(state["strategy"])
+        self._now = self._agreed = Position(**state["now"])
+        self.total_steps = state["total_steps"]
+        if isinstance(self.train, SharedWork):
+            self.train.load_state_dict(state["work"])
+        self._trained = {}
+
+    def _enter(self) -> int:
+        """Come to one state with the others; returns the digest of the weights that ranks agree on."""
+        if self._begun and not self.comm.amid_round:
+            self.load_agreed_state(self.agreed_state())
+        entered = enter(self.comm, self)
+        if not self._begun:
+            self._begun, self._ranks = True, self.comm.world_size
+            if self.resume or entered.checkpoint is not None:
+                self._emit("resume", round=self._now.rounds, exactly=entered.exactly)
+        elif entered.received:
+            self.comm.rejoined()
+        self._digest = self.digest()
+        return self._digest
 
     def _announce(self) -> None:
         parameters = self.strategy.parameters.num_parameters
@@ -323,8 +479,8 @@ class TrainNode:
         )
 
     def _emit(self, kind: str, **values: float | int | None) -> None:
-        epoch = max(0, self._step - 1) // self.train.steps_per_epoch
-        self.events({"type": kind, "rank": self.comm.rank, "epoch": epoch, "step": self._step, **values})
+        at = {"epoch": self._last_epoch, "step": self._now.step}
+        self.events({"type": kind, "rank": self.comm.rank, **at, **values})
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from exogym.batches import BatchSource, DatasetBatches
+from exogym.batches import BatchSource, DatasetBatches, DealtDataset
 from exogym.checkpoint import Checkpoints
 from exogym.communication import (
     DEFAULT_TIMEOUT,
@@ -29,9 +29,11 @@ from exogym.communication import (
 )
 from exogym.config import at_least, check_keys, one_of
 from exogym.device import PRECISIONS
+from exogym.elastic import ElasticComm
 from exogym.errors import SettingError
 from exogym.local_nodes import WEIGHTS, run_nodes
 from exogym.logger import Events, NullLogger
+from exogym.shared_work import SharedWork
 from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
 
@@ -124,7 +126,9 @@ class Trainer(ABC):
                 precision=settings.precision,
                 events=events,
                 should_stop=should_stop,
-                checkpoints=Checkpoints(folder, comm.rank, keep=settings.keep_checkpoints) if folder else None,
+                checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=settings.keep_checkpoints)
+                if folder
+                else None,
                 checkpoint_interval=settings.checkpoint_interval,
                 resume=settings.resume,
             )
@@ -139,6 +143,10 @@ class Trainer(ABC):
             data, share = data(comm.rank, comm.world_size, training), {}
         if data is None or isinstance(data, BatchSource):
             return data
+        if isinstance(comm, ElasticComm) and not own:
+            sizes = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size}
+            dealt = DealtDataset(data, **sizes, shuffle=training and settings.shuffle, seed=settings.seed)
+            return SharedWork(dealt, comm.members, comm.members[comm.rank])
         size = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size, "seed": settings.seed}
         batches = DatasetBatches(data, **share, **size, shuffle=training and settings.shuffle, pad=training and not own)
         if own and training:  # ranks may have made datasets of unequal length

@@ -17,7 +17,7 @@ STATE = {
 
 
 def test_a_state_comes_back_as_it_was(tmp_path):
-    kept = Checkpoints(tmp_path, 0)
+    kept = Checkpoints(tmp_path, "rank0")
     kept.save(4, STATE)
     back = kept.load(4)
     assert torch.equal(back["optimizer"][0].pop("exp_avg"), torch.tensor([1.5, -0.0]))
@@ -26,7 +26,7 @@ def test_a_state_comes_back_as_it_was(tmp_path):
 
 
 def test_only_the_last_ones_are_kept_and_each_rank_has_its_own(tmp_path):
-    first, second = Checkpoints(tmp_path, 0, keep=2), Checkpoints(tmp_path, 1, keep=2)
+    first, second = Checkpoints(tmp_path, "rank0", keep=2), Checkpoints(tmp_path, "rank1", keep=2)
     for number in (1, 2, 3):
         first.save(number, STATE)
     second.save(1, STATE)
@@ -37,7 +37,7 @@ def test_only_the_last_ones_are_kept_and_each_rank_has_its_own(tmp_path):
 @pytest.mark.parametrize("name", ["rank0.safetensors", "rank0.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "empty"])
 def test_a_damaged_one_does_not_count(tmp_path, name, damage):
-    kept = Checkpoints(tmp_path, 0)
+    kept = Checkpoints(tmp_path, "rank0")
     kept.save(1, STATE)
     kept.save(2, STATE)
     file = tmp_path / "0000002" / name
@@ -60,7 +60,7 @@ def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path
     events = []
     source = Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4)
     strategy = DiLoCoStrategy(H=1, lr=0.01)
-    kept = Checkpoints(tmp_path, 0)
+    kept = Checkpoints(tmp_path, "rank0")
     node = TrainNode(
         Line(), SingleComm(), strategy, source, epochs=1, device="cpu", events=events.append,
         checkpoints=kept, checkpoint_interval=1,
@@ -107,8 +107,8 @@ def two_ranks(make_strategy, folder=None, *, stop_at=(None, None), interval=0, r
         node = TrainNode(
             model, comm, make_strategy(), Resumable(SOURCES[comm.rank].steps), epochs=4, device="cpu",
             val=Steps([[token_batch(3, seed=99)]]), val_interval=4, events=events.append,
-            should_stop=lambda: stop_at[comm.rank] is not None and node._step + 1 >= stop_at[comm.rank],
-            checkpoints=Checkpoints(folder, comm.rank) if folder else None, checkpoint_interval=interval,
+            should_stop=lambda: stop_at[comm.rank] is not None and node._now.step + 1 >= stop_at[comm.rank],
+            checkpoints=Checkpoints(folder, f"rank{comm.rank}") if folder else None, checkpoint_interval=interval,
             resume=resume,
         )  # fmt: skip
         result = node.run()
@@ -148,7 +148,7 @@ def test_after_a_crash_it_goes_on_from_the_newest_that_all_ranks_have(tmp_path, 
     whole = two_ranks(STRATEGIES[name])
     with pytest.raises(Exception, match="died"):
         two_ranks(STRATEGIES[name], tmp_path, interval=1, die_at=17)
-    newest = max(Checkpoints(tmp_path, 1).good())
+    newest = max(Checkpoints(tmp_path, "rank1").good())
     (tmp_path / f"{newest:07d}" / "rank1.json").unlink()
     resumed = two_ranks(STRATEGIES[name], tmp_path, interval=1, resume=True)
     assert 0 < len(resumed[0][1]) < 24
@@ -160,11 +160,20 @@ def test_without_any_checkpoint_a_resumed_run_starts_anew(tmp_path):
     assert torch.equal(whole[0][0], resumed[0][0]) and len(resumed[0][1]) == 24
 
 
-def test_a_checkpoint_that_one_rank_lacks_is_named(tmp_path):
-    two_ranks(STRATEGIES["diloco"], tmp_path, stop_at=(7, None))
+def test_a_rank_without_a_checkpoint_is_given_what_the_others_agreed_on(tmp_path):
+    two_ranks(STRATEGIES["diloco"], tmp_path, stop_at=(12, None))
     for file in tmp_path.rglob("rank1.*"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="rank 1 lacks it"):
+    resumed = two_ranks(STRATEGIES["diloco"], tmp_path, resume=True)
+    assert torch.equal(resumed[0][0], resumed[1][0])
+    assert sorted(resumed[1][1]) == list(range(11, 25))  # from the last round on: inside it only rank 0 knew
+
+
+def test_if_all_are_damaged_it_does_not_start_anew(tmp_path):
+    two_ranks(STRATEGIES["diloco"], tmp_path, stop_at=(7, None))
+    for file in tmp_path.rglob("*.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged: rank0, rank1"):
         two_ranks(STRATEGIES["diloco"], tmp_path, resume=True)
 
 

@@ -6,7 +6,7 @@ from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
 from torch import nn
 
 from exogym import AllReduceStrategy, CsvLogger, DiLoCoStrategy, SingleComm, Tee, TrainNode
-from exogym.errors import ExogymError, NotFinite, SettingError
+from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
 
 
 def steps_of(points: Points, size: int) -> Steps:
@@ -21,6 +21,23 @@ def node(model=None, comm=None, strategy=None, train=None, **settings):
     strategy = strategy or AllReduceStrategy(lr=0.05)
     made = TrainNode(model or Line(), comm or SingleComm(), strategy, train or steps_of(Points(12), 4), **settings)
     return made, events
+
+
+def test_all_start_from_rank_0_and_must_build_the_same():
+    def train(model, steps=1, strategy=DiLoCoStrategy):
+        return lambda comm: TrainNode(
+            model(comm.rank), comm, strategy(), Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * steps(comm.rank)),
+            max_steps=1 + steps(comm.rank), epochs=1, device="cpu",
+        ).run()  # fmt: skip
+
+    one = lambda rank: 1  # noqa: E731
+    assert len({result.digest for result in run_threads(3, train(lambda rank: Line(seed=rank), one))}) == 1
+    with pytest.raises(RanksDiverged, match="same model"):
+        run_threads(2, train(lambda rank: [Line, Tokens][rank](), one))
+    with pytest.raises(RanksDiverged, match="number of steps"):
+        run_threads(2, train(lambda rank: Line(), lambda rank: 1 + rank))
+    with pytest.raises(RanksDiverged, match="other base models"):
+        run_threads(2, train(lambda rank: Tokens(seed=rank), one))
 
 
 def test_events_and_result():

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from exogym.config import AllReduceConfig, Optim, ScheduleSpec
 from exogym.flat import digest
+from exogym.membership import ROUND
 from exogym.strategy.optim import clip, scale_grads
-from exogym.strategy.strategy import StepResult, Strategy, agree_on_digest, metered
+from exogym.strategy.strategy import StepResult, Strategy, metered
 
 
 class AllReduceStrategy(Strategy):
@@ -49,12 +50,15 @@ class AllReduceStrategy(Strategy):
     def _start(self, flat: Tensor) -> None:
         params = self.parameters
         self._agreed_buffers = flat[params.num_parameters :].clone()
-        self._payload = params.empty(extra=len(params.parameters) + 2)
+        self._payload: Tensor | None = None
+        self._payload_of: int | None = None
         self._checked = -1
 
     def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
         with metered(self.comm) as spent:
-            total, stop = self._average(weight, stopping)
+            round = {"round": self.steps + 1, "cut_short": False}
+            sums = self.comm.together(ROUND, lambda: self._sum(weight, stopping), about=lambda _: round)
+            total, stop = self._divide(*sums) if sums else self._alone(weight, stopping)
             lr = self.schedule.set(self.steps)
             self.steps += 1
             norm = self._move() if total > 0 else None
@@ -69,12 +73,11 @@ class AllReduceStrategy(Strategy):
             compared = self._compare()
         return StepResult(digest=compared, agreed=True, **spent)
 
-    def _average(self, weight: float, stopping: bool) -> tuple[float, bool]:
-        """Sums in `.grad` -> mean over all ranks; buffers -> their weighted mean. Returns (total weight, stop)."""
+    def _sum(self, weight: float, stopping: bool) -> tuple[Tensor, ...] | None:
+        """Sums in `.grad` -> sums over all ranks, in the payload; the model stays as it is. None without others."""
         params = self.parameters
         if self.comm.world_size == 1:
-            scale_grads(params.parameters, 1 / weight if weight else 0.0)
-            return weight, stopping
+            return None
         payload, grads, buffers, present, tail = self._fields()
         params.read_grads(payload)
         # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
@@ -82,6 +85,11 @@ class AllReduceStrategy(Strategy):
         present.copy_(torch.tensor([p.grad is not None for p in params.parameters]))
         tail.copy_(torch.tensor([weight, stopping]))
         self.comm.all_reduce_(payload)
+        return grads, buffers, present, tail
+
+    def _divide(self, grads: Tensor, buffers: Tensor, present: Tensor, tail: Tensor) -> tuple[float, bool]:
+        """Sums over all ranks -> means in `.grad` and in the buffers. Returns (total weight, stop)."""
+        params = self.parameters
         total, stop = tail.tolist()
         if total > 0:
             params.write_grads(grads.mul_(1 / total))
@@ -90,8 +98,17 @@ class AllReduceStrategy(Strategy):
                 p.grad = p.grad if count else None
         return total, stop > 0
 
+    def _alone(self, weight: float, stopping: bool) -> tuple[float, bool]:
+        """As _divide, without a copy on the CPU."""
+        scale_grads(self.parameters.parameters, 1 / weight if weight else 0.0)
+        if weight > 0:
+            self._agreed_buffers = self.parameters.read_buffers()
+        return weight, stopping
+
     def _fields(self) -> tuple[Tensor, ...]:
         params = self.parameters
+        if self._payload is None or self._payload_of != self.comm.generation:
+            self._payload, self._payload_of = params.empty(extra=len(params.parameters) + 2), self.comm.generation
         sizes = [params.num_parameters, params.numel - params.num_parameters, len(params.parameters), 2]
         return self._payload, *self._payload.split(sizes)
 
@@ -101,10 +118,10 @@ class AllReduceStrategy(Strategy):
         return norm
 
     def _compare(self) -> int:
-        if self.comm.world_size > 1:  # in a step without weight a rank's own buffers may still have changed
-            self.parameters.write_buffers(self._agreed_buffers)
-        value = digest(self.parameters.read(self._payload[: self.parameters.numel]))
-        agree_on_digest(self.comm, value, f"step {self.steps}")
+        # In a step without weight a rank's own buffers may still have changed.
+        self.parameters.write_buffers(self._agreed_buffers)
+        value = digest(self.agreed_weights())
+        self.comm.compare(value, f"step {self.steps}")
         self._checked = self.steps
         return value
 
@@ -112,13 +129,23 @@ class AllReduceStrategy(Strategy):
     def agreements(self) -> int:
         return self.steps
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"weights": self.parameters.read()}
+    def agreed_state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "schedule": self.schedule.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "weights": self.agreed_weights(),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+    def load_agreed_state(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.schedule.load_state_dict(state["schedule"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.parameters.write(state["weights"])
         self._agreed_buffers = self.parameters.read_buffers()
+
+    def agreed_weights(self) -> Tensor:
+        return self.parameters.read()
 
 
 SimpleReduceStrategy = AllReduceStrategy

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from exogym.config import DiLoCoConfig, Optim, ScheduleSpec
 from exogym.flat import CHUNK, digest
+from exogym.membership import ROUND
 from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
-from exogym.strategy.strategy import StepResult, Strategy, agree_on_digest, metered
+from exogym.strategy.strategy import StepResult, Strategy, metered
 
 
 class DiLoCoStrategy(Strategy):
@@ -61,7 +62,8 @@ class DiLoCoStrategy(Strategy):
 
     def _start(self, flat: Tensor) -> None:
         self._master = flat
-        self._payload = self.parameters.empty(extra=2)
+        self._payload: Tensor | None = None
+        self._payload_of: int | None = None
         self._pieces = [nn.Parameter(piece) for piece in flat[: self.parameters.num_parameters].split(CHUNK)]
         self.outer = outer_optimizer(self.config, self._pieces)
         self.rounds = 0
@@ -95,7 +97,11 @@ class DiLoCoStrategy(Strategy):
 
     def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool) -> StepResult:
         with metered(self.comm) as spent:
-            total, stop = self._average_change(stopping)
+            total, stop = self.comm.together(
+                ROUND,
+                lambda: self._average_change(stopping),
+                about=lambda result: {"round": self.rounds + 1, "cut_short": result[1]},
+            )
             if stop:
                 self._before_stop = self._inside_round()
             self.rounds += 1
@@ -103,12 +109,14 @@ class DiLoCoStrategy(Strategy):
                 self._outer_step()
             self.parameters.write(self._master)
             value = digest(self._master)
-            agree_on_digest(self.comm, value, f"round {self.rounds}")
+            self.comm.compare(value, f"round {self.rounds}")
         self._steps_in_round = self._samples_in_round = 0
         return StepResult(lr=lr, round=self.rounds, digest=value, grad_norm=grad_norm, agreed=True, stop=stop, **spent)
 
     def _average_change(self, stopping: bool) -> tuple[float, bool]:
         """Payload <- the ranks' mean change of the weights since the last round. Returns (total samples, stop)."""
+        if self._payload is None or self._payload_of != self.comm.generation:
+            self._payload, self._payload_of = self.parameters.empty(extra=2), self.comm.generation
         change, tail = self._payload.split([self.parameters.numel, 2])
         if self._samples_in_round:
             # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
@@ -133,32 +141,52 @@ class DiLoCoStrategy(Strategy):
 
     @property
     def agreements(self) -> int:
-        return self._before_stop["rounds"] if self._before_stop else self.rounds
+        return self._before_stop["agreed"]["rounds"] if self._before_stop else self.rounds
 
     @property
     def cut_short(self) -> bool:
         return self._before_stop is not None
 
     def state_dict(self) -> dict[str, Any]:
-        if self._before_stop is not None:
-            return self._before_stop
-        outer = {"rounds": self.rounds, "outer": self.outer.state_dict(), "master": self._master}
-        return super().state_dict() | outer | {"inside": None}
+        return self._before_stop or super().state_dict()
+
+    def agreed_state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps - self._steps_in_round,
+            "rounds": self.rounds,
+            "schedule": self.schedule.state_dict(),
+            "outer": self.outer.state_dict(),
+            "master": self._master,
+        }
+
+    def load_agreed_state(self, state: dict[str, Any]) -> None:
+        self.steps, self.rounds = state["steps"], state["rounds"]
+        self.schedule.load_state_dict(state["schedule"])
+        self._master.copy_(state["master"])
+        self.outer.load_state_dict(state["outer"])
+        self.parameters.write(self._master)
+        self._steps_in_round = self._samples_in_round = 0
+        self._before_stop = None
+
+    def agreed_weights(self) -> Tensor:
+        return self._master
+
+    def own_state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "inside": None}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        if inside := state["inside"]:
+            self.parameters.write(inside["weights"])
+            self.steps += inside["steps"]
+            self._steps_in_round, self._samples_in_round = inside["steps"], inside["samples"]
 
     def _inside_round(self) -> dict[str, Any]:
         """The state in the middle of a round, copied where its forced end will change it."""
-        state = self.state_dict()
+        agreed, own = self.agreed_state(), self.own_state()
         inside = {"weights": self.parameters.read(), "steps": self._steps_in_round, "samples": self._samples_in_round}
-        return state | {"master": state["master"].clone(), "outer": copy.deepcopy(state["outer"]), "inside": inside}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.rounds = state["rounds"]
-        self._master.copy_(state["master"])
-        self.outer.load_state_dict(state["outer"])
-        inside = state["inside"] or {"weights": self._master, "steps": 0, "samples": 0}
-        self.parameters.write(inside["weights"])
-        self._steps_in_round, self._samples_in_round = inside["steps"], inside["samples"]
+        copies = {"master": agreed["master"].clone(), "outer": copy.deepcopy(agreed["outer"])}
+        return {"agreed": agreed | copies, "own": own | {"inside": inside}}
 
     def catch_up(self) -> StepResult | None:
         if self._steps_in_round < self.config.H:

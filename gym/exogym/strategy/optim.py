@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,18 +58,38 @@ def _can_fuse(parameters: Iterable[Tensor]) -> bool | None:
 
 
 class Schedule:
-    """Sets the learning rate of an optimizer's groups; knows the peak rate of each."""
+    """Sets the learning rate of an optimizer's groups; knows the peak rate of each.
+
+    Where a run gets longer or shorter than the `total_steps` that it was planned for, what is left of the curve is
+    stretched over the steps that are left.
+    """
 
     def __init__(self, spec: ScheduleSpec, optimizer: Optimizer, total_steps: int):
         self._spec, self._optimizer, self._total_steps = spec, optimizer, total_steps
         self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self._stretched = (0, 0.0, 1.0)  # from this step on: where it is on the curve, and what a step adds
+
+    def stretch(self, step: int, remaining: int) -> None:
+        """From optimizer step `step` on there are `remaining` more."""
+        here = self._planned(step)
+        self._stretched = (step, here, (self._total_steps - here) / remaining if remaining else 1.0)
 
     def set(self, step: int) -> float:
         """Set the rate for optimizer step `step`, counted from 0, and return the first group's."""
-        factor = self._spec.factor(step, self._total_steps)
+        factor = self._spec.factor(self._planned(step), self._total_steps)
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor
         return self._peaks[0] * factor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stretched": self._stretched}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._stretched = state["stretched"]
+
+    def _planned(self, step: int) -> float:
+        since, here, pace = self._stretched
+        return here + (step - since) * pace
 
 
 def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:

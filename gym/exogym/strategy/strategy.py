@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from exogym.communication import Comm
 from exogym.config import StrategyConfig
-from exogym.errors import RanksDiverged, SettingError
+from exogym.errors import SettingError
 from exogym.flat import FlatParameters
 from exogym.strategy.optim import Schedule, inner_optimizer
 
@@ -53,19 +52,14 @@ class Strategy(ABC):
         return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
-        """Take on the model, already on its device; all ranks start from rank 0's weights. Raises RanksDiverged."""
+        """Take on the model, already on its device. That ranks start alike is the caller's affair (see entry.py)."""
         self.comm = comm
-        self.total_steps = total_steps
         self.parameters = FlatParameters(model)
         if not self.parameters.num_parameters:
             raise SettingError("the model has no trainable parameters")
-        agree_on_layout(comm, self.parameters, total_steps)
         self.optimizer = inner_optimizer(self.config, self.parameters.parameters)
         self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
-        flat = self.parameters.read()
-        comm.broadcast_(flat, src=0)
-        self.parameters.write(flat)
-        self._start(flat)
+        self._start(self.parameters.read())
 
     @abstractmethod
     def _start(self, flat: Tensor) -> None:
@@ -84,34 +78,44 @@ class Strategy(ABC):
     def finish(self) -> StepResult | None:
         """Make the ranks agree after the last step, if they do not yet. None if there was nothing to do."""
 
-    def agreed(self) -> Tensor | None:
-        """The weights that ranks last agreed on, flat [numel]; None if only the model has them. Not to be changed."""
-        return None
-
     @property
     @abstractmethod
     def agreements(self) -> int:
         """How often the ranks had agreed by state_dict(): rounds, or steps for a strategy without rounds."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers and counters, not copied. With it another process goes on bit for bit.
-
-        After a stop it is the state before the ranks were made to agree ahead of time: see `cut_short`.
-        """
-        return {"steps": self.steps, "optimizer": self.optimizer.state_dict()}
 
     @property
     def cut_short(self) -> bool:
         """Whether state_dict() lies inside a round, since a stop made the ranks agree before its end."""
         return False
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After `setup`, on the same rank of as many ranks."""
-        self.steps = state["steps"]
-        self.optimizer.load_state_dict(state["optimizer"])
+    def state_dict(self) -> dict[str, Any]:
+        """agreed_state and own_state. With them another process goes on bit for bit.
+
+        After a stop it is the state before the ranks were made to agree ahead of time: see `cut_short`.
+        """
+        return {"agreed": self.agreed_state(), "own": self.own_state()}
+
+    @abstractmethod
+    def agreed_state(self) -> dict[str, Any]:
+        """What all ranks had in common when they last agreed, not copied: enough for a new rank to join."""
+
+    @abstractmethod
+    def load_agreed_state(self, state: dict[str, Any]) -> None:
+        """After `setup`. Leaves what is this rank's own, but for a round that it was amid: that is void."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What this rank needs besides, at the same moment, to go on bit for bit."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """After load_agreed_state, on the same rank."""
+
+    @abstractmethod
+    def agreed_weights(self) -> Tensor:
+        """Flat [numel] on the CPU, not to be changed."""
 
     def catch_up(self) -> StepResult | None:
-        """After load_state_dict: end a round that was complete on this rank when it was cut short."""
+        """After load_own_state: end a round that was complete on this rank when it was cut short."""
         return None
 
     def _where(self) -> str:
@@ -126,25 +130,3 @@ def metered(comm: Comm) -> Iterator[dict[str, Any]]:
     yield spent
     spent["bytes"] = comm.bytes_sent - bytes_before
     spent["seconds_communicating"] = comm.seconds - seconds_before
-
-
-def agree_on_layout(comm: Comm, parameters: FlatParameters, total_steps: int) -> None:
-    mine = torch.tensor([parameters.layout(), parameters.numel, total_steps, parameters.frozen_digest()])
-    for rank, theirs in enumerate(comm.all_gather(mine)):
-        if theirs[2] != total_steps:
-            raise RanksDiverged(f"rank {comm.rank} will make {total_steps} steps, but rank {rank} {int(theirs[2])}")
-        if not torch.equal(theirs[:2], mine[:2]):
-            raise RanksDiverged(
-                f"rank {comm.rank} trains {parameters.numel} values, rank {rank} {int(theirs[1])} or others: "
-                "all ranks must build the same model and freeze the same parts"
-            )
-        if theirs[3] != mine[3]:
-            raise RanksDiverged(f"frozen weights of rank {rank} are not those of rank {comm.rank}: other base models?")
-
-
-def agree_on_digest(comm: Comm, value: int, where: str) -> None:
-    """Raises RanksDiverged, naming the ranks that differ from rank 0."""
-    values = [int(t) for t in comm.all_gather(torch.tensor([value]))]
-    others = [rank for rank, other in enumerate(values) if other != values[0]]
-    if others:
-        raise RanksDiverged(f"after {where} the weights of rank {others} are not those of rank 0")

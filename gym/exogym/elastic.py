@@ -1,0 +1,187 @@
+"""A communicator whose ranks may come and go: one generation after another, as a Roster decides."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from exogym.communication import POLL, Comm
+from exogym.errors import PeerLost, Rejoined
+from exogym.membership import ENTER, ROUND, Generation, Mailbox
+
+T = TypeVar("T")
+
+
+class ElasticComm(Comm):
+    """Rank `name` among those of `hosts` who are there: `members`, in rank order.
+
+    connect(generation, rank, interrupted) forms the group of one generation; it may take long, and runs in a thread.
+    send(message) reaches the roster, and what the roster says arrives in `mailbox`.
+    Collectives raise PeerLost as soon as their generation is over. Only `enter`, `together` and `regroup` go on to the
+    next; they raise Rejoined if this rank had fallen behind.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hosts: Sequence[str],
+        mailbox: Mailbox,
+        send: Callable[[dict[str, Any]], None],
+        connect: Callable[[Generation, int, Callable[[], bool]], Comm],
+    ):
+        super().__init__()
+        self.name = name
+        self._mailbox, self._send, self._connect = mailbox, send, connect
+        self._group: Comm | None = None
+        self._generation = Generation(0, tuple(hosts), "", False)  # as it will be if all of them come
+        self._vote = 0
+        self._digest: int | None = None
+        self._regroup_due = False
+        self._rejoined = False
+        self._enter: Callable[[], int] = lambda: 0
+
+    @property
+    def rank(self) -> int:
+        return self.members.index(self.name)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self._generation.members
+
+    @property
+    def amid_round(self) -> bool:
+        return self._generation.amid_round
+
+    @property
+    def generation(self) -> int:
+        return self._generation.number
+
+    def all_reduce_(self, flat: Tensor) -> None:
+        self._in_group(flat, lambda group: group.all_reduce_(flat))
+
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        self._in_group(flat if src == self.rank else None, lambda group: group.broadcast_(flat, src))
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        return self._in_group(flat, lambda group: group.all_gather(flat))
+
+    def send(self, flat: Tensor, dst: int) -> None:
+        self._in_group(flat, lambda group: group.send(flat, dst))
+
+    def recv(self, flat: Tensor, src: int) -> None:
+        self._in_group(None, lambda group: group.recv(flat, src))
+
+    def barrier(self) -> None:
+        self._in_group(None, lambda group: group.barrier())
+
+    def enter(self, enter: Callable[[], int]) -> None:
+        self._enter = enter
+        self._next_generation()
+        self._rejoined = False
+
+    def together(self, what: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda _: {}) -> T:
+        while True:
+            try:
+                result = work()
+                self._regroup_due = self._decide(what, about(result))
+                return result
+            except PeerLost as error:
+                self._give_up(error)
+                self._next_generation()
+                if not self.amid_round:
+                    raise Rejoined(f"generation {self.generation} begins a round") from None
+                self._go_on()
+
+    def compare(self, digest: int, where: str) -> None:
+        """The roster compares: it goes with the next vote."""
+        self._digest = digest
+
+    def regroup(self) -> None:
+        if self._regroup_due:
+            self._leave()
+            self._next_generation()
+            self._go_on()
+
+    def close(self) -> None:
+        self._leave()
+
+    def _in_group(self, sent: Tensor | None, act: Callable[[Comm], T]) -> T:
+        if self._mailbox.superseded(self.generation):
+            raise PeerLost(f"generation {self.generation} is over")
+        with self._counted(*([] if sent is None else [sent])):
+            return act(self._group)
+
+    def _next_generation(self) -> None:
+        """Wait until this rank is called, and enter; again, if that generation ends before all of it have entered."""
+        while True:
+            generation = self._mailbox.next_generation(after=self.generation)
+            self._generation, self._vote, self._regroup_due = generation, 0, False
+            try:
+                self._group = self._form(generation)
+                self._digest = self._enter()
+                self._decide(ENTER, {})
+                return
+            except PeerLost as error:
+                self._give_up(error)
+
+    def _form(self, generation: Generation) -> Comm:
+        """Raises PeerLost. A thread that joins in vain is left behind: gloo cannot be interrupted there."""
+
+        def superseded() -> bool:
+            return self._mailbox.superseded(generation.number)
+
+        def connect() -> None:
+            try:
+                outcome.put(self._connect(generation, self.rank, superseded))
+            except BaseException as error:
+                outcome.put(error)
+
+        outcome: queue.SimpleQueue[Comm | BaseException] = queue.SimpleQueue()
+        threading.Thread(target=connect, daemon=True).start()
+        while not superseded():
+            try:
+                formed = outcome.get(timeout=POLL)
+            except queue.Empty:
+                continue
+            if isinstance(formed, BaseException):
+                raise formed
+            return formed
+        raise PeerLost(f"generation {generation.number} is over")
+
+    def _decide(self, what: str, vote: dict[str, Any]) -> bool:
+        """Vote, and hear whether all have. True if members are to regroup now. Raises PeerLost."""
+        about = {"generation": self.generation, "vote": self._vote, "what": what, "digest": self._digest}
+        samples = {"samples": self.trained} if what == ROUND else {}
+        self._send({"type": "vote", **about, **samples, **vote})
+        regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
+        if regroup is None:
+            raise PeerLost(f"generation {self.generation} is over")
+        self._vote += 1
+        return regroup
+
+    def rejoined(self) -> None:
+        """To be called by `enter` once it has replaced this rank's state by that of the others."""
+        self._rejoined = True
+
+    def _go_on(self) -> None:
+        if self._rejoined:
+            self._rejoined = False
+            raise Rejoined(f"{self.name} had fallen behind")
+
+    def _give_up(self, error: PeerLost) -> None:
+        if not self._mailbox.superseded(self.generation):
+            self._send({"type": "trouble", "generation": self.generation, "message": str(error)})
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._group:
+            self._group.close()
+        self._group = None

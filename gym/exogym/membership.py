@@ -1,0 +1,216 @@
+"""Who trains together, and when a round counts. Knows neither tensors nor sockets, and never waits.
+
+A *generation* is an ordered list of live members. One Roster, in the process that started the others, forms generations
+and counts votes; each member hears of it through its Mailbox. All messages are dicts that fit on a line of JSON:
+
+    from the roster   {"type": "generation", "number", "members", "prefix", "amid_round"}     meet there and enter
+                      {"type": "commit", "generation", "vote", "regroup"}       all have done it: it counts
+    from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
+                      {"type": "trouble", "generation", "message"}                   its group does not answer
+
+Votes of a generation are numbered from 0, the entry. What they are for counts on all members, or on none.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from exogym.errors import RanksDiverged
+
+ENTER, ROUND, VALIDATION, END = "enter", "round", "validation", "end"  # what votes are for
+PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lost
+FRUITLESS = 2  # generations of the same members, without a vote that counted
+
+
+@dataclass(frozen=True)
+class Generation:
+    """`prefix` is random and names the place in the store where its members meet.
+
+    amid_round: they go on with a round; otherwise they begin one, and what any of them is amid is void.
+    """
+
+    number: int
+    members: tuple[str, ...]  # in rank order
+    prefix: str
+    amid_round: bool
+
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> Generation:
+        return cls(message["number"], tuple(message["members"]), message["prefix"], message["amid_round"])
+
+    def message(self) -> dict[str, Any]:
+        return {"type": "generation", **asdict(self)}
+
+
+@dataclass
+class Roster:
+    """Decides who is in. Methods send messages, and never block.
+
+    hosts: all names, in rank order. send(name, message) reaches one of them; emit takes events for the log.
+    Members may be amid a round. If one is then lost, the others end that round among themselves; whoever has come
+    meanwhile joins at the next. Below `min_hosts` the next round has to wait.
+    """
+
+    hosts: Sequence[str]
+    send: Callable[[str, dict], None]
+    emit: Callable[[dict], None]
+    min_hosts: int = 1
+    clock: Callable[[], float] = time.monotonic
+    generation: Generation | None = None
+    ended: bool = False  # all members have voted that there is nothing left to do
+    stopping: bool = False
+    _present: set[str] = field(default_factory=set)
+    _awaited: set[str] = field(default_factory=set)
+    _votes: dict[str, dict] = field(default_factory=dict)
+    _vote: int = 0  # the number of the vote that is going on
+    _amid: bool = False
+    _trouble_since: float | None = None
+    _fruitless: int = 0
+    _formed: int = 0
+    _paused: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._awaited = set(self.hosts)
+
+    def ready(self, host: str) -> None:
+        """A process of this host has loaded what it needs, and waits to be called."""
+        self._awaited.discard(host)
+        self._present.add(host)
+        self._gather()
+
+    def lost(self, host: str) -> None:
+        """It crashed, fell silent or was given up; or it never came."""
+        self._awaited.discard(host)
+        self._present.discard(host)
+        if self._is_member(host) and not self.ended:
+            self._regroup()
+        else:
+            self._gather()
+
+    def stop(self) -> None:
+        """Somebody wants the run to end: wait for nobody any more."""
+        self.stopping = True
+        self._gather()
+
+    def vote(self, host: str, message: dict[str, Any]) -> None:
+        """Raises RanksDiverged if members voted for different things."""
+        is_due = self._is_member(host) and message["generation"] == self.generation.number
+        if is_due and message["vote"] == self._vote:
+            self._votes[host] = message
+            if len(self._votes) == len(self.generation.members):
+                self._count()
+
+    def trouble(self, host: str, message: dict[str, Any]) -> None:
+        if self._is_member(host) and message["generation"] == self.generation.number and self._trouble_since is None:
+            self._trouble_since = self.clock()
+
+    def tick(self) -> str | None:
+        """To be called often. Names a member to give up, where one must be to blame and nothing says which."""
+        if self._trouble_since is None or self.clock() - self._trouble_since < PATIENCE_S:
+            return None
+        self._trouble_since = None
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS and len(self.generation.members) > 1:
+            return self.generation.members[-1]
+        self._regroup()
+        return None
+
+    def _is_member(self, host: str) -> bool:
+        return self.generation is not None and host in self.generation.members
+
+    def _regroup(self) -> None:
+        """This generation is over."""
+        left = [host for host in self.generation.members if host in self._present]
+        if self._amid and left:
+            self._form(left)
+        else:
+            self._amid, self.generation = False, None
+            self._gather()
+
+    def _gather(self) -> None:
+        """Begin a round with all who are there, if they are enough and none is amid one."""
+        if self.ended or self.generation or self._awaited or not self._present:
+            return
+        if len(self._present) < self.min_hosts and not self.stopping:
+            if self._paused != self._present:
+                self.emit({"type": "paused", "hosts": sorted(self._present), "min_hosts": self.min_hosts})
+            self._paused = set(self._present)
+        else:
+            self._form([host for host in self.hosts if host in self._present])
+
+    def _form(self, members: list[str]) -> None:
+        self._formed += 1
+        self.generation = Generation(self._formed, tuple(members), secrets.token_hex(16), self._amid)
+        self._votes, self._vote, self._trouble_since, self._paused = {}, 0, None, set()
+        self.emit({"type": "generation", "number": self._formed, "hosts": members})
+        for host in members:
+            self.send(host, self.generation.message())
+
+    def _count(self) -> None:
+        """All members have voted: it counts."""
+        first, votes = self._votes[self.generation.members[0]], self._votes
+        for host, vote in votes.items():
+            if (vote["what"], vote["digest"]) != (first["what"], first["digest"]):
+                raise RanksDiverged(
+                    f"the weights of {host} are not those of {self.generation.members[0]} before {first['what']}"
+                )
+        what = first["what"]
+        self._amid = True
+        if what != ENTER:
+            self._fruitless = 0
+        if what == END:
+            self.ended = True
+        elif what == ROUND:
+            samples = {host: vote["samples"] for host, vote in votes.items()}
+            kind = "commit" if not first["cut_short"] else "stopped"
+            self.emit({"type": kind, "generation": self.generation.number, "round": first["round"], "samples": samples})
+        regroup = what == ROUND and self._should_regroup()
+        commit = {"type": "commit", "generation": self.generation.number, "vote": self._vote, "regroup": regroup}
+        for host in self.generation.members:
+            self.send(host, commit)
+        self._votes, self._vote = {}, self._vote + 1
+        if regroup:
+            self._amid, self.generation = False, None
+            self._gather()
+
+    def _should_regroup(self) -> bool:
+        few = len(self.generation.members) < self.min_hosts
+        return not self.stopping and (few or self._present != set(self.generation.members))
+
+
+class Mailbox:
+    """What the roster has told one member; filled by a thread that listens, read by the one that trains."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._generation: Generation | None = None
+        self._commits: dict[tuple[int, int], bool] = {}
+
+    def put(self, message: dict[str, Any]) -> None:
+        with self._news:
+            if message["type"] == "generation":
+                self._generation = Generation.of(message)
+            elif message["type"] == "commit":
+                self._commits = {(message["generation"], message["vote"]): message["regroup"]}
+            self._news.notify_all()
+
+    def superseded(self, number: int) -> bool:
+        """Whether there is a later generation than `number`."""
+        return self._generation is not None and self._generation.number > number
+
+    def next_generation(self, after: int) -> Generation:
+        """The newest one, once it is later than number `after`."""
+        with self._news:
+            self._news.wait_for(lambda: self.superseded(after))
+            return self._generation
+
+    def wait_for_commit(self, number: int, vote: int) -> bool | None:
+        """True or False: it counts, and members are to regroup or not. None: it does not, the generation is over."""
+        with self._news:
+            self._news.wait_for(lambda: (number, vote) in self._commits or self.superseded(number))
+            return self._commits.get((number, vote))

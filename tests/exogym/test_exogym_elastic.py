@@ -1,0 +1,292 @@
+"""Ranks that are lost and come back, as threads with a real Roster: the sums are right, and nothing counts twice."""
+
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from exogym_toys import Tokens, token_batch
+
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, SharedWork, TrainNode
+from exogym.communication import SingleComm, ThreadComm, _Shared
+from exogym.elastic import ElasticComm
+from exogym.errors import PeerLost
+from exogym.membership import Mailbox, Roster
+
+HOSTS = ("ada", "bob", "cy")
+SIZE, BATCH = 50, 2
+
+
+class Sentences:
+    """SIZE numbered samples, in order, BATCH a step to each member."""
+
+    def __len__(self):
+        return SIZE
+
+    def mark(self):
+        return "sentences"
+
+    def plan(self, epoch, left, members, weights):
+        numbers = [n for n in range(SIZE) if left is None or left[n]]
+        own = [numbers[rank :: len(members)] for rank in range(len(members))]
+        steps = max(-(-len(mine) // BATCH) for mine in own)
+        return [[mine[step * BATCH : (step + 1) * BATCH] for step in range(steps)] for mine in own]
+
+    def read(self, steps):
+        for numbers in steps:
+            yield [{**token_batch(1, seed=n), "ids": [f"s{n}"]} for n in numbers]
+
+
+class Died(BaseException):
+    pass
+
+
+class Site:
+    """The roster, and a thread for each host that runs a TrainNode until the work is done or it is made to die."""
+
+    def __init__(self, strategy, *, epochs=2, min_hosts=1, folder=None, work=None, **settings):
+        self.lock = threading.RLock()  # the roster is not made for threads
+        self.events, self.nodes, self.results, self.errors, self.threads = [], {}, {}, [], []
+        self.mailboxes, self.groups, self.dead, self.lives = {}, {}, set(), Counter()
+        self.strategy, self.epochs, self.folder, self.settings = strategy, epochs, folder, settings
+        self.roster = Roster(HOSTS, self.deliver, self.emit, min_hosts)
+        self.work = work or (lambda host: SharedWork(Sentences(), HOSTS, host))
+        self.at_step = {}  # (host, life, step): what it does when it has made that step
+        self.script = {}  # number of commits: what happens then
+        self.doomed = set()  # die after their next step
+        self.on_pause = None
+
+    def commits(self):
+        return [event for event in self.events if event["type"] == "commit"]
+
+    def emit(self, event):
+        self.events.append(event)
+        if event["type"] == "commit":
+            self.script.pop(len(self.commits()), lambda: None)()
+        if event["type"] == "paused":
+            self.on_pause()
+
+    def tell(self, what, host):
+        with self.lock:
+            getattr(self.roster, what)(host)
+
+    def deliver(self, host, message):
+        if message["type"] == "generation":
+            for number, shared in self.groups.items():
+                if number < message["number"]:
+                    shared.barrier.abort()
+        self.mailboxes[host].put(message)
+
+    def start(self, *hosts, resume=False):
+        for host in hosts:
+            self.mailboxes[host] = Mailbox()
+            self.lives[host] += 1
+            self.dead.discard(host)
+            thread = threading.Thread(target=self.live, args=(host, self.lives[host], resume), daemon=True)
+            self.threads.append(thread)
+            thread.start()
+        return self
+
+    def say(self, host, life, message):
+        with self.lock:
+            if life != self.lives[host] or host in self.dead:
+                raise Died
+            getattr(self.roster, message["type"])(host, message)
+
+    def connect(self, generation, rank, interrupted):
+        if len(generation.members) == 1:
+            return SingleComm()
+        with self.lock:
+            shared = self.groups.setdefault(generation.number, _Shared(len(generation.members), 20))
+        return ThreadComm(rank, shared)
+
+    def live(self, host, life, resume):
+        say = lambda message: self.say(host, life, message)  # noqa: E731
+        comm = ElasticComm(host, HOSTS, self.mailboxes[host], say, self.connect)
+        node = TrainNode(
+            Tokens(), comm, self.strategy(), self.work(host), epochs=self.epochs, device="cpu",
+            events=lambda event: self.heard(host, life, event), resume=resume, val=self.work(host),
+            checkpoints=Checkpoints(self.folder / host, host) if self.folder else None, **self.settings,
+        )  # fmt: skip
+        self.nodes[host] = node
+        self.tell("ready", host)
+        try:
+            self.results[host] = node.run()
+        except Died:
+            pass
+        except BaseException as error:
+            self.errors.append(error)
+
+    def heard(self, host, life, event):
+        self.events.append({**event, "host": host})
+        if event["type"] == "step":
+            self.at_step.pop((host, life, event["step"]), lambda: None)()
+            if host in self.doomed:
+                self.doomed.remove(host)
+                self.die(host)
+
+    def die(self, host):
+        self.dead.add(host)
+        self.tell("lost", host)
+        raise Died
+
+    def end(self):
+        while alive := [thread for thread in self.threads if thread.is_alive()]:
+            alive[0].join(30)
+            assert not alive[0].is_alive(), "it hangs"
+        for node in self.nodes.values():
+            if node.checkpoints:
+                node.checkpoints._writer.shutdown()
+        if self.errors:
+            raise self.errors[0]
+        return self.results
+
+    def trained(self):
+        """How often each (epoch, sample) counted."""
+        return Counter(
+            (int(epoch), name)
+            for commit in self.commits()
+            for ids in commit["samples"].values()
+            for epoch, names in ids.items()
+            for name in names
+        )
+
+    def check(self, hosts):
+        results = self.end()
+        assert set(results) >= set(hosts)
+        assert len({results[host].digest for host in hosts}) == 1
+        weights = [torch.cat([p.detach().flatten() for p in self.nodes[host].model.parameters()]) for host in hosts]
+        assert all(torch.equal(weights[0], other) for other in weights)
+        assert self.trained() == {(epoch, f"s{n}"): 1 for epoch in range(self.epochs) for n in range(SIZE)}
+
+
+STRATEGIES = {
+    "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", check_interval=3),
+    "diloco": lambda: DiLoCoStrategy(lr=0.02, H=4, schedule="linear"),
+}
+both = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+
+
+@both
+def test_without_a_fault_it_is_as_without_generations(strategy):
+    from exogym_toys import Steps, run_threads
+
+    class Plain(Steps):
+        def epoch(self, epoch, *, first_step=0):
+            yield from self.steps[first_step:]
+
+    def rank_main(comm):
+        steps = list(Sentences().read(Sentences().plan(0, None, HOSTS, (1, 1, 1))[comm.rank]))
+        return TrainNode(Tokens(), comm, strategy(), Plain(steps), epochs=2, device="cpu").run()
+
+    site = Site(strategy).start(*HOSTS)
+    site.check(HOSTS)
+    assert site.results["ada"].digest == run_threads(3, rank_main)[0].digest
+
+
+@both
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("step", [1, 4, 7, 18])
+def test_losing_any_rank_at_any_time(strategy, host, step):
+    site = Site(strategy)
+    site.at_step[host, 1, step] = lambda: site.die(host)
+    site.start(*HOSTS)
+    site.check([h for h in HOSTS if h != host])
+
+
+@both
+def test_losing_all_but_one(strategy):
+    site = Site(strategy)
+    site.at_step["ada", 1, 3] = lambda: site.die("ada")
+    site.at_step["cy", 1, 10] = lambda: site.die("cy")
+    site.start(*HOSTS)
+    site.check(["bob"])
+
+
+@both
+def test_each_host_is_lost_and_comes_back(strategy):
+    site = Site(strategy, epochs=8, val_interval=5)
+    for number, host in enumerate(HOSTS):
+        site.script[2 + 6 * number] = lambda host=host: site.doomed.add(host)
+        site.script[5 + 6 * number] = lambda host=host: site.start(host)
+    site.start(*HOSTS)
+    site.check(HOSTS)
+    sizes = [len(event["hosts"]) for event in site.events if event["type"] == "generation"]
+    assert sizes == [3, 2, 3, 2, 3, 2, 3]
+
+
+@both
+def test_below_min_hosts_the_round_is_ended_and_the_next_one_waits(strategy):
+    site = Site(strategy, min_hosts=3)
+    site.script[3] = lambda: site.doomed.add("ada")
+    site.on_pause = lambda: site.start("ada")
+    site.start(*HOSTS)
+    site.check(HOSTS)
+    assert [len(event["hosts"]) for event in site.events if event["type"] == "generation"] == [3, 2, 3]
+
+
+@both
+def test_one_that_was_only_asleep_gets_the_state_of_the_others(strategy):
+    """It is given up amid a round, wakes up later with its model in memory, and its half round does not count."""
+    site = Site(strategy)
+    awake = threading.Event()
+
+    def sleep():
+        site.tell("lost", "bob")
+        site.script[len(site.commits()) + 3] = awake.set
+        awake.wait(20)
+        site.tell("ready", "bob")
+
+    site.at_step["bob", 1, 6] = sleep
+    site.start(*HOSTS)
+    site.check(HOSTS)
+    [event] = [event for event in site.events if event["type"] == "resume"]
+    assert event["host"] == "bob" and event["step"] > 6
+
+
+@both
+def test_all_are_lost_and_go_on_from_their_checkpoints(strategy, tmp_path):
+    site = Site(strategy, folder=tmp_path, checkpoint_interval=1)
+    for host in HOSTS:
+        site.at_step[host, 1, 9] = lambda host=host: site.die(host)
+    site.start(*HOSTS).end()
+    again = Site(strategy, folder=tmp_path, checkpoint_interval=1)
+    again.events += [event for event in site.events if event["type"] == "commit"]
+    again.start(*HOSTS, resume=True)
+    results = again.end()
+    assert len({result.digest for result in results.values()}) == 1
+    whole = Site(strategy).start(*HOSTS).end()
+    assert results["cy"].digest == whole["cy"].digest and results["cy"].steps == whole["cy"].steps
+    assert [event["exactly"] for event in again.events if event["type"] == "resume"] == [True] * 3
+
+
+@both
+def test_resumed_on_other_hosts(strategy, tmp_path):
+    site = Site(strategy, folder=tmp_path, checkpoint_interval=1)
+    site.at_step["ada", 1, 9] = lambda: site.doomed.update(HOSTS)
+    site.start(*HOSTS).end()
+    resumed = Site(strategy, folder=tmp_path)
+    for file in (tmp_path / "ada").rglob("*.json"):
+        file.unlink()
+    resumed.roster.lost("cy")
+    resumed.start("ada", "bob", resume=True)
+    results = resumed.end()
+    assert results["ada"].digest == results["bob"].digest
+    [event] = [event for event in resumed.events if event["type"] == "resume" and event["host"] == "ada"]
+    assert event["step"] > 0 and not event["exactly"]
+    counted = resumed.trained()
+    assert set(counted.values()) == {1} and len(counted) < 2 * SIZE
+
+
+def test_a_source_that_cannot_be_dealt_out_anew_ends_the_run():
+    class Fixed:
+        steps_per_epoch = 9
+
+        def epoch(self, epoch, *, first_step=0):
+            yield from [[token_batch(2, seed=n)] for n in range(first_step, 9)]
+
+    site = Site(STRATEGIES["diloco"], work=lambda host: Fixed())
+    site.at_step["cy", 1, 2] = lambda: site.die("cy")
+    site.start(*HOSTS)
+    with pytest.raises(PeerLost, match="3 ranks had begun, now there are 2, and Fixed cannot be dealt out anew"):
+        site.end()
