@@ -26,8 +26,9 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.runs import new_run, write_atomically
 
 from .console import follow
-from .launcher import Launch, Rank
+from .launcher import Launch
 from .lifeline import Lifeline
+from .post import Rank
 from .preflight import preflight
 from .shipment import STORE
 from .source_hash import PACKAGES
@@ -85,18 +86,23 @@ def _prepare(trainer: NetworkTrainer, settings: FitSettings, run_dir: Path) -> N
     Launch(run_id=run_dir.name, name="own model", ranks=tuple(ranks), address=address, timeout_s=timeout).save(run_dir)
 
 
-def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], lifeline: Lifeline) -> TrainResult:
-    """Be one rank of a user's own model. Raises RunError if the file is not the one that was sent."""
+def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], lifeline: Lifeline) -> Callable[[Path], None]:
+    """Be one rank of a user's own model, see run.run. Raises RunError if the file is not the one that was sent."""
     from .network_trainer import NetworkTrainer
 
     model, train, validation, settings = _unpickled(spec.bundle)
-    trainer = NetworkTrainer.for_rank(spec, model, train, validation)
-    stop = lifeline.stopping.is_set
-    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=stop)
-    if spec.rank == 0:
-        save_model(model.cpu(), str(Path(spec.run_dir) / WEIGHTS))
-        write_atomically(Path(spec.run_dir) / RESULT, json.dumps(dataclasses.asdict(result)))
-    return result
+    trainer = NetworkTrainer.for_rank(spec, lifeline, model, train, validation)
+    events({"type": "ready"})
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
+    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
+
+    def save(run_dir: Path) -> None:
+        final = run_dir / "final"
+        final.mkdir(parents=True, exist_ok=True)
+        save_model(model.cpu(), str(final / WEIGHTS))
+        write_atomically(final / RESULT, json.dumps(dataclasses.asdict(result)))
+
+    return save
 
 
 def _pickled(trainer: NetworkTrainer, settings: FitSettings) -> bytes:
@@ -118,8 +124,9 @@ def _unpickled(bundle: Bundle) -> tuple:
 
 
 def _trained(trainer: NetworkTrainer, run_dir: Path) -> Fit:
-    if not (run_dir / RESULT).is_file():
+    final = run_dir / "final"
+    if not (final / RESULT).is_file():
         raise RunError(f"{run_dir}: the run ended before there was a model")
     model = copy.deepcopy(trainer.model)
-    load_model(model, str(run_dir / WEIGHTS))
-    return Fit(model=model, result=TrainResult(**json.loads((run_dir / RESULT).read_text())))
+    load_model(model, str(final / WEIGHTS))
+    return Fit(model=model, result=TrainResult(**json.loads((final / RESULT).read_text())))

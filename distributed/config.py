@@ -25,7 +25,10 @@ class Distribution:
     communication_interval: int = setting(10, "optimizer steps in a round (diloco)", low=1)
     hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
     shares: str = setting("fixed", "how clips are dealt out: fixed is reproducible", choices=("fixed",))
-    round_timeout_s: float = setting(120.0, "a rank that is silent in a collective for so long is lost", low=5.0)
+    min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1)
+    round_timeout_s: float = setting(
+        120.0, "no host is given up for being slow before that; rounds may take longer", low=5.0
+    )
 
     def __post_init__(self) -> None:
         validate(self)

@@ -6,7 +6,6 @@ ranks are done, evaluates. The command that the user typed only follows events.j
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -15,30 +14,18 @@ import signal
 import socket
 import sys
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError, TunerError
 from whisper_tuner.runs import EventLog, only_one, write_atomically
 
 from .awake import keep_awake
 from .hosts import Host
-from .machine import LocalMachine, Machine, Process
-from .remote import Remote
-from .spec import CHECKPOINTS, Rendezvous, RunSpec, build
-from .workers import Crew, Worker
+from .post import PROJECT, HostPost, Rank
+from .spec import CHECKPOINTS, Rendezvous, build
+from .workers import Crew
 
-PROJECT = Path(__file__).resolve().parent.parent
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rank:
-    """One worker to start. `host` is None on this machine; `label` stands before each of its lines."""
-
-    label: str
-    spec: RunSpec
-    host: Host | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +37,7 @@ class Launch:
     ranks: tuple[Rank, ...]
     address: str = "127.0.0.1"
     timeout_s: float = 120.0
+    min_hosts: int = 1
     evaluate: bool = True
     test: str | None = None
     master: Host | None = None
@@ -74,18 +62,6 @@ class Launch:
         return f"python cli_typer.py {command} --resume {run}"
 
 
-def environment(project: str | Path) -> dict[str, str]:
-    """Variables of each process of a run."""
-    return {
-        "PYTHONPATH": f"{project}/gym:{project}",
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
-
-
 class Launcher:
     def __init__(self, run_dir: Path, *, resume: bool = False):
         self.run_dir, self.resume = run_dir, resume
@@ -93,7 +69,7 @@ class Launcher:
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
         self._trained = False
-        self._machines: dict[int, Machine] = {}
+        self._posts: list[HostPost] = []
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -125,34 +101,33 @@ class Launcher:
         return status
 
     def _again(self) -> str:
-        kept = any((self.run_dir / CHECKPOINTS).glob("*/rank0.json"))
+        kept = any((self.run_dir / CHECKPOINTS).glob("*/*.json"))
         return f"\n  Go on with: {self.launch.resume_command(self.run_dir)}" if kept else ""
 
     def _train(self) -> None:
+        ranks = self.launch.ranks
         crew = None
         try:
-            self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in self.launch.ranks]})
-            rendezvous = self._open_store() if len(self.launch.ranks) > 1 else None
-            with ThreadPoolExecutor(max_workers=len(self.launch.ranks)) as pool:
-                processes = list(pool.map(self._start, self.launch.ranks))
-            workers = [
-                Worker(rank=rank.spec.rank, name=rank.label, process=process)
-                for rank, process in zip(self.launch.ranks, processes, strict=True)
-            ]
-            crew = Crew(workers, events=self.events, log=lambda line: print(line, flush=True))
-            for worker, rank in zip(workers, self.launch.ranks, strict=True):
-                spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=self.resume)
-                worker.process.write(spec.to_json().encode() + b"\n")
-            failed = crew.watch(lambda: self._interrupts > 0)
-            if failed:
-                raise RunError(f"{failed.name}: {failed.describe_failure()}")
+            self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
+            rendezvous = self._open_store() if len(ranks) > 1 else None
+            self._posts = [HostPost(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
+            crew = Crew(
+                self._posts,
+                events=self.events,
+                log=lambda line: print(line, flush=True),
+                min_hosts=self.launch.min_hosts,
+                patience_s=self.launch.timeout_s,
+            )
+            crew.work(lambda: self._interrupts > 0)
+            crew.end()
             if not self._interrupts:
-                self._drop_checkpoints()
+                for post in self._posts:
+                    post.drop_checkpoints()
         finally:
             if crew:
                 crew.end()
-            for machine in self._machines.values():
-                machine.close()
+            for post in self._posts:
+                post.close()
 
     def _open_store(self) -> Rendezvous:
         """Listen on the one address where the ranks meet, never on all interfaces."""
@@ -167,31 +142,7 @@ class Launcher:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        return Rendezvous(
-            address=self.launch.address, port=port, prefix=secrets.token_hex(16), timeout_s=self.launch.timeout_s
-        )
-
-    def _start(self, rank: Rank) -> Process:
-        command = ["-m", "distributed.worker_main"]
-        if rank.host is None:
-            machine: Machine = LocalMachine(rank.label)
-            python, project = sys.executable, str(PROJECT)
-        else:
-            machine = Remote.connect(rank.host)
-            python, project = machine.expand(rank.host.python), machine.expand(rank.host.project_path)
-        self._machines[rank.spec.rank] = machine
-        return machine.start([python, *command], env=environment(project), cwd=project)
-
-    def _drop_checkpoints(self) -> None:
-        """They are as large as the weights and the optimizers, and of no use after the end."""
-        for rank in self.launch.ranks:
-            machine = self._machines[rank.spec.rank]
-            folder = f"{rank.spec.run_dir}/{CHECKPOINTS}"
-            project = machine.expand(rank.host.project_path) if rank.host else str(PROJECT)
-            with contextlib.suppress(HostError):
-                machine.run(["rm", "-rf", folder], cwd=project, timeout=30)
-                if rank.host:
-                    machine.run(["rmdir", rank.spec.run_dir], cwd=project, timeout=30)
+        return Rendezvous(address=self.launch.address, port=port, prefix=secrets.token_hex(16))
 
     def _evaluate(self) -> None:
         from .evaluate_run import evaluate_run

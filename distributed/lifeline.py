@@ -1,8 +1,9 @@
 """The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
 
-The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every 2 s, `stop` or `quit`. The worker writes
-events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints. A pulled cable sends
-no end of file, so silence counts as well.
+The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every 2 s, `stop`, `save` or `quit`, and as
+JSON what the roster says (see exogym.membership), and {"type": "unsent", "files"} for audio that cannot be sent. The
+worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints. A
+pulled cable sends no end of file, so silence counts as well.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
+from exogym.membership import Mailbox
+
 MARK = "\x1e"
 BEAT_S = 2.0
-SILENCE_S = 20.0
-RESCUE_S = 3.0
+SILENCE_S = 15.0  # without a word from the launcher a worker ends
+TICK_S = 0.5
+RESCUE_S = 8.0
 LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
 
 
@@ -50,25 +54,43 @@ class Lifeline:
 
     def __init__(self, stream: BinaryIO, silence_s: float = SILENCE_S):
         self.stopping = threading.Event()
+        self.saving = threading.Event()
+        self.mailbox = Mailbox()
+        self.unsent: set[str] = set()
         self.rescue: Callable[[], None] = lambda: None
         self._stream, self._silence_s = stream, silence_s
-        self._last_heard = time.monotonic()
+        self._heard = True
         # The thread that counts the silence never writes: a dead link may block every writer.
         for target in (self._listen, self._count_silence, self._beat):
             threading.Thread(target=target, daemon=True).start()
 
     def _listen(self) -> None:
         for line in self._stream:
-            self._last_heard = time.monotonic()
-            if line.strip() == b"stop":
+            self._heard = True
+            word = line.strip()
+            if word == b"stop":
                 self.stopping.set()
-            elif line.strip() == b"quit":
+            elif word == b"save":
+                self.saving.set()
+            elif word == b"quit":
                 os._exit(LAUNCHER_GONE)
+            elif word.startswith(b"{"):
+                self._take(json.loads(word))
         self._give_up("the launcher is gone")
 
+    def _take(self, message: dict) -> None:
+        if message["type"] == "unsent":
+            self.unsent.update(message["files"])
+        else:
+            self.mailbox.put(message)
+
     def _count_silence(self) -> None:
-        while time.monotonic() - self._last_heard < self._silence_s:
-            time.sleep(0.5)
+        """In ticks of its own and not by a clock: after a sleep the launcher gets its time to say something."""
+        silent = 0.0
+        while silent < self._silence_s:
+            time.sleep(TICK_S)
+            silent = 0.0 if self._heard else silent + TICK_S
+            self._heard = False
         self._give_up(f"nothing heard from the launcher for {self._silence_s:.0f} s")
 
     def _beat(self) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
 from exogym.communication import Comm, ProcessGroupComm, SingleComm
-from exogym.errors import SettingError
+from exogym.elastic import ElasticComm
+from exogym.errors import PeerLost, SettingError
+from exogym.membership import Generation
 from exogym.trainer import DataSource, Fit, FitSettings, Trainer
+from whisper_tuner.errors import HostError
 
 from .hosts import Hosts, load_hosts
 from .interfaces import route_to
+from .lifeline import Lifeline, send_event
 from .spec import RunSpec
 
-JOIN_S = 120.0  # for the slowest host to load its model
+JOIN_S = 120.0  # for the slowest host of a generation to come
+COLLECTIVE_S = 3600.0  # gloo's own limit; the launcher knows sooner who is slow, and who is gone
 
 
 class NetworkTrainer(Trainer):
@@ -39,15 +45,21 @@ class NetworkTrainer(Trainer):
         super().__init__(model, train_dataset, val_dataset)
         self.hosts = hosts_config if isinstance(hosts_config, Hosts) else load_hosts(hosts_config)
         self.spec: RunSpec | None = None
+        self.lifeline: Lifeline | None = None
 
     @classmethod
     def for_rank(
-        cls, spec: RunSpec, model: nn.Module, train_dataset: DataSource, val_dataset: DataSource | None = None
+        cls,
+        spec: RunSpec,
+        lifeline: Lifeline,
+        model: nn.Module,
+        train_dataset: DataSource,
+        val_dataset: DataSource | None = None,
     ) -> Self:
         """The trainer of one worker."""
         trainer = cls.__new__(cls)
         Trainer.__init__(trainer, model, train_dataset, val_dataset)
-        trainer.hosts, trainer.spec = None, spec
+        trainer.hosts, trainer.spec, trainer.lifeline = None, spec, lifeline
         return trainer
 
     def fit(self, **settings: Any) -> Fit:
@@ -59,20 +71,30 @@ class NetworkTrainer(Trainer):
         return fit_on_hosts(self, FitSettings(num_nodes=len(self.hosts.all), **settings))
 
     def _build_connection(self, rank: int) -> Comm:
-        """Join the others at the launcher's store, over the interface that reaches it. Raises PeerLost."""
-        meeting = self.spec.rendezvous
-        if meeting is None:
-            return SingleComm()
-        # Left alone gloo resolves the host's own name, and may bind 127.0.0.1.
-        os.environ["GLOO_SOCKET_IFNAME"] = route_to(meeting.address, interface=self.spec.interface or None).interface
-        store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
-        return ProcessGroupComm(
-            rank=rank,
-            world_size=self.spec.world_size,
-            store=PrefixStore(meeting.prefix, store),
-            timeout=meeting.timeout_s,
-        )
+        """One generation of ranks after another, as the launcher's roster calls them."""
+        return ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.mailbox, send_event, self._join)
 
-    def agreed(self) -> Tensor | None:
-        """The weights that all ranks last agreed on; None before the first time."""
-        return self.node.strategy.agreed() if self.node else None
+    def _join(self, generation: Generation, rank: int, interrupted: Callable[[], bool]) -> Comm:
+        """Meet the others at the launcher's store, over the interface that reaches it. Raises PeerLost."""
+        if len(generation.members) == 1:
+            return SingleComm()
+        meeting = self.spec.rendezvous
+        try:
+            # Left alone gloo resolves the host's own name, and may bind 127.0.0.1. A Mac may wake in another network.
+            route = route_to(meeting.address, interface=self.spec.interface or None)
+            os.environ["GLOO_SOCKET_IFNAME"] = route.interface
+            store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
+            return ProcessGroupComm(
+                rank=rank,
+                world_size=len(generation.members),
+                store=PrefixStore(f"{meeting.prefix}/{generation.prefix}", store),
+                timeout=COLLECTIVE_S,
+                interrupted=interrupted,
+            )
+        except (RuntimeError, OSError, HostError) as error:
+            raise PeerLost(f"cannot reach the others at {meeting.address}:{meeting.port}: {error}") from error
+
+    def rescue(self) -> None:
+        """The launcher is gone: keep what ranks last agreed on, for `runs recover`."""
+        if self.node:
+            self.node.save_agreed()

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from exogym.config import build_strategy
-from exogym.train_node import TrainResult
+from exogym.shared_work import SharedWork
 from exogym.trainer import FitSettings
 from whisper_tuner.batches import BatchShape, ShardBatches
 from whisper_tuner.config import Profile
-from whisper_tuner.dataset import Sample, load_manifest
+from whisper_tuner.dataset import load_manifest
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.export import save_final
 from whisper_tuner.features import FeatureCache
@@ -22,16 +21,18 @@ from whisper_tuner.models import LoraSettings, load_base, prepare, set_language
 from whisper_tuner.shards import assign_shards
 
 from .bundle import run_bundle
+from .delivery import Delivery
 from .lifeline import Lifeline
 from .network_trainer import NetworkTrainer
 from .spec import CHECKPOINTS, RunSpec, profile_from_json
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
+Save = Callable[[Path], None]
 
 
-def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> TrainResult:
-    """Be one rank from beginning to end. Rank 0 leaves the trained model in run_dir/final."""
+def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
+    """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if spec.bundle:
         return run_bundle(spec, events=events, lifeline=lifeline)
     if spec.profile is None:
@@ -43,7 +44,7 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> TrainResult:
     events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
-    data = _Data(spec, profile, model, processor, events)
+    data = _Data(spec, profile, model, processor, events, lifeline)
     model = prepare(
         model,
         method=profile.method,
@@ -57,15 +58,14 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> TrainResult:
         gradient_checkpointing=profile.gradient_checkpointing,
     )
     wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
-    trainer = NetworkTrainer.for_rank(spec, wrapper, data.train, data.validation)
-    lifeline.rescue = lambda: _rescue(trainer, spec)
+    trainer = NetworkTrainer.for_rank(spec, lifeline, wrapper, data.train, data.validation)
+    lifeline.rescue = trainer.rescue
+    events({"type": "ready"})
     result = trainer.run_rank(
         spec.rank, _fit_settings(spec, profile), events=events, should_stop=lifeline.stopping.is_set
     )
-    if spec.rank == 0:
-        save_final(model.cpu(), processor, Path(spec.run_dir) / "final", profile.base_model)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
-    return result
+    return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
 
 
 def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
@@ -85,23 +85,28 @@ def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
 
 
 class _Data:
-    """This rank's batches. Every rank reads the same lists of samples and so comes to the same plan."""
+    """The work of all ranks. All read the same lists of samples, and so come to the same plans."""
 
-    def __init__(self, spec: RunSpec, profile: Profile, model, processor, events: Events):
-        self._profile, self._events = profile, events
+    def __init__(self, spec: RunSpec, profile: Profile, model, processor, events: Events, lifeline: Lifeline):
+        self._spec, self._profile, self._events = spec, profile, events
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
-        self._names = profile.shards or spec.hosts
-        self._serves = range(spec.rank, len(self._names), spec.world_size)
-        self.train = self._batches(profile.train, shuffle=True)
-        self.validation = self._batches(profile.validation, shuffle=False) if profile.validation else None
+        self._delivery = Delivery(events, lifeline)
+        self.train = self._work(profile.train, shuffle=True)
+        self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 
-    def _batches(self, manifest: Path, *, shuffle: bool) -> ShardBatches:
-        profile = self._profile
-        per_step = profile.batch_size * len(self._serves)
-        return ShardBatches(
-            assign_shards(self._samples(manifest), self._names),
-            serves=self._serves,
+    def _work(self, manifest: Path, *, shuffle: bool) -> SharedWork:
+        spec, profile = self._spec, self._profile
+        # Audio of other hosts' shards is not on this machine.
+        listed = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
+        shards = assign_shards(listed, spec.hosts) if spec.shipped else []
+        homes = {name: {s.id for s in shard} for name, shard in zip(spec.hosts, shards, strict=False)}
+        samples, problems = split_encodable(listed, self._encoder)
+        for problem in problems:
+            self._events({"type": "problem", "what": f"{manifest.name}: {problem}"})
+        per_step = profile.batch_size * max(1, len(profile.shards))
+        batches = ShardBatches(
+            samples,
             features=self._features,
             labels=self._encoder,
             shape=BatchShape(
@@ -111,24 +116,10 @@ class _Data:
             ),
             seed=profile.seed,
             shuffle=shuffle,
+            shards=profile.shards,
+            homes={name: homes[name] for name in spec.shipped},
+            name=spec.name,
+            delivery=self._delivery,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )
-
-    def _samples(self, manifest: Path) -> list[Sample]:
-        # Audio of other hosts' shards is not on this machine.
-        samples = load_manifest(manifest, max_duration_s=self._profile.max_duration_s, check_audio=False).samples
-        kept, problems = split_encodable(samples, self._encoder)
-        for problem in problems:
-            self._events({"type": "problem", "what": f"{manifest.name}: {problem}"})
-        return kept
-
-
-def _rescue(trainer: NetworkTrainer, spec: RunSpec) -> None:
-    """Keep the last agreed weights where the launcher can no longer fetch them."""
-    agreed = trainer.agreed()
-    if agreed is not None:
-        folder = Path(spec.run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / "agreed.safetensors.part"
-        save_file({"agreed": agreed}, part)
-        part.replace(folder / "agreed.safetensors")
+        return SharedWork(batches, spec.hosts, spec.name)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,8 @@ from whisper_tuner.shards import assign_shards
 
 from .config import Job
 from .hosts import Host, Hosts
-from .launcher import PROJECT, Launch, Rank
+from .launcher import Launch
+from .post import PROJECT, Rank
 from .spec import RunSpec, profile_to_json
 from .sync import SyncItem, code_items, folder_items
 
@@ -81,6 +82,7 @@ def prepare_run(
         cache_dir=str(PROJECT / STORE / "cache"),
         world_size=len(labels),
         hosts=tuple(labels),
+        shipped=tuple(labels[1:]) if hosts else (),
         strategy=job.distribution.strategy,
         strategy_settings=_settings(job, total_steps),
         checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),
@@ -93,12 +95,13 @@ def prepare_run(
         ranks=ranks,
         address=address,
         timeout_s=job.distribution.round_timeout_s,
+        min_hosts=min(job.distribution.min_hosts, len(labels)),
         test=str(profile.test) if profile.test else None,
         master=hosts.master if hosts else None,
         created=time.time(),
         versions={name: metadata.version(name) for name in RECORDED},
     )
-    save_items(run_dir, items)
+    save_items(run_dir, items, [item for manifest in manifests.items() for item in _audio(*manifest)] if hosts else [])
     return Prepared(
         launch=launch,
         items=items,
@@ -138,23 +141,35 @@ def _twentieth(job: Job, total_steps: int) -> int:
     return max(1, round(total_steps / round_steps / 20))
 
 
-def save_items(run_dir: Path, items: dict[str, list[SyncItem]]) -> None:
-    """Model, manifests and audio of each host, for a run that is resumed; the code is looked for anew."""
+def save_items(run_dir: Path, items: dict[str, list[SyncItem]], audio: Sequence[SyncItem]) -> None:
+    """Model, manifests and audio of each host, and all audio, for later; the code is looked for anew then."""
     if items:
-        data = {host: [[str(i.local), i.remote] for i in own if not i.keep] for host, own in items.items()}
-        write_atomically(run_dir / SHIPMENT, json.dumps(data))
+        hosts = {host: _listed(item for item in own if not item.keep) for host, own in items.items()}
+        write_atomically(run_dir / SHIPMENT, json.dumps({"hosts": hosts, "audio": _listed(audio)}))
+
+
+def _listed(items: Iterable[SyncItem]) -> list[list[str]]:
+    return [[str(item.local), item.remote] for item in items]
 
 
 def load_items(run_dir: Path) -> dict[str, list[SyncItem]]:
-    """Raises RunError."""
+    """Model, manifests and audio of each host. Raises RunError."""
+    return _load(run_dir)[0]
+
+
+def load_audio(run_dir: Path) -> dict[str, SyncItem]:
+    """All audio of a run by its name on the hosts. Raises RunError."""
+    return {item.remote: item for item in _load(run_dir)[1]}
+
+
+def _load(run_dir: Path) -> tuple[dict[str, list[SyncItem]], list[SyncItem]]:
+    def items(listed: list[list[str]]) -> list[SyncItem]:
+        return [SyncItem(local=Path(local), remote=remote) for local, remote in listed]
+
     try:
         data = json.loads((run_dir / SHIPMENT).read_text(encoding="utf-8"))
-        code = code_items()
-        return {
-            host: [*code, *(SyncItem(local=Path(local), remote=remote) for local, remote in own)]
-            for host, own in data.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return {host: items(own) for host, own in data["hosts"].items()}, items(data["audio"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{run_dir / SHIPMENT}: cannot be read: {error}", remedy="Resume with --no-sync, or start a new run."
         ) from None
@@ -193,13 +208,14 @@ def for_host(
     values = profile_to_json(profile) | {"base_model": model_name, "test": None, "validation": None}
     values |= {"runs_dir": "runs", "device": host.device or profile.device}
     for kind, manifest in manifests.items():
-        folder = f"{STORE}/data/{kind}-{_short_hash(str(manifest.path.absolute()))}"
+        folder = _folder_on_hosts(kind, manifest)
         listing = run_dir / f"{kind}-on-hosts.csv"
         there = {sample.id: _name_on_host(sample, manifest) for sample in manifest.samples}
         # The same list for every host: relative names, so that it can stand beside any host's audio.
         write_manifest(listing, [dataclasses.replace(s, audio=run_dir / there[s.id]) for s in manifest.samples])
         items.append(SyncItem(local=listing, remote=f"{folder}/{kind}.csv"))
-        items += [SyncItem(local=sample.audio, remote=f"{folder}/{there[sample.id]}") for sample in shards[kind]]
+        own = {sample.audio for sample in shards[kind]}
+        items += [item for item in _audio(kind, manifest) if item.local in own]
         values[kind] = f"{folder}/{kind}.csv"
     spec = dataclasses.replace(
         base,
@@ -210,6 +226,15 @@ def for_host(
         interface=host.interface or "",
     )
     return spec, items
+
+
+def _folder_on_hosts(kind: str, manifest: Manifest) -> str:
+    return f"{STORE}/data/{kind}-{_short_hash(str(manifest.path.absolute()))}"
+
+
+def _audio(kind: str, manifest: Manifest) -> list[SyncItem]:
+    folder = _folder_on_hosts(kind, manifest)
+    return [SyncItem(local=s.audio, remote=f"{folder}/{_name_on_host(s, manifest)}") for s in manifest.samples]
 
 
 def _name_on_host(sample: Sample, manifest: Manifest) -> str:

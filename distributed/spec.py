@@ -15,12 +15,11 @@ CHECKPOINTS = "checkpoints"  # in the run's folder on each host
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks meet: the launcher's TCPStore. `prefix` is random per run and generation."""
+    """Where the ranks meet: the launcher's TCPStore. `prefix` is random, and each generation adds another."""
 
     address: str
     port: int
     prefix: str
-    timeout_s: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,10 @@ class Bundle:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """`profile` holds the fields of Profile as JSON values; a run of a user's own model has a `bundle` instead."""
+    """`profile` holds the fields of Profile as JSON values; a run of a user's own model has a `bundle` instead.
+
+    hosts: the names of all ranks, as the run begins. shipped: those of them that have only their own shard's audio.
+    """
 
     run_id: str
     run_dir: str
@@ -41,6 +43,7 @@ class RunSpec:
     rank: int = 0
     world_size: int = 1
     hosts: tuple[str, ...] = ("localhost",)
+    shipped: tuple[str, ...] = ()
     strategy: str = "diloco"
     strategy_settings: dict = dataclasses.field(default_factory=dict)
     profile: dict | None = None
@@ -50,6 +53,10 @@ class RunSpec:
     checkpoint_interval: int = 0
     keep_checkpoints: int = 2
     resume: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.hosts[self.rank]
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -15,7 +15,7 @@ from whisper_tuner.runs import new_run
 from .config import Job
 from .hosts import Hosts, check_is_this_machine
 from .interfaces import route_to
-from .launcher import PROJECT, environment
+from .post import PROJECT, environment
 from .remote import Remote
 from .shipment import Busy, Prepared, prepare_run
 from .sync import Progress, SyncItem, SyncReport, code_folders, no_progress, on_each, sync

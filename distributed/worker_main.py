@@ -6,7 +6,9 @@ import os
 import platform
 import signal
 import sys
+import threading
 import traceback
+from pathlib import Path
 
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
@@ -43,18 +45,21 @@ def main() -> int:
         about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
         about["awake"] = keep_awake(os.getpid())
         send_event({"type": "hello", **about})
-        run(spec, events=send_event, lifeline=lifeline)
+        save = run(spec, events=send_event, lifeline=lifeline)
+        lifeline.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
+        save(Path(spec.run_dir))
+        send_event({"type": "saved"})
+        threading.Event().wait()
     except TunerError as error:
-        send_event({"type": "error", "kind": type(error).__name__, "message": str(error)})
+        send_event({"type": "error", "kind": type(error).__name__, "foreseen": True, "message": str(error)})
         return error.exit_status
     except ExogymError as error:
-        send_event({"type": "error", "kind": type(error).__name__, "message": _explained(error)})
+        send_event({"type": "error", "kind": type(error).__name__, "foreseen": True, "message": _explained(error)})
         return ExitStatus.RUN
     except Exception as error:
         traceback.print_exc()
         send_event({"type": "error", "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"})
         return ExitStatus.ERROR
-    return ExitStatus.OK
 
 
 if __name__ == "__main__":

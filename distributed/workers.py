@@ -1,46 +1,84 @@
-"""The workers as the launcher sees them: a process each, here or over SSH, watched until all end or one fails."""
+"""The workers as the launcher sees them: a process each, here or over SSH, started again when it is lost."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from exogym.errors import RanksDiverged
+from exogym.membership import Roster
 from whisper_tuner.errors import HostError, RunError
 
-from .lifeline import BEAT_S, SILENCE_S, split_line
+from .lifeline import BEAT_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
-GRACE_S = 2.0  # for the others' last words once one has failed
-# Errors that only tell that some other rank has failed.
-CONSEQUENCES = {"PeerLost"}
+SILENCE_S = 12.0  # without a beat a worker counts as lost; it may still be heard again
+RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
+BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
+MOST_FAILURES = 3  # of one worker in a row, without a round in between
+GRACE_S = 2.0  # for last words
+SAVE_S = 300.0  # for the model to be written
+STUCK_FACTOR = 5.0  # nothing is stuck before it has taken so many times the slowest that was seen
+SLOWEST_LINK = 250e3  # bytes/s: until a round has been seen, what an exchange of all weights is allowed to take
+
+# Errors that a worker's own host has, and that another try may mend.
+PASSING = {"PeerLost", "HostError"}
+
+
+class Post(Protocol):
+    """How to get a worker for one host."""
+
+    name: str
+    rank: int
+
+    def start(self, *, again: bool) -> Process:
+        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError."""
+
+    def send(self, files: Sequence[str]) -> list[str]:
+        """Bring files of the run to the host; returns those that cannot be sent. Raises HostError."""
+
+    def fetch(self, folder: str) -> None:
+        """Copy a folder of the run's folder there to the one here. Raises HostError."""
 
 
 @dataclass
 class Worker:
-    rank: int
-    name: str
-    process: Process
+    """One host's worker, and what became of the ones before it."""
+
+    post: Post
+    process: Process | None = None
+    life: int = 0  # of the process: lines of an earlier one are not listened to
+    attempt: int = 0  # the start that is going on; 0 if none is
     last_heard: float = field(default_factory=time.monotonic)
+    last_moved: float = field(default_factory=time.monotonic)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     error: dict | None = None
     status: int | None = None
-    silent: bool = False
     hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
+    ready: bool = False
+    silent: bool = False
+    failures: int = 0
+    next_try: float = 0.0
+    tries: int = 0
+    given_up: bool = False
+    steps: int = 0
 
     @property
-    def failed(self) -> bool:
-        return self.silent or self.status not in (None, 0)
+    def name(self) -> str:
+        return self.post.name
 
     @property
-    def is_cause(self) -> bool:
-        """Whether this failure is no mere consequence of another's."""
-        return self.failed and not (self.error and self.error.get("kind") in CONSEQUENCES)
+    def alive(self) -> bool:
+        """Whether there is a process that was heard lately."""
+        return self.process is not None and self.status is None and not self.silent
 
     def describe_failure(self) -> str:
         if self.silent:
@@ -59,54 +97,83 @@ class Worker:
 
 
 class Crew:
-    """All workers of a run. `events` gets their events with `host` and `rank`; `log` each other line, prefixed."""
+    """All workers of a run. `events` gets their events with `host` and `rank`; `log` each other line, prefixed.
 
-    def __init__(self, workers: Sequence[Worker], *, events: Callable[[dict], None], log: Callable[[str], None]):
-        self.workers = list(workers)
-        self._events, self._log = events, log
-        self._inbox: queue.SimpleQueue[tuple[Worker, str | None]] = queue.SimpleQueue()
-        for worker in self.workers:
-            threading.Thread(target=self._read, args=(worker,), daemon=True).start()
+    One thread calls `work`; everything that may block has a thread of its own, and reports through the inbox.
+    """
 
-    def watch(self, stopping: Callable[[], bool]) -> Worker | None:
-        """Wait until all have ended well (None), or one has failed: that one, the cause rather than a consequence.
+    def __init__(
+        self,
+        posts: Sequence[Post],
+        *,
+        events: Callable[[dict], None],
+        log: Callable[[str], None],
+        min_hosts: int = 1,
+        patience_s: float = 120.0,
+    ):
+        self.workers = {post.name: Worker(post) for post in posts}
+        self.saver: Worker | None = None
+        self._events, self._log, self._patience_s = events, log, patience_s
+        self.roster = Roster(list(self.workers), self._send, self._roster_event, min_hosts)
+        self._inbox: queue.SimpleQueue[tuple[Worker, int, str, object]] = queue.SimpleQueue()
+        self._attempts = 0
+        self._slowest_step = self._slowest_round = 0.0
+        self._trainable = 0
+        self._next_beat = 0.0
+        self._committed = False
 
-        Raises RunError if two of them cannot train together.
-        Once `stopping()` is true, asks every worker to finish its step, agree and end.
+    def work(self, stopping: Callable[[], bool]) -> None:
+        """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
+
+        Raises RunError, HostError.
         """
-        next_beat, asked = 0.0, False
-        while any(worker.status is None for worker in self.workers):
-            if time.monotonic() >= next_beat:
-                self._tell("beat")
-                next_beat = time.monotonic() + BEAT_S
-            if stopping() and not asked:
-                self._tell("stop")
-                asked = True
-            self._take(0.25)
-            self._mark_silent()
-            self._compare()
-            if any(worker.failed for worker in self.workers):
-                return self._cause()
-        return None
+        for worker in self.workers.values():
+            self._start(worker)
+        while self.saver is None:
+            self._turn(stopping)
+            if self.roster.ended:
+                self._save()
+            elif all(worker.given_up for worker in self.workers.values()):
+                raise self._failed(next(iter(self.workers.values())))
+            elif stopping() and not any(worker.alive or worker.attempt for worker in self.workers.values()):
+                raise RunError("stopped while no host was there")
 
     def end(self) -> None:
         """Leave no worker behind: ask, wait a moment, kill."""
-        self._tell("quit")
-        for worker in self.workers:
-            worker.process.close_stdin()
+        for worker in self.workers.values():
+            worker.attempt = 0  # what still starts is killed by its own thread
+            if worker.process:
+                self._tell(worker, "quit")
+                worker.process.close_stdin()
         deadline = time.monotonic() + GRACE_S
-        for worker in self.workers:
-            if worker.silent or worker.process.wait(max(0.0, deadline - time.monotonic())) is None:
+        for worker in self.workers.values():
+            left = max(0.0, deadline - time.monotonic())
+            if worker.process and (worker.silent or worker.process.wait(left) is None):
                 worker.process.kill()
 
-    def _read(self, worker: Worker) -> None:
-        with contextlib.suppress(HostError):
-            for line in worker.process.lines():
-                self._inbox.put((worker, line))
-        self._inbox.put((worker, None))
+    # One turn.
+
+    def _turn(self, stopping: Callable[[], bool]) -> None:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            for worker in self.workers.values():
+                self._tell(worker, "beat")
+        if stopping() and not self.roster.stopping:
+            self.roster.stop()
+            for worker in self.workers.values():
+                self._tell(worker, "stop")
+        self._take(0.25)
+        self._look_for_silence()
+        self._look_for_stuck()
+        if blamed := self.roster.tick():
+            self._drop(self.workers[blamed], "no group forms with it")
+        for worker in self.workers.values():
+            if self._is_due(worker):
+                self._start(worker)
 
     def _take(self, timeout: float) -> None:
-        """Handle what has come in, waiting at most `timeout` seconds for the first line."""
+        """Handle what has come in, waiting at most `timeout` seconds for the first of it."""
         try:
             self._handle(*self._inbox.get(timeout=timeout))
             while True:
@@ -114,31 +181,166 @@ class Crew:
         except queue.Empty:
             pass
 
-    def _handle(self, worker: Worker, line: str | None) -> None:
-        worker.last_heard = time.monotonic()
-        if line is None:
-            status = worker.process.wait(GRACE_S)
-            worker.status = 255 if status is None else status
+    def _handle(self, worker: Worker, attempt: int, what: str, content: object) -> None:
+        if what == "started":
+            self._started(worker, attempt, content)
+        elif what == "not started" and attempt == worker.attempt:
+            self._not_started(worker, content)
+        elif what == "line" and attempt == worker.life:
+            self._heard(worker, content)
+        elif what == "ended" and attempt == worker.life:
+            self._ended(worker, content)
+
+    # Starting.
+
+    def _start(self, worker: Worker) -> None:
+        self._attempts += 1
+        attempt = worker.attempt = self._attempts
+        worker.tries += 1
+        again, old = worker.life > 0, worker.process
+
+        def start() -> None:
+            try:
+                process = worker.post.start(again=again)
+            except HostError as error:
+                self._inbox.put((worker, attempt, "not started", error))
+                return
+            if attempt != worker.attempt:
+                process.kill()
+                return
+            self._inbox.put((worker, attempt, "started", process))
+            if old is not None:
+                old.kill()  # its connection is of no use any more
+            with contextlib.suppress(HostError):
+                for line in process.lines():
+                    self._inbox.put((worker, attempt, "line", line))
+            self._inbox.put((worker, attempt, "ended", process.wait(GRACE_S)))
+
+        threading.Thread(target=start, daemon=True).start()
+
+    def _started(self, worker: Worker, attempt: int, process: Process) -> None:
+        if attempt != worker.attempt:  # the old one was heard again in the last moment
+            threading.Thread(target=process.kill, daemon=True).start()
             return
+        worker.process, worker.life, worker.attempt = process, attempt, 0
+        worker.status = worker.error = worker.hello = None
+        worker.silent = worker.ready = False
+        worker.steps = 0
+        worker.last_heard = worker.last_moved = time.monotonic()
+        worker.tail.clear()
+        if self.roster.stopping:
+            self._tell(worker, "stop")
+
+    def _not_started(self, worker: Worker, error: HostError) -> None:
+        worker.attempt = 0
+        if not self._committed and worker.life == 0:
+            raise error
+        worker.next_try = time.monotonic() + BACK_OFF_S[min(worker.tries, len(BACK_OFF_S)) - 1]
+        self._log(f"{worker.name}: {error}")
+
+    def _is_due(self, worker: Worker) -> bool:
+        if worker.attempt or worker.alive or worker.given_up or self.roster.stopping or self.roster.ended:
+            return False
+        return time.monotonic() >= worker.next_try
+
+    # Losing.
+
+    def _ended(self, worker: Worker, status: int | None) -> None:
+        worker.status = 255 if status is None else status
+        if self.roster.ended and worker is not self.saver:
+            return
+        kind = worker.error.get("kind") if worker.error else None
+        if kind and kind not in PASSING and (worker.error.get("foreseen") or not self._committed):
+            raise self._failed(worker)
+        worker.failures += 1
+        worker.given_up = worker.failures >= MOST_FAILURES
+        worker.next_try = time.monotonic() + BACK_OFF_S[min(worker.failures, len(BACK_OFF_S)) - 1]
+        self._lose(worker, worker.describe_failure())
+        worker.process = None
+
+    def _look_for_silence(self) -> None:
+        now = time.monotonic()
+        for worker in self.workers.values():
+            if worker.alive and now - worker.last_heard > SILENCE_S:
+                worker.silent = True
+                worker.next_try, worker.tries = now + RECLAIM_S, 0
+                self._lose(worker, worker.describe_failure())
+
+    def _look_for_stuck(self) -> None:
+        """A process that still beats, while others have long been waiting for it."""
+        generation = self.roster.generation
+        if not generation or len(generation.members) < 2:
+            return
+        members = [self.workers[name] for name in generation.members]
+        quiet = time.monotonic() - max(worker.last_moved for worker in members)
+        ahead = max(worker.steps for worker in members)
+        behind = [worker for worker in members if worker.steps < ahead]
+        if behind and quiet > max(self._patience_s, STUCK_FACTOR * self._slowest_step):
+            self._drop(behind[0], f"made no step for {quiet:.0f} s while others were waiting for it")
+        elif quiet > max(self._patience_s, STUCK_FACTOR * self._slowest_round or 8 * self._trainable / SLOWEST_LINK):
+            for worker in members:
+                worker.last_moved = time.monotonic()
+            self.roster.trouble(members[0].name, {"generation": generation.number})
+
+    def _drop(self, worker: Worker, reason: str) -> None:
+        """Give up a worker that still runs, and get another."""
+        worker.failures += 1
+        worker.given_up = worker.failures >= MOST_FAILURES
+        worker.life = -1
+        threading.Thread(target=worker.process.kill, daemon=True).start()
+        worker.process, worker.next_try = None, time.monotonic() + BACK_OFF_S[0]
+        self._lose(worker, reason)
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        about = {"reason": reason, "given_up": worker.given_up}
+        self._events({"type": "lost", "host": worker.name, "rank": worker.post.rank, **about})
+        self._tell_roster(lambda: self.roster.lost(worker.name))
+
+    # Listening.
+
+    def _heard(self, worker: Worker, line: str) -> None:
+        worker.last_heard = time.monotonic()
+        if worker.silent:
+            worker.silent, worker.attempt = False, 0
+            self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
+            if worker.ready:
+                self._tell_roster(lambda: self.roster.ready(worker.name))
         text, event = split_line(line)
         if text.strip():
             worker.tail.append(text)
             self._log(f"{worker.name}: {text}")
         if event and event["type"] != "beat":
-            if event["type"] == "error":
-                worker.error = event
-            elif event["type"] == "hello":
-                worker.hello = event
-            self._events({**event, "host": worker.name, "rank": worker.rank})
+            self._take_event(worker, event)
 
-    def _mark_silent(self) -> None:
-        now = time.monotonic()
-        for worker in self.workers:
-            if worker.status is None and now - worker.last_heard > SILENCE_S:
-                worker.silent = True
+    def _take_event(self, worker: Worker, event: dict) -> None:
+        now, kind = time.monotonic(), event["type"]
+        if kind == "step":
+            self._slowest_step = max(self._slowest_step, event["seconds"])
+            worker.steps = event["step"]
+        elif kind == "round":
+            self._slowest_round = max(self._slowest_round, event["seconds"])
+        elif kind == "start":
+            self._trainable = event["trainable"]
+        worker.last_moved = now
+        if kind == "ready":
+            worker.ready = True
+            self._tell_roster(lambda: self.roster.ready(worker.name))
+        elif kind in ("vote", "trouble"):
+            self._tell_roster(lambda: getattr(self.roster, kind)(worker.name, event))
+        elif kind == "want":
+            threading.Thread(target=self._deliver, args=(worker, event["files"]), daemon=True).start()
+        else:
+            if kind == "error":
+                worker.error = event
+            elif kind == "hello":
+                worker.hello = event
+                self._compare()
+            elif kind == "saved":
+                self.saver = worker
+            self._events({**event, "host": worker.name, "rank": worker.post.rank})
 
     def _compare(self) -> None:
-        first, *others = [worker for worker in self.workers if worker.hello] or [None]
+        first, *others = [worker for worker in self.workers.values() if worker.hello] or [None]
         for worker in others:
             if worker.hello["system"] != first.hello["system"]:
                 raise RunError(
@@ -146,20 +348,65 @@ class Crew:
                     remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
                 )
             if worker.hello["source"] != first.hello["source"]:
+                what = f"{worker.name} runs other code than {first.name}"
+                if self._committed:  # changed during the run: no reason to end what the others do
+                    worker.failures = MOST_FAILURES
+                    self._drop(worker, what)
+                    return
                 raise RunError(
-                    f"{worker.name} runs other code than {first.name}",
-                    remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment.",
+                    what, remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment."
                 )
 
-    def _cause(self) -> Worker:
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and not any(worker.is_cause for worker in self.workers):
-            self._take(0.1)
-        failed = [worker for worker in self.workers if worker.failed]
-        return next((worker for worker in failed if worker.is_cause), failed[0])
+    # Speaking.
 
-    def _tell(self, word: str) -> None:
-        for worker in self.workers:
-            if worker.status is None and not worker.silent:
-                with contextlib.suppress(HostError):
-                    worker.process.write(f"{word}\n".encode())
+    def _tell_roster(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except RanksDiverged as error:
+            remedy = "`multimac hosts check` compares code and packages; then start again, or resume."
+            raise RunError(str(error), remedy=remedy) from error
+
+    def _roster_event(self, event: dict) -> None:
+        if event["type"] == "commit":
+            self._committed = True
+            for name in event["samples"]:
+                self.workers[name].failures = self.workers[name].tries = 0
+        self._events(event)
+
+    def _send(self, name: str, message: dict) -> None:
+        self._tell(self.workers[name], json.dumps(message))
+
+    def _tell(self, worker: Worker, line: str) -> None:
+        if worker.process and worker.status is None:
+            with contextlib.suppress(HostError):
+                worker.process.write(f"{line}\n".encode())
+
+    def _deliver(self, worker: Worker, files: list[str]) -> None:
+        unsent = files
+        with contextlib.suppress(HostError):
+            unsent = worker.post.send(files)
+        if unsent:
+            self._tell(worker, json.dumps({"type": "unsent", "files": unsent}))
+
+    # The end.
+
+    def _save(self) -> None:
+        """Have the model written by one of those who have it, on this machine if it is among them."""
+        for worker in [self.workers[name] for name in self.roster.generation.members]:
+            if not worker.alive:
+                continue
+            self._tell(worker, "save")
+            deadline = time.monotonic() + SAVE_S
+            while worker.alive and self.saver is None and time.monotonic() < deadline:
+                self._turn(lambda: False)
+            if self.saver:
+                try:
+                    worker.post.fetch("final")
+                    return
+                except HostError as error:
+                    self._log(f"{worker.name}: {error}")
+                    self.saver = None
+        raise RunError("every host was lost before the model was saved")
+
+    def _failed(self, worker: Worker) -> RunError:
+        return RunError(f"{worker.name}: {worker.describe_failure()}")

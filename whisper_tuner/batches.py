@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,17 @@ from whisper_tuner.problems import Problem
 from whisper_tuner.shards import assign_shards
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
+
+
+class Delivery(Protocol):
+    """Brings audio that this host lacks."""
+
+    def order(self, samples: Sequence[Sample]) -> None: ...
+
+    def wait(self, sample: Sample) -> None:
+        """Until its audio is there. Raises DataError."""
+
+
 Batch = dict[str, Any]
 """`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""
 
@@ -73,7 +85,8 @@ class ShardBatches:
     one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another.
 
     homes: ids of the samples whose audio is on a host; a host that is not in it has all. What a host is dealt of the
-    others' comes last, when the audio may have followed. shards: names of shards that a rank trains alone, all at once.
+    others' comes last, and is ordered from `delivery` by the host that this is, `name`. shards: names of shards that a
+    rank trains alone, all at once.
     """
 
     def __init__(
@@ -87,6 +100,8 @@ class ShardBatches:
         shuffle: bool = True,
         shards: Sequence[str] = (),
         homes: Mapping[str, Collection[str]] | None = None,
+        name: str = "",
+        delivery: Delivery | None = None,
         assign: Assign = assign_shards,
         on_problem: Callable[[Problem], None] = lambda problem: None,
     ):
@@ -100,6 +115,7 @@ class ShardBatches:
         self._features, self._labels = features, labels
         self._seed, self._shuffle = seed, shuffle
         self._shards, self._homes, self._assign = tuple(shards), homes or {}, assign
+        self._home, self._delivery = self._homes.get(name), delivery
         self._on_problem = on_problem
 
     def __len__(self) -> int:
@@ -115,7 +131,9 @@ class ShardBatches:
         """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
         names = self._shards or members
         weights = weights if names is members else [1.0] * len(names)
-        samples = self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
+        samples = (
+            self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
+        )
         sizes = [max(1, round(self._shape.batch_size * w * len(names) / sum(weights))) for w in weights]
         own, adopted = [], []
         for name, shard in zip(names, self._assign(samples, names, weights), strict=True):
@@ -125,10 +143,14 @@ class ShardBatches:
         first = self._steps(own, sizes, epoch, "steps")
         plan = [a + b for a, b in zip(first, self._steps(adopted, sizes, epoch, "adopted"), strict=True)]
         # One rank with several shards trains what their hosts would have trained at the same time.
-        return [[sum(at_once, []) for at_once in zip(*plan, strict=True)]] if self._shards else plan
+        return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
+        if self._delivery:
+            steps = list(steps)
+            coming = [self.samples[number] for numbers in steps for number in numbers]
+            self._delivery.order([sample for sample in coming if self._is_adopted(sample)])
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
             ahead = None
             for numbers in steps:
@@ -169,6 +191,9 @@ class ShardBatches:
         chance = random.Random(f"samples {self._seed} {epoch} {number}")
         return sorted(samples, key=lambda s: (-self._frames(s.duration_s * self._frames_per_s), chance.random()))
 
+    def _is_adopted(self, sample: Sample) -> bool:
+        return self._home is not None and sample.id not in self._home
+
     def _frames(self, frames: float) -> int:
         """The length that a clip of this many frames is padded to."""
         if self._shape.audio_context == "full":
@@ -184,6 +209,8 @@ class ShardBatches:
     def _log_mel(self, sample: Sample) -> np.ndarray | None:
         """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
         try:
+            if self._delivery and self._is_adopted(sample):
+                self._delivery.wait(sample)
             return self._features.log_mel(sample.audio)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))

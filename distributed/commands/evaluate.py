@@ -101,7 +101,7 @@ def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
     from whisper_tuner.data_check import check_manifest, described
     from whisper_tuner.dataset import MAX_DURATION_S
 
-    from ..launcher import PROJECT
+    from ..post import PROJECT
     from ..shipment import STORE
 
     manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]

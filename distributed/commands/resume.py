@@ -83,6 +83,7 @@ def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_fil
     from ..preflight import preflight
     from ..shipment import load_items
     from ..start import meeting_address, sync_items
+    from ..sync import code_items
 
     hosts = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
     if hosts_file:
@@ -93,7 +94,9 @@ def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_fil
         show_preflight(console, report)
         if not no_sync:
             with Transfers(console) as show:
-                reports = sync_items(load_items(run_dir), report.remotes, show)
+                code = code_items()
+                items = {host: [*code, *own] for host, own in load_items(run_dir).items()}
+                reports = sync_items(items, report.remotes, show)
             show_sync(console, reports)
         address = meeting_address(hosts, report.remotes)
     dataclasses.replace(launch, ranks=(launch.ranks[0], *ranks), address=address, master=hosts.master).save(run_dir)

@@ -12,7 +12,7 @@ from whisper_tuner.memory import ModelShape, shape_of, training_memory
 from whisper_tuner.paths import expanded
 
 from ..console import size
-from ..launcher import PROJECT
+from ..post import PROJECT
 from .draft import Model
 from .machine import this_machine
 from .questions import Option, Questions

@@ -6,6 +6,7 @@ Each machine gets the same clips and a worker of its own (world size 1); its fir
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,14 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from exogym.membership import Roster
 from whisper_tuner.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
 
 from ..config import Job
 from ..hosts import Hosts
-from ..launcher import PROJECT, environment
 from ..lifeline import split_line
 from ..machine import LocalMachine, Machine, Process
+from ..post import PROJECT, environment
 from ..remote import Remote
 from ..shipment import for_host, prepare_run
 from ..spec import RunSpec
@@ -95,7 +97,7 @@ def _one(machine: Machine, spec: RunSpec, running: _Running) -> Speed:
     watchdog.start()
     try:
         process.write(spec.to_json().encode() + b"\n")
-        return _read(machine.name, process)
+        return _read(machine.name, process, spec)
     except HostError as error:
         return Speed(host=machine.name, problem=str(error))
     finally:
@@ -110,7 +112,11 @@ def _start(machine: Machine) -> Process:
     return machine.start([python, "-m", "distributed.worker_main"], env=environment(project), cwd=project)
 
 
-def _read(name: str, process: Process) -> Speed:
+def _read(name: str, process: Process, spec: RunSpec) -> Speed:
+    def send(_: str, message: dict) -> None:
+        process.write(json.dumps(message).encode() + b"\n")
+
+    alone = Roster(spec.hosts, send, emit=lambda event: None)
     steps: list[dict] = []
     trainable, last, problem = 0, "", ""
     for line in process.lines():
@@ -118,6 +124,10 @@ def _read(name: str, process: Process) -> Speed:
         kind = event["type"] if event else ""
         if kind == "beat":
             process.write(b"beat\n")
+        elif kind == "ready":
+            alone.ready(spec.name)
+        elif kind == "vote":
+            alone.vote(spec.name, event)
         elif kind == "start":
             trainable = event["trainable"]
         elif kind == "step":

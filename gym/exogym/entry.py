@@ -39,8 +39,11 @@ class Entrant(Protocol):
     def offers(self) -> list[int]:
         """Numbers of the checkpoints that it could begin from; [DAMAGED] if it has some and none is good."""
 
-    def load(self, number: int, *, exactly: bool) -> None:
-        """Begin from a checkpoint. exactly: all ranks do, so also what is this rank's own, and inside a round."""
+    def load(self, number: int, *, exactly: bool) -> bool:
+        """Begin from a checkpoint. exactly: all ranks do, so also what is this rank's own, and inside a round.
+
+        False if the checkpoint has nothing of its own.
+        """
 
     def agreed_state(self) -> dict[str, Any]: ...
 
@@ -51,7 +54,7 @@ class Entrant(Protocol):
 class Entered:
     """received: this rank was given the state of the others. checkpoint: the one that the group begins from, if any.
 
-    exactly: each rank went on from a checkpoint of its own, as if nothing had happened.
+    exactly: this rank goes on as if nothing had happened, its inner optimizer included.
     """
 
     received: bool = False
@@ -97,8 +100,7 @@ def _begin(comm: Comm, rank: Entrant, digests: list[int], offers: list[set[int]]
         others = [n for n, digest in enumerate(digests) if digest != digests[0]]
         return Entered(received=_hand_over(comm, rank, 0, others))
     if common := set.intersection(*offers):
-        rank.load(max(common), exactly=True)
-        return Entered(checkpoint=max(common), exactly=True)
+        return Entered(checkpoint=max(common), exactly=rank.load(max(common), exactly=True))
     newest = max(set.union(*offers))
     holders = [n for n, numbers in enumerate(offers) if newest in numbers]
     if comm.rank in holders:

@@ -368,6 +368,15 @@ class TrainNode:
         self._writing = (self.strategy.agreements, time.perf_counter(), writing)
         self._note_written(wait=wait)
 
+    def save_agreed(self) -> None:
+        """From another thread, when this process must end: what ranks last agreed on, if it is whole just now."""
+        if self.checkpoints is None or not self._begun or self.strategy.cut_short:
+            return
+        number, digest_then = 2 * self.strategy.agreements, self._digest
+        state = {"strategy": type(self.strategy).__name__, "agreed": self.agreed_state(), "own": None}
+        if digest_then is not None and self.digest() == digest_then and number not in self.checkpoints.good():
+            self.checkpoints.save(number, state)
+
     def _note_written(self, *, wait: bool = False) -> None:
         """Tell of the checkpoint that was being written, once it is."""
         if self._writing is None or not (wait or self._writing[2].done()):
@@ -417,18 +426,19 @@ class TrainNode:
             return []
         return self.checkpoints.good() or ([DAMAGED] if self.checkpoints.damaged() else [])
 
-    def load(self, number: int, *, exactly: bool) -> None:
+    def load(self, number: int, *, exactly: bool) -> bool:
         state = self.checkpoints.load(number)
         if state["strategy"] != (now := type(self.strategy).__name__):
             was = f"its strategy was {state['strategy']}, and is {now}"
             raise CheckpointError(f"{self.checkpoints.folder} is of another run: {was}")
         self.load_agreed_state(state["agreed"])
-        if exactly:
-            own = state["own"]
+        own = state["own"] if exactly else None
+        if own:
             self.strategy.load_own_state(own["strategy"])
             self._now, self._trained = Position(**own["now"]), own["trained"]
             self._samples, self._loss = own["samples"], _Mean(*own["loss"])
             set_random_state(own["random"], self.device)
+        return own is not None
 
     def agreed_state(self) -> dict[str, Any]:
         return self._common_state(self.strategy.agreed_state())

@@ -1,0 +1,130 @@
+"""One rank's place in a run: how the launcher gets a worker there, and what else it does on that machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from whisper_tuner.errors import HostError, RunError
+
+from .hosts import Host
+from .machine import LocalMachine, Machine, Process
+from .remote import Remote
+from .spec import CHECKPOINTS, Rendezvous, RunSpec
+from .sync import sync
+
+PROJECT = Path(__file__).resolve().parent.parent
+WORKER = "distributed.worker_main"
+# The number of a process may long be another's when the host has been restarted.
+KILL_WORKER = f'case "$(ps -o args= -p "$0")" in *{WORKER}*) kill -9 "-$0";; esac'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One worker to start. `host` is None on this machine; `label` stands before each of its lines."""
+
+    label: str
+    spec: RunSpec
+    host: Host | None = None
+
+
+def environment(project: str | Path) -> dict[str, str]:
+    """Variables of each process of a run."""
+    return {
+        "PYTHONPATH": f"{project}/gym:{project}",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
+class HostPost:
+    """A Post of the Crew, see workers.py."""
+
+    def __init__(self, rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool):
+        self.name, self.rank = rank.label, rank.spec.rank
+        self._host, self._run_dir = rank.host, run_dir
+        self._spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=resume)
+        self._machine: Machine | None = None
+        self._process: Process | None = None
+
+    def start(self, *, again: bool) -> Process:
+        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError."""
+        spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
+        machine = self._connect()
+        try:
+            if again:
+                self._make_way(machine)
+            process = machine.start(
+                [self._python(machine), "-m", WORKER],
+                env=environment(self._project(machine)),
+                cwd=self._project(machine),
+            )
+            process.write(spec.to_json().encode() + b"\n")
+        except BaseException:
+            machine.close()
+            raise
+        old, self._machine, self._process = self._machine, machine, process
+        if old:
+            old.close()
+        return process
+
+    def send(self, files: Sequence[str]) -> list[str]:
+        """Bring audio of the run to the host; returns what is not part of it. Raises HostError."""
+        from .shipment import load_audio
+
+        known = load_audio(self._run_dir)
+        remote = Remote.connect(self._host)
+        try:
+            sync([remote], {self._host.address: [known[name] for name in files if name in known]})
+        finally:
+            remote.close()
+        return [name for name in files if name not in known]
+
+    def fetch(self, folder: str) -> None:
+        """Copy a folder of the run's folder there to the one here. Raises HostError."""
+        if not self._host:
+            return
+        there = f"{self._project(self._machine)}/{self._spec.run_dir}/{folder}"
+        listing = self._machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines()
+        for name in listing:
+            self._machine.get(f"{there}/{name}", self._run_dir / folder / name)
+
+    def drop_checkpoints(self) -> None:
+        """They are as large as the weights and the optimizers, and of no use after the end."""
+        if not self._machine:
+            return
+        project = self._project(self._machine)
+        with contextlib.suppress(HostError):
+            self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/{CHECKPOINTS}"], cwd=project, timeout=30)
+            if self._host:
+                self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/final"], cwd=project, timeout=30)
+                self._machine.run(["rmdir", self._spec.run_dir], cwd=project, timeout=30)
+
+    def close(self) -> None:
+        if self._machine:
+            self._machine.close()
+
+    def _connect(self) -> Machine:
+        return Remote.connect(self._host) if self._host else LocalMachine(self.name)
+
+    def _project(self, machine: Machine) -> str:
+        return machine.expand(self._host.project_path) if self._host else str(PROJECT)
+
+    def _python(self, machine: Machine) -> str:
+        return machine.expand(self._host.python) if self._host else sys.executable
+
+    def _make_way(self, machine: Machine) -> None:
+        """The worker before may still be there, frozen or cut off; and files may be gone. Code stays as it was."""
+        if self._process:
+            machine.run(["/bin/sh", "-c", KILL_WORKER, str(self._process.pid)], timeout=10)
+        if self._host:
+            from .shipment import load_items
+
+            with contextlib.suppress(RunError):  # started with --no-sync
+                sync([machine], {self._host.address: load_items(self._run_dir)[self._host.address]})
