@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab import cpu, network
 from lab.errors import LabError
+from lab.keys import PRIVATE
 
 START_TIMEOUT_S = 10.0
+SIGNAL_TIMEOUT_S = 5.0
+GONE = ("", "Z", "X")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -37,6 +41,22 @@ class LabProcess:
 
     def __str__(self) -> str:
         return f"{self.pid} {shlex.join(self.command)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabListener:
+    """A TCP port on which a process of a host waits for connections."""
+
+    address: str
+    port: int
+    process: LabProcess
+
+    @property
+    def loopback(self) -> bool:
+        return self.address == "::1" or self.address.startswith("127.")
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port} {self.process}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +88,20 @@ class LabHost:
                 lines.append(f"mount --bind /dev/null {q(path)}")
         if self.tmp is not None:
             lines.append(f"mount --bind {q(self.tmp)} /tmp")
+        lines.append("mount -t tmpfs none /dev/shm")  # names there hold PIDs, and each host counts its own
         return "\n".join(lines)
 
     def start(self, sshd_config: Path, log: Path) -> int:
         """Start the host; returns the PID of its first process (sshd)."""
         # The keys and the homes may lie in a hidden folder, so sshd reads its files through a mount of its own.
-        private = Path("/run/sshd")
-        private.mkdir(mode=0o755, exist_ok=True)
+        PRIVATE.mkdir(mode=0o755, exist_ok=True)
         script = f"""set -e
 hostname {self.name}
 mount --make-rprivate /
-mount --bind {q(sshd_config.parent)} {q(private)}
+mount --bind {q(sshd_config.parent)} {q(PRIVATE)}
 {self.mounts()}
 cd /
-exec /usr/sbin/sshd -D -e -f {private}/sshd_config -h {private}/host_key
+exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
 """
         join = f'echo $$ > {q(cpu.group(self.name) / "cgroup.procs")}; exec "$@"'
         command = ["sh", "-c", join, "sh", "ip", "netns", "exec", network.namespace(self.name)]
@@ -118,10 +138,29 @@ exec /usr/sbin/sshd -D -e -f {private}/sshd_config -h {private}/host_key
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', cwd or str(user), "env", "-i", *variables, *command]
         return ["sh", "-c", join, "sh", *enter, *inside]
 
+    def path(self, inside: str | Path) -> Path:
+        """Where this machine reaches what the host sees as `inside`, which is absolute or relative to its home."""
+        return Path(f"/proc/{self.pid}/root{user_home() / inside}")
+
+    def in_files(self, *command: str) -> str:
+        """Run a command of this machine with the host's view of the file system; returns its stdout."""
+        return network.sh("nsenter", "--target", str(self.pid), "--mount", "--pid", "--", *command)
+
     def processes(self) -> list[LabProcess]:
         """What runs in the host now, except the listening sshd and processes that have ended already."""
         found = (describe(pid) for pid in cpu.pids(cpu.group(self.name)) if pid != self.pid)
         return [process for process in found if process is not None and process.host_pid > 1]
+
+    def listeners(self) -> list[LabListener]:
+        """Every TCP port that is listened on, except sshd's own; once for each process that holds it."""
+        found = []
+        for line in network.in_namespace(self.name, "ss", "-Hltnp").splitlines():
+            address, _, port = line.split()[3].rpartition(":")
+            for pid in map(int, re.findall(r"pid=(\d+)", line)):
+                process = describe(pid)
+                if process and pid != self.pid:
+                    found.append(LabListener(address=address.strip("[]"), port=int(port), process=process))
+        return found
 
     def signal(self, number: signal.Signals, pattern: str) -> list[LabProcess]:
         """Send a signal to each process whose command line contains `pattern`."""
@@ -133,6 +172,32 @@ exec /usr/sbin/sshd -D -e -f {private}/sshd_config -h {private}/host_key
             for pid in set(cpu.pids(cpu.group(self.name))) - {process.pid for process in self.processes()}:
                 kill(pid, signal.SIGCONT)
         return hit
+
+    def freeze(self) -> None:
+        """Stop all processes of the host, its sshd too. Its kernel still answers: connections are taken and kept."""
+        self._signal_all(signal.SIGSTOP, lambda state: state in {"T", *GONE})
+
+    def thaw(self) -> None:
+        self._signal_all(signal.SIGCONT, lambda state: state != "T")
+
+    def _signal_all(self, number: signal.Signals, done: Callable[[str], bool]) -> None:
+        """Repeats, for processes that were being started, and for an nsenter that stops itself after its child."""
+        group = cpu.group(self.name)
+        deadline = time.monotonic() + SIGNAL_TIMEOUT_S
+        while left := [pid for pid in cpu.pids(group) if not done(state(pid))]:
+            if time.monotonic() > deadline:
+                raise LabError(f"{self.name}: {number.name} does not reach the processes {left}")
+            for pid in left:
+                kill(pid, number)
+            time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """One letter: R running, S sleeping, D in the kernel, T stopped, Z ended but not waited for; "" gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def kill(pid: int, number: signal.Signals) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from lab.network import sh
 
+PRIVATE = Path("/run/sshd")  # where each host's sshd finds its own folder
+ENVIRONMENT = PRIVATE / "environment.conf"  # SetEnv lines for what this sshd starts, if there is such a file
+
 SSHD_CONFIG = """\
 ListenAddress {address}:22
 HostKey {folder}/host_key
@@ -21,6 +24,7 @@ PrintMotd no
 MaxStartups 200
 MaxSessions 200
 Subsystem sftp internal-sftp
+Include {environment}
 """
 
 
@@ -34,7 +38,8 @@ def write_sshd(folder: Path, address: str, host: str) -> Path:
     if not (folder / "host_key").exists():
         new_key(folder / "host_key", host)
     config = folder / "sshd_config"
-    config.write_text(SSHD_CONFIG.format(address=address, folder=folder))
+    config.write_text(SSHD_CONFIG.format(address=address, folder=folder, environment=ENVIRONMENT))
+    (folder / ENVIRONMENT.name).unlink(missing_ok=True)
     return config
 
 

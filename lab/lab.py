@@ -166,7 +166,7 @@ class Lab:
         return self[host].signal(signal.SIGKILL, pattern)
 
     def freeze(self, host: str, pattern: str = "") -> list[LabProcess]:
-        """Stop a host's processes in mid-air, as a closed lid does; nothing is sent to anybody."""
+        """Stop a host's processes in mid-air, but not its sshd; `faults.asleep` is a closed lid."""
         return self[host].signal(signal.SIGSTOP, pattern)
 
     def thaw(self, host: str, pattern: str = "") -> list[LabProcess]:

@@ -6,6 +6,7 @@ Everything is named with PREFIX, so that `remove_all` finds it without any recor
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 
 from lab.errors import LabError
@@ -68,22 +69,30 @@ def set_rate(host: str, rate: str | None) -> None:
     sh("tc", "qdisc", "replace", "dev", PREFIX + host, *limit)
 
 
+def rate(host: str) -> str | None:
+    """The limit that `set_rate` set."""
+    [first, *_] = json.loads(in_namespace(host, "tc", "-j", "qdisc", "show", "dev", INTERFACE, "root"))
+    return f"{first['options']['rate'] * 8}bit" if first["kind"] == "tbf" else None
+
+
 def set_link(host: str, up: bool) -> None:
     """The cable in or out: without it nothing is sent, not even a FIN."""
     in_namespace(host, "ip", "link", "set", INTERFACE, "up" if up else "down")
 
 
-def drop(host: str, peer: str | None = None) -> None:
-    """Drop all packets from and to `peer` (an address; None: everybody) although the link stays up."""
-    match_in = f"ip saddr {peer}" if peer else f'iifname "{INTERFACE}"'
-    match_out = f"ip daddr {peer}" if peer else f'oifname "{INTERFACE}"'
-    rules = f"""
-table inet {NFT_TABLE} {{
-  chain input {{ type filter hook input priority 0; policy accept; {match_in} drop; }}
-  chain output {{ type filter hook output priority 0; policy accept; {match_out} drop; }}
-}}
-"""
-    in_namespace(host, "nft", "-f", "-", input=rules)
+def drop(host: str, peer: str | None = None, way: str = "both") -> None:
+    """Drop all packets from and to `peer` (an address; None: everybody) although the link stays up.
+
+    way: "in" drops only what comes to the host, "out" only what it sends.
+    """
+    arriving = f"ip saddr {peer}" if peer else f'iifname "{INTERFACE}"'
+    leaving = f"ip daddr {peer}" if peer else f'oifname "{INTERFACE}"'
+    chains = {
+        "in": f"chain input {{ type filter hook input priority 0; policy accept; {arriving} drop; }}",
+        "out": f"chain output {{ type filter hook output priority 0; policy accept; {leaving} drop; }}",
+    }
+    chosen = chains.values() if way == "both" else [chains[way]]
+    in_namespace(host, "nft", "-f", "-", input="\n".join([f"table inet {NFT_TABLE} {{", *chosen, "}\n"]))
 
 
 def pass_all(host: str) -> None:
