@@ -53,6 +53,12 @@ class HostView:
             self.recent.append((event["seconds"], event["samples"]))
         elif kind == "round":
             self.round = event["round"]
+        elif kind == "plan":
+            self.total_steps = event["total_steps"]
+        elif kind == "lost":
+            self.state, self.recent = "given up" if event["given_up"] else "lost", deque(maxlen=RECENT_STEPS)
+        elif kind == "back":
+            self.state = "waiting"
         elif kind == "resume":
             self.step, self.round, self.epoch = event["step"], event["round"], event["epoch"] + 1
             self.printed_step = self.step
@@ -84,6 +90,8 @@ class RunView:
         self.phase = "starting"
         self.progress = ""
         self.end: dict | None = None
+        self._resumed: int | None = None
+        self._validated = 0
 
     def take(self, event: dict) -> None:
         kind, host = event["type"], event.get("host")
@@ -93,14 +101,27 @@ class RunView:
             self.phase, self.end = event["phase"], None  # an end was that of an earlier attempt
             for name in event.get("hosts", []):
                 self.hosts.setdefault(name, HostView(name))
-        elif kind == "validation" and event.get("rank") == 0:
+        elif kind == "lost":
+            ending = "; it is not tried again" if event["given_up"] else ""
+            self.lines.append(f"{host} is lost: {event['reason']}{ending}")
+        elif kind == "generation":
+            self._take_generation(event["number"], event["hosts"])
+        elif kind == "paused":
+            there = ", ".join(event["hosts"]) or "none"
+            self.lines.append(f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}")
+        elif kind == "validation" and event["step"] > self._validated:
+            self._validated = event["step"]
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
         elif kind == "problem":
             self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
         elif kind == "warning":
             self.lines.append(f"{host}: {event['what']}")
-        elif kind == "resume" and event.get("rank") == 0:
-            self.lines.append(f"goes on after step {event['step']}" if event["step"] else "begins anew: no checkpoint")
+        elif kind == "resume" and "exactly" in event and self._resumed is None:
+            self._resumed = event["step"]
+            anew = "" if event["exactly"] else "; its inner optimizers start anew"
+            self.lines.append(
+                f"goes on after step {event['step']}{anew}" if event["step"] else "begins anew: no checkpoint"
+            )
         elif kind == "model":
             self.lines.append(f"model: {event['path']}")
         elif kind == "evaluating":
@@ -109,6 +130,13 @@ class RunView:
             self.lines.append(f"WER {event['when']}: {event['wer']:.1f}")
         elif kind == "end":
             self.end = event
+
+    def _take_generation(self, number: int, hosts: list[str]) -> None:
+        for name in hosts:
+            view = self.hosts.setdefault(name, HostView(name))
+            view.state = "training" if view.total_steps else view.state
+        if number > 1:
+            self.lines.append(f"going on with {', '.join(hosts)}")
 
     def table(self) -> Table:
         table = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))

@@ -18,7 +18,6 @@ from whisper_tuner.export import save_final
 from whisper_tuner.features import FeatureCache
 from whisper_tuner.labels import label_encoder, split_encodable
 from whisper_tuner.models import LoraSettings, load_base, prepare, set_language
-from whisper_tuner.shards import assign_shards
 
 from .bundle import run_bundle
 from .delivery import Delivery
@@ -97,11 +96,9 @@ class _Data:
 
     def _work(self, manifest: Path, *, shuffle: bool) -> SharedWork:
         spec, profile = self._spec, self._profile
-        # Audio of other hosts' shards is not on this machine.
-        listed = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
-        shards = assign_shards(listed, spec.hosts) if spec.shipped else []
-        homes = {name: {s.id for s in shard} for name, shard in zip(spec.hosts, shards, strict=False)}
-        samples, problems = split_encodable(listed, self._encoder)
+        # Audio of other hosts' shards is not on this machine, at first.
+        samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
+        samples, problems = split_encodable(samples, self._encoder)
         for problem in problems:
             self._events({"type": "problem", "what": f"{manifest.name}: {problem}"})
         per_step = profile.batch_size * max(1, len(profile.shards))
@@ -117,8 +114,6 @@ class _Data:
             seed=profile.seed,
             shuffle=shuffle,
             shards=profile.shards,
-            homes={name: homes[name] for name in spec.shipped},
-            name=spec.name,
             delivery=self._delivery,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )

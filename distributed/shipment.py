@@ -82,7 +82,6 @@ def prepare_run(
         cache_dir=str(PROJECT / STORE / "cache"),
         world_size=len(labels),
         hosts=tuple(labels),
-        shipped=tuple(labels[1:]) if hosts else (),
         strategy=job.distribution.strategy,
         strategy_settings=_settings(job, total_steps),
         checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),

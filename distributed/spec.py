@@ -34,7 +34,7 @@ class Bundle:
 class RunSpec:
     """`profile` holds the fields of Profile as JSON values; a run of a user's own model has a `bundle` instead.
 
-    hosts: the names of all ranks, as the run begins. shipped: those of them that have only their own shard's audio.
+    hosts: the names of all ranks, as the run begins.
     """
 
     run_id: str
@@ -43,7 +43,6 @@ class RunSpec:
     rank: int = 0
     world_size: int = 1
     hosts: tuple[str, ...] = ("localhost",)
-    shipped: tuple[str, ...] = ()
     strategy: str = "diloco"
     strategy_settings: dict = dataclasses.field(default_factory=dict)
     profile: dict | None = None

@@ -383,7 +383,7 @@ class Crew:
 
     def _deliver(self, worker: Worker, files: list[str]) -> None:
         unsent = files
-        with contextlib.suppress(HostError):
+        with contextlib.suppress(HostError, RunError):
             unsent = worker.post.send(files)
         if unsent:
             self._tell(worker, json.dumps({"type": "unsent", "files": unsent}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -34,7 +34,7 @@ class Delivery(Protocol):
     def order(self, samples: Sequence[Sample]) -> None: ...
 
     def wait(self, sample: Sample) -> None:
-        """Until its audio is there. Raises DataError."""
+        """Until its audio is there, or will not come."""
 
 
 Batch = dict[str, Any]
@@ -84,9 +84,7 @@ class ShardBatches:
     opened when its turn comes. Step k takes batch number p[k] of every shard, counted from the longest clips, p being
     one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another.
 
-    homes: ids of the samples whose audio is on a host; a host that is not in it has all. What a host is dealt of the
-    others' comes last, and is ordered from `delivery` by the host that this is, `name`. shards: names of shards that a
-    rank trains alone, all at once.
+    delivery brings the audio that this host lacks. shards: names of shards that a rank trains alone, all at once.
     """
 
     def __init__(
@@ -99,8 +97,6 @@ class ShardBatches:
         seed: int = 0,
         shuffle: bool = True,
         shards: Sequence[str] = (),
-        homes: Mapping[str, Collection[str]] | None = None,
-        name: str = "",
         delivery: Delivery | None = None,
         assign: Assign = assign_shards,
         on_problem: Callable[[Problem], None] = lambda problem: None,
@@ -114,8 +110,7 @@ class ShardBatches:
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels = features, labels
         self._seed, self._shuffle = seed, shuffle
-        self._shards, self._homes, self._assign = tuple(shards), homes or {}, assign
-        self._home, self._delivery = self._homes.get(name), delivery
+        self._shards, self._assign, self._delivery = tuple(shards), assign, delivery
         self._on_problem = on_problem
 
     def __len__(self) -> int:
@@ -135,13 +130,7 @@ class ShardBatches:
             self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
         )
         sizes = [max(1, round(self._shape.batch_size * w * len(names) / sum(weights))) for w in weights]
-        own, adopted = [], []
-        for name, shard in zip(names, self._assign(samples, names, weights), strict=True):
-            home = self._homes.get(name)
-            own.append([s for s in shard if home is None or s.id in home])
-            adopted.append([s for s in shard if home is not None and s.id not in home])
-        first = self._steps(own, sizes, epoch, "steps")
-        plan = [a + b for a, b in zip(first, self._steps(adopted, sizes, epoch, "adopted"), strict=True)]
+        plan = self._steps(self._assign(samples, names, weights), sizes, epoch)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
 
@@ -149,8 +138,7 @@ class ShardBatches:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
         if self._delivery:
             steps = list(steps)
-            coming = [self.samples[number] for numbers in steps for number in numbers]
-            self._delivery.order([sample for sample in coming if self._is_adopted(sample)])
+            self._delivery.order([self.samples[number] for numbers in steps for number in numbers])
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
             ahead = None
             for numbers in steps:
@@ -160,14 +148,11 @@ class ShardBatches:
             if ahead is not None:
                 yield ahead.result()
 
-    def _steps(
-        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[int], epoch: int, what: str
-    ) -> list[list[list[int]]]:
+    def _steps(self, shards: Sequence[Sequence[Sample]], sizes: Sequence[int], epoch: int) -> list[list[list[int]]]:
         """For each shard the numbers of its samples in each step; all have equally many steps."""
-        count = max((math.ceil(len(shard) / size) for shard, size in zip(shards, sizes, strict=True)), default=0)
-        steps = list(range(count))
+        steps = list(range(max(math.ceil(len(shard) / size) for shard, size in zip(shards, sizes, strict=True))))
         if self._shuffle:
-            random.Random(f"{what} {self._seed} {epoch}").shuffle(steps)
+            random.Random(f"steps {self._seed} {epoch}").shuffle(steps)
         plan = []
         for number, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
             order = [self._number[sample.id] for sample in self._ordered(shard, epoch, number)]
@@ -191,9 +176,6 @@ class ShardBatches:
         chance = random.Random(f"samples {self._seed} {epoch} {number}")
         return sorted(samples, key=lambda s: (-self._frames(s.duration_s * self._frames_per_s), chance.random()))
 
-    def _is_adopted(self, sample: Sample) -> bool:
-        return self._home is not None and sample.id not in self._home
-
     def _frames(self, frames: float) -> int:
         """The length that a clip of this many frames is padded to."""
         if self._shape.audio_context == "full":
@@ -209,7 +191,7 @@ class ShardBatches:
     def _log_mel(self, sample: Sample) -> np.ndarray | None:
         """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
         try:
-            if self._delivery and self._is_adopted(sample):
+            if self._delivery:
                 self._delivery.wait(sample)
             return self._features.log_mel(sample.audio)
         except DataError as error:

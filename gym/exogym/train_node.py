@@ -446,6 +446,7 @@ class TrainNode:
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         self.strategy.load_agreed_state(state["strategy"])
         self._now = self._agreed = Position(**state["now"])
+        self._last_epoch = self._now.epoch
         self.total_steps = state["total_steps"]
         if isinstance(self.train, SharedWork):
             self.train.load_state_dict(state["work"])
