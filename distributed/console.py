@@ -90,7 +90,8 @@ class RunView:
         self.phase = "starting"
         self.progress = ""
         self.end: dict | None = None
-        self._resumed: int | None = None
+        self._generation = 0
+        self._resumed = False
         self._validated = 0
 
     def take(self, event: dict) -> None:
@@ -116,12 +117,8 @@ class RunView:
             self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
         elif kind == "warning":
             self.lines.append(f"{host}: {event['what']}")
-        elif kind == "resume" and "exactly" in event and self._resumed is None:
-            self._resumed = event["step"]
-            anew = "" if event["exactly"] else "; its inner optimizers start anew"
-            self.lines.append(
-                f"goes on after step {event['step']}{anew}" if event["step"] else "begins anew: no checkpoint"
-            )
+        elif kind == "resume":
+            self._take_resume(host, event)
         elif kind == "model":
             self.lines.append(f"model: {event['path']}")
         elif kind == "evaluating":
@@ -135,8 +132,17 @@ class RunView:
         for name in hosts:
             view = self.hosts.setdefault(name, HostView(name))
             view.state = "training" if view.total_steps else view.state
+        self._generation = number
         if number > 1:
             self.lines.append(f"going on with {', '.join(hosts)}")
+
+    def _take_resume(self, host: str, event: dict) -> None:
+        anew = "" if event.get("exactly", True) else "; its inner optimizer starts anew"
+        if self._generation > 1:
+            self.lines.append(f"{host} joins after step {event['step']}{anew}")
+        elif not self._resumed:
+            self._resumed = True
+            self.lines.append(f"goes on after step {event['step']}{anew}" if event["step"] else "begins: no checkpoint")
 
     def table(self) -> Table:
         table = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))
@@ -229,7 +235,7 @@ def _show(view: RunView, console: Console, live: Live | None) -> None:
         return
     now = time.monotonic()
     for host in view.hosts.values():
-        if host.step > host.printed_step and now - host.printed_at >= LINE_EVERY_S:
+        if host.state == "training" and host.step > host.printed_step and now - host.printed_at >= LINE_EVERY_S:
             host.printed_at, host.printed_step = now, host.step
             loss = f"{host.loss:.3f}" if host.loss is not None else "-"
             left = f", {duration(host.remaining)} left" if host.remaining else ""
