@@ -274,6 +274,14 @@ def runs_stop(
     return runs_stop(folders_of(config, runs_dir), run, now=now)
 
 
+@runs_app.command("recover")
+def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> int:
+    """Make a model of what the hosts of a run have kept, where the master or its disk is gone."""
+    from distributed.commands.recover import runs_recover
+
+    return runs_recover(run, hosts)
+
+
 @runs_app.command("clean")
 def runs_clean(
     runs: Annotated[list[str] | None, typer.Argument(help="Remove these runs, their models included.")] = None,

@@ -38,6 +38,7 @@ class Launch:
     address: str = "127.0.0.1"
     timeout_s: float = 120.0
     min_hosts: int = 1
+    manifests: dict = dataclasses.field(default_factory=dict)  # kind: the user's own file
     evaluate: bool = True
     test: str | None = None
     master: Host | None = None
@@ -119,6 +120,8 @@ class Launcher:
                 patience_s=self.launch.timeout_s,
             )
             crew.work(lambda: self._interrupts > 0)
+            if crew.saver.post.host:
+                self._name_base()
             crew.end()
             if not self._interrupts:
                 for post in self._posts:
@@ -128,6 +131,13 @@ class Launcher:
                 crew.end()
             for post in self._posts:
                 post.close()
+
+    def _name_base(self) -> None:
+        """An adapter that another host has saved names its base as it lies there."""
+        from whisper_tuner.export import name_base
+
+        if profile := self.launch.ranks[0].spec.profile:
+            name_base(self.run_dir / "final", profile["base_model"])
 
     def _open_store(self) -> Rendezvous:
         """Listen on the one address where the ranks meet, never on all interfaces."""

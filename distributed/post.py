@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ class HostPost:
 
     def __init__(self, rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank
-        self._host, self._run_dir = rank.host, run_dir
+        self.host, self._run_dir = rank.host, run_dir
         self._spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=resume)
         self._machine: Machine | None = None
         self._process: Process | None = None
@@ -76,26 +77,25 @@ class HostPost:
 
     def send(self, files: Sequence[str]) -> list[str]:
         """Bring audio of the run to the host; returns what cannot be brought. Raises HostError, RunError."""
-        if not self._host:
+        if not self.host:
             return list(files)
         from .shipment import load_audio
 
         known = load_audio(self._run_dir)
-        remote = Remote.connect(self._host)
+        remote = Remote.connect(self.host)
         try:
-            sync([remote], {self._host.address: [known[name] for name in files if name in known]})
+            sync([remote], {self.host.address: [known[name] for name in files if name in known]})
         finally:
             remote.close()
         return [name for name in files if name not in known]
 
     def fetch(self, folder: str) -> None:
         """Copy a folder of the run's folder there to the one here. Raises HostError."""
-        if not self._host:
+        if not self.host:
             return
-        there = f"{self._project(self._machine)}/{self._spec.run_dir}/{folder}"
-        listing = self._machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines()
-        for name in listing:
-            self._machine.get(f"{there}/{name}", self._run_dir / folder / name)
+        fetch_folder(
+            self._machine, f"{self._project(self._machine)}/{self._spec.run_dir}/{folder}", self._run_dir / folder
+        )
 
     def drop_checkpoints(self) -> None:
         """They are as large as the weights and the optimizers, and of no use after the end."""
@@ -104,7 +104,7 @@ class HostPost:
         project = self._project(self._machine)
         with contextlib.suppress(HostError):
             self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/{CHECKPOINTS}"], cwd=project, timeout=30)
-            if self._host:
+            if self.host:
                 self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/final"], cwd=project, timeout=30)
                 self._machine.run(["rmdir", self._spec.run_dir], cwd=project, timeout=30)
 
@@ -113,20 +113,31 @@ class HostPost:
             self._machine.close()
 
     def _connect(self) -> Machine:
-        return Remote.connect(self._host) if self._host else LocalMachine(self.name)
+        return Remote.connect(self.host) if self.host else LocalMachine(self.name)
 
     def _project(self, machine: Machine) -> str:
-        return machine.expand(self._host.project_path) if self._host else str(PROJECT)
+        return machine.expand(self.host.project_path) if self.host else str(PROJECT)
 
     def _python(self, machine: Machine) -> str:
-        return machine.expand(self._host.python) if self._host else sys.executable
+        return machine.expand(self.host.python) if self.host else sys.executable
 
     def _make_way(self, machine: Machine) -> None:
         """The worker before may still be there, frozen or cut off; and files may be gone. Code stays as it was."""
         if self._process:
             machine.run(["/bin/sh", "-c", KILL_WORKER, str(self._process.pid)], timeout=10)
-        if self._host:
+        if self.host:
             from .shipment import load_items
 
             with contextlib.suppress(RunError):  # started with --no-sync
-                sync([machine], {self._host.address: load_items(self._run_dir)[self._host.address]})
+                sync([machine], {self.host.address: load_items(self._run_dir)[self.host.address]})
+
+
+def fetch_folder(machine: Machine, there: str, here: Path) -> None:
+    """The files of a folder there; `here` appears whole or not at all. Raises HostError."""
+    part = here.with_name(here.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name in machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines():
+        machine.get(f"{there}/{name}", part / name)
+    shutil.rmtree(here, ignore_errors=True)
+    part.replace(here)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import torch
+from torch import nn
+from transformers import WhisperForConditionalGeneration
 
 from exogym.config import build_strategy
 from exogym.shared_work import SharedWork
@@ -18,12 +21,13 @@ from whisper_tuner.export import save_final
 from whisper_tuner.features import FeatureCache
 from whisper_tuner.labels import label_encoder, split_encodable
 from whisper_tuner.models import LoraSettings, load_base, prepare, set_language
+from whisper_tuner.runs import write_atomically
 
 from .bundle import run_bundle
 from .delivery import Delivery
 from .lifeline import Lifeline
 from .network_trainer import NetworkTrainer
-from .spec import CHECKPOINTS, RunSpec, profile_from_json
+from .spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
@@ -44,7 +48,22 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
     data = _Data(spec, profile, model, processor, events, lifeline)
-    model = prepare(
+    model = prepared(model, profile)
+    wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
+    trainer = NetworkTrainer.for_rank(spec, lifeline, wrapper, data.train, data.validation)
+    lifeline.rescue = trainer.rescue
+    keep_spec(spec)
+    events({"type": "ready"})
+    result = trainer.run_rank(
+        spec.rank, _fit_settings(spec, profile), events=events, should_stop=lifeline.stopping.is_set
+    )
+    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
+    return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
+
+
+def prepared(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Module:
+    """As the profile's method trains it."""
+    return prepare(
         model,
         method=profile.method,
         lora=LoraSettings(
@@ -56,15 +75,13 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
         dropout=profile.dropout,
         gradient_checkpointing=profile.gradient_checkpointing,
     )
-    wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
-    trainer = NetworkTrainer.for_rank(spec, lifeline, wrapper, data.train, data.validation)
-    lifeline.rescue = trainer.rescue
-    events({"type": "ready"})
-    result = trainer.run_rank(
-        spec.rank, _fit_settings(spec, profile), events=events, should_stop=lifeline.stopping.is_set
-    )
-    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
-    return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
+
+
+def keep_spec(spec: RunSpec) -> None:
+    """Beside the checkpoints, so that they can be made use of without the master: see `runs recover`."""
+    folder = Path(spec.run_dir) / CHECKPOINTS
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", spec.to_json())
 
 
 def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:

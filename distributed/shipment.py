@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import quote
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data_check import check_data
-from whisper_tuner.dataset import Manifest, Sample, write_manifest
+from whisper_tuner.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import model_folder
 from whisper_tuner.model_check import check_model
@@ -26,7 +27,7 @@ from .config import Job
 from .hosts import Host, Hosts
 from .launcher import Launch
 from .post import PROJECT, Rank
-from .spec import RunSpec, profile_to_json
+from .spec import CHECKPOINTS, RunSpec, profile_from_json, profile_to_json
 from .sync import SyncItem, code_items, folder_items
 
 SHIPMENT = "shipment.json"
@@ -95,6 +96,7 @@ def prepare_run(
         address=address,
         timeout_s=job.distribution.round_timeout_s,
         min_hosts=min(job.distribution.min_hosts, len(labels)),
+        manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
         test=str(profile.test) if profile.test else None,
         master=hosts.master if hosts else None,
         created=time.time(),
@@ -109,6 +111,25 @@ def prepare_run(
         total_steps=int(total_steps),
         manifests=tuple(checked.values()),
     )
+
+
+def rehost(launch: Launch, hosts: Hosts, run_dir: Path) -> tuple[Launch, dict[str, list[SyncItem]]]:
+    """The same run on other hosts: their specs, and their files. Raises RunError, DataError."""
+    labels = tuple(host.address for host in hosts.all)
+    first = launch.ranks[0]
+    profile = profile_from_json(first.spec.profile)
+    manifests = {
+        kind: Manifest(Path(path), load_manifest(run_dir / f"{kind}.csv").samples, ())
+        for kind, path in launch.manifests.items()
+    }
+    shards = {kind: assign_shards(manifest.samples, labels) for kind, manifest in manifests.items()}
+    base = dataclasses.replace(first.spec, world_size=len(labels), hosts=labels)
+    ranks, items = _ranks(profile, base, hosts, manifests, shards, run_dir)
+    save_items(run_dir, items, [item for manifest in manifests.items() for item in _audio(*manifest)])
+    for old in (run_dir / CHECKPOINTS).glob(f"*/{quote(first.label, safe='')}.*"):  # this machine has another address
+        old.rename(old.with_name(old.name.replace(quote(first.label, safe=""), quote(labels[0], safe=""))))
+    min_hosts = min(launch.min_hosts, len(labels))
+    return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items
 
 
 def _ranks(

@@ -11,6 +11,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"  # in the run's folder on each host
+SPEC = ".spec.json"  # after a rank's name, in there
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.models import load_base, whisper_of
 from whisper_tuner.paths import expanded
+from whisper_tuner.runs import write_atomically
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -104,6 +105,15 @@ def _portable_name(base_model: str | Path, out: Path) -> str:
     if not base.is_dir():
         return str(base_model)
     return Path(os.path.relpath(base.resolve(), out.resolve())).as_posix()
+
+
+def name_base(folder: Path, base_model: str | Path) -> None:
+    """Let the adapter in `folder` name its base by the way from there; for one that was made on another machine."""
+    config = folder / ADAPTER_CONFIG
+    if config.is_file():
+        stated = json.loads(config.read_text(encoding="utf-8"))
+        stated["base_model_name_or_path"] = _portable_name(base_model, folder)
+        write_atomically(config, json.dumps(stated, indent=2, sort_keys=True) + "\n")
 
 
 def base_of(folder: Path) -> str | Path:

@@ -1,4 +1,4 @@
-"""`--resume RUN`: go on with a run that was stopped or broke off, on the same hosts."""
+"""`--resume RUN`: go on with a run that was stopped or broke off, on the same hosts or on others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resume(
     no_sync: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
-    """`name` and `hosts_file`, if given, must be the run's own: a check, not a choice. Raises TunerError."""
+    """`name`, if given, must be the run's own; `hosts_file` may name other hosts than it had. Raises TunerError."""
     from ..start import start_launcher
 
     console = Console(highlight=False)
@@ -42,7 +42,7 @@ def resume(
     launch = Launch.load(run_dir)
     _check(run_dir, launch, name)
     if any(rank.host for rank in launch.ranks):
-        _bring_up_to_date(console, run_dir, launch, hosts_file, no_sync)
+        launch = _bring_up_to_date(console, run_dir, launch, hosts_file, no_sync)
     hosts = ", ".join(rank.label for rank in launch.ranks)
     console.print(f"{launch.name}: going on with {launch.run_id} on {hosts}", soft_wrap=True)
     start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
@@ -77,37 +77,36 @@ def _check_files(launch: Launch) -> None:
     check_model(profile)
 
 
-def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool) -> None:
-    """Files, and where the ranks meet: this machine's address may be another one today."""
-
+def _bring_up_to_date(
+    console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool
+) -> Launch:
+    """Files, and where the ranks meet: this machine's address may be another one today. Returns the new run.json."""
     from ..preflight import preflight
-    from ..shipment import load_items
+    from ..shipment import load_items, rehost
     from ..start import meeting_address, sync_items
     from ..sync import code_items
 
-    hosts = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
-    if hosts_file:
-        hosts = _same(load_hosts(hosts_file), hosts)
-    ranks = [dataclasses.replace(rank, host=host) for rank, host in zip(launch.ranks[1:], hosts.workers, strict=True)]
+    were = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
+    hosts = load_hosts(hosts_file) if hosts_file else were
+    others = [host.address for host in hosts.all] != [host.address for host in were.all]
+    if others and no_sync:
+        remedy = "Leave --no-sync out: the new hosts need the run's files."
+        raise ConfigError(f"the run was on {', '.join(host.address for host in were.all)}", remedy=remedy)
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
+        if others:
+            console.print("the hosts are others than before: the work that is left is dealt out among these")
+            launch, items = rehost(launch, hosts, run_dir)
+        else:
+            ranks = [dataclasses.replace(r, host=h) for r, h in zip(launch.ranks[1:], hosts.workers, strict=True)]
+            launch = dataclasses.replace(launch, ranks=(launch.ranks[0], *ranks), master=hosts.master)
+            items = {} if no_sync else load_items(run_dir)
         if not no_sync:
+            code = code_items()
             with Transfers(console) as show:
-                code = code_items()
-                items = {host: [*code, *own] for host, own in load_items(run_dir).items()}
-                reports = sync_items(items, report.remotes, show)
+                reports = sync_items({host: [*code, *own] for host, own in items.items()}, report.remotes, show)
             show_sync(console, reports)
-        address = meeting_address(hosts, report.remotes)
-    dataclasses.replace(launch, ranks=(launch.ranks[0], *ranks), address=address, master=hosts.master).save(run_dir)
-
-
-def _same(now: Hosts, then: Hosts) -> Hosts:
-    """The hosts file as it is now may say how to reach the run's hosts, but not name others."""
-    asked, were = ([host.address for host in hosts.all] for hosts in (now, then))
-    if asked != were:
-        raise ConfigError(
-            f"the run is of {', '.join(were)}, the hosts file of {', '.join(asked)}",
-            remedy="Resume with the same hosts in the same order, or leave --hosts out.",
-        )
-    return now
+        launch = dataclasses.replace(launch, address=meeting_address(hosts, report.remotes))
+    launch.save(run_dir)
+    return launch

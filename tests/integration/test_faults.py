@@ -1,0 +1,175 @@
+"""Hosts that are lost, freeze and come back during a run: it goes on, each clip counts once, nothing is left behind."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from waiting import wait_until
+
+from exogym import Checkpoints, digest
+from lab import faults
+from whisper_tuner.export import load_model
+
+pytestmark = pytest.mark.lab
+PROJECT = Path(__file__).parents[2]
+TEXT = """
+[distributed:d]
+base_profile = tiny
+communication_interval = 4
+checkpoint_interval = 1
+epochs = {epochs}
+min_hosts = {min_hosts}
+"""
+CLIPS = 240
+
+
+class Watched:
+    """A run that is going on, as its events tell."""
+
+    def __init__(self, runner, *workers: str, epochs: int, min_hosts: int = 1):
+        self.runner, self.epochs = runner, epochs
+        self.process = runner.start("d", *workers, text=TEXT.format(epochs=epochs, min_hosts=min_hosts))
+        self.address = {name: runner.lab[name].address for name in ("h1", "h2", "h3")}
+
+    def of(self, kind: str, **wanted) -> list[dict]:
+        return [e for e in self.runner.events(kind) if all(e.get(key) == value for key, value in wanted.items())]
+
+    def wait_for(self, kind: str, count: int, seconds: float = 60, **wanted) -> dict:
+        wait_until(lambda: len(self.of(kind, **wanted)) >= count or self.process.poll() is not None, seconds)
+        assert len(self.of(kind, **wanted)) >= count, (kind, self.process.poll(), self.log())
+        return self.of(kind, **wanted)[count - 1]
+
+    def log(self) -> str:
+        return (self.runner.run_dir / "launcher.log").read_text()[-3000:]
+
+    def kill(self, name: str) -> float:
+        self.runner.lab.kill(name, "worker_main")
+        return time.time()
+
+    def end(self, seconds: float = 180) -> str:
+        out, err = self.process.communicate(timeout=seconds)
+        assert self.process.returncode == 0, out + err + self.log()
+        self.check()
+        return out
+
+    def check(self) -> None:
+        """Live ranks agreed bit for bit after each round, every clip counted once an epoch, and the model loads."""
+        digests: dict[int, set] = {}
+        for event in self.of("round"):
+            digests.setdefault(event["round"], set()).add(event["digest"])
+        assert digests and all(len(of_round) == 1 for of_round in digests.values())
+        counted = Counter(
+            (epoch, clip)
+            for commit in self.of("commit")
+            for epochs in commit["samples"].values()
+            for epoch, clips in epochs.items()
+            for clip in clips
+        )
+        assert set(counted.values()) == {1} and len(counted) == self.epochs * CLIPS
+        load_model(self.runner.run_dir / "final")
+        assert self.runner.left_over() == []
+
+
+def test_one_host_after_the_other_is_lost_and_all_finish(runner):
+    run = Watched(runner, "h2", "h3", epochs=11)
+    killed = run.kill("h2")
+    assert run.wait_for("generation", 2)["time"] - killed < 3
+    assert run.of("generation")[1]["hosts"] == [run.address["h1"], run.address["h3"]]
+    run.wait_for("generation", 3)
+    with faults.frozen(runner.lab["h3"], "worker_main"):
+        run.wait_for("lost", 1, host=run.address["h3"])
+        run.wait_for("generation", 4)
+    run.wait_for("back", 1, host=run.address["h3"])
+    run.wait_for("generation", 5)
+    killed = run.kill("h1")  # rank 0's
+    assert run.wait_for("generation", 6)["time"] - killed < 3
+    run.wait_for("generation", 7)
+    out = run.end()
+    assert [len(event["hosts"]) for event in run.of("generation")] == [3, 2, 3, 2, 3, 2, 3]
+    assert f"{run.address['h2']} is lost: the worker was killed by" in out
+    assert f"{run.address['h3']} is lost: nothing heard for 12 s" in out
+    assert len(run.of("hello", host=run.address["h3"])) == 1  # it slept, with its model in memory
+    assert len(run.of("done")) == 3
+
+
+def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
+    run = Watched(runner, "h2", epochs=5, min_hosts=2)
+    run.wait_for("checkpoint", 4)
+    for name in ("h1", "h2"):
+        run.kill(name)
+    resumed = run.wait_for("resume", 1)
+    assert resumed["step"] > 0 and resumed["exactly"]
+    pauses = len(run.of("paused"))
+    run.kill("h2")
+    assert run.wait_for("paused", pauses + 1)["hosts"] == [run.address["h1"]]
+    assert "paused until 2 hosts are there" in run.end()
+    assert len(run.of("generation")[-1]["hosts"]) == 2
+
+
+def test_a_master_whose_own_worker_is_given_up_gets_the_model_of_another(runner):
+    run = Watched(runner, "h2", epochs=6)
+    for life in (1, 2, 3):
+        run.wait_for("hello", life, host=run.address["h1"])
+        run.kill("h1")
+    assert run.wait_for("lost", 3, host=run.address["h1"])["given_up"]
+    assert "it is not tried again" in run.end()
+    assert [event["host"] for event in run.of("saved")] == [run.address["h2"]]
+
+
+def test_a_host_that_was_cut_off_for_long_is_started_anew(runner):
+    run = Watched(runner, "h2", epochs=10)
+    with faults.cut(runner.lab["h2"]):
+        run.wait_for("generation", 2)
+        runner.wait_until_gone("h2", 25)
+    run.wait_for("generation", 3)
+    run.end()
+    assert len(run.of("hello", host=run.address["h2"])) == 2
+
+
+def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
+    run = Watched(runner, "h2", epochs=3)
+    run.wait_for("checkpoint", 4)
+    with faults.cut(runner.lab["h2"]):
+        run.wait_for("generation", 2)
+        runner.lab["h1"].signal(2, "cli_typer.py")
+        out, err = run.process.communicate(timeout=60)
+        assert run.process.returncode == 130, out + err
+        assert (runner.run_dir / "final" / "model.safetensors").is_file()
+    command = [sys.executable, "cli_typer.py", "distributed-train", "--resume", str(runner.run_dir)]
+    command += ["--config", str(runner.folder / "config.ini"), "--hosts", str(runner.hosts("h3"))]
+    done = runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the hosts are others than before" in done.stdout
+    assert "its inner optimizer starts anew" in done.stdout
+    assert {event["host"] for event in run.of("done")} == {run.address["h1"], run.address["h3"]}
+    run.check()
+
+
+def test_the_model_outlives_the_master(runner):
+    """The launcher dies, its run folder is gone: what the other host kept becomes a model."""
+    run = Watched(runner, "h2", epochs=30)
+    run.wait_for("round", 8)
+    runner.lab.kill("h1", "distributed.launcher")
+    run.process.communicate(timeout=15)
+    runner.wait_until_nothing_is_left(25)
+    digests = {event["digest"]: event["round"] for event in run.of("round")}
+    name = runner.run_dir.name
+    shutil.rmtree(runner.run_dir)
+    command = [sys.executable, "cli_typer.py", "runs", "recover", name, "--hosts", str(runner.hosts("h2"))]
+    done = runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=120)
+    recovered = PROJECT / "runs" / name
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        model, _ = load_model(recovered / "final")
+        [kept] = recovered.glob("recovered/*/*/*.json")
+        state = Checkpoints(kept.parents[1], kept.stem).load(int(kept.parent.name))
+        assert digests[digest(state["agreed"]["strategy"]["master"])] >= max(digests.values()) - 1
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+    finally:
+        shutil.rmtree(recovered, ignore_errors=True)
