@@ -24,7 +24,9 @@ class Distribution:
     strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES))
     communication_interval: int = setting(10, "optimizer steps in a round (diloco)", low=1)
     hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
-    shares: str = setting("fixed", "how clips are dealt out: fixed is reproducible", choices=("fixed",))
+    shares: str = setting(
+        "fixed", "clips of each host: fixed (equal, reproducible) or auto (by speed)", choices=("fixed", "auto")
+    )
     min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1)
     round_timeout_s: float = setting(
         120.0, "no host is given up for being slow before that; rounds may take longer", low=5.0

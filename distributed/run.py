@@ -97,6 +97,7 @@ def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
         checkpoint_interval=spec.checkpoint_interval,
         keep_checkpoints=spec.keep_checkpoints,
         resume=spec.resume,
+        auto_shares=spec.shares == "auto",
     )
 
 

@@ -85,6 +85,7 @@ def prepare_run(
         hosts=tuple(labels),
         strategy=job.distribution.strategy,
         strategy_settings=_settings(job, total_steps),
+        shares=job.distribution.shares,
         checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),
         keep_checkpoints=profile.keep_checkpoints,
     )

@@ -50,6 +50,7 @@ class RunSpec:
     bundle: Bundle | None = None
     rendezvous: Rendezvous | None = None
     interface: str = ""
+    shares: str = "fixed"
     checkpoint_interval: int = 0
     keep_checkpoints: int = 2
     resume: bool = False

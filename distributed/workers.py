@@ -90,6 +90,8 @@ class Worker:
         elif self.status < 0 or self.status >= 128:
             number = -self.status if self.status < 0 else self.status - 128
             reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
+            if number in (0, 9):
+                reason += " (that is how a system short of memory does it)"
         else:
             reason = f"the worker ended with status {self.status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)
@@ -327,6 +329,8 @@ class Crew:
             self._tell_roster(lambda: self.roster.ready(worker.name))
         elif kind in ("vote", "trouble"):
             self._tell_roster(lambda: getattr(self.roster, kind)(worker.name, event))
+        elif kind == "alive":
+            pass
         elif kind == "want":
             threading.Thread(target=self._deliver, args=(worker, event["files"]), daemon=True).start()
         else:

@@ -184,7 +184,8 @@ class ShardBatches:
 
     def _step(self, samples: list[Sample]) -> list[Batch]:
         ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample)) is not None]
-        size = self._shape.micro_batch or max(len(ready), 1)
+        # A host that gets more than batch_size, for its speed, need not have the memory for it.
+        size = self._shape.micro_batch or (max(len(ready), 1) if self._shards else self._shape.batch_size)
         parts = [ready[at : at + size] for at in range(0, len(ready), size)]
         return [self.collate([sample for sample, _ in part], [mel for _, mel in part]) for part in parts]
 

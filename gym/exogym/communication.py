@@ -98,6 +98,9 @@ class Comm(ABC):
     def regroup(self) -> None:  # noqa: B027
         """Between rounds: let in who is waiting."""
 
+    def alive(self) -> None:  # noqa: B027
+        """This rank is at something that takes long, and makes progress."""
+
     def close(self) -> None:  # noqa: B027  (most have nothing to leave)
         """Leave. Safe after PeerLost and when called twice."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from exogym.errors import PeerLost, Rejoined
 from exogym.membership import ENTER, ROUND, Generation, Mailbox
 
 T = TypeVar("T")
+ALIVE_EVERY_S = 5.0
 
 
 class ElasticComm(Comm):
@@ -42,6 +44,7 @@ class ElasticComm(Comm):
         self._digest: int | None = None
         self._regroup_due = False
         self._rejoined = False
+        self._said_alive = 0.0
         self._enter: Callable[[], int] = lambda: 0
 
     @property
@@ -110,6 +113,11 @@ class ElasticComm(Comm):
             self._next_generation()
             self._go_on()
 
+    def alive(self) -> None:
+        if time.monotonic() - self._said_alive > ALIVE_EVERY_S:
+            self._said_alive = time.monotonic()
+            self._send({"type": "alive"})
+
     def close(self) -> None:
         self._leave()
 
@@ -122,7 +130,8 @@ class ElasticComm(Comm):
     def _next_generation(self) -> None:
         """Wait until this rank is called, and enter; again, if that generation ends before all of it have entered."""
         while True:
-            generation = self._mailbox.next_generation(after=self.generation)
+            with self._counted():
+                generation = self._mailbox.next_generation(after=self.generation)
             self._generation, self._vote, self._regroup_due = generation, 0, False
             try:
                 self._group = self._form(generation)
@@ -161,7 +170,8 @@ class ElasticComm(Comm):
         about = {"generation": self.generation, "vote": self._vote, "what": what, "digest": self._digest}
         samples = {"samples": self.trained} if what == ROUND else {}
         self._send({"type": "vote", **about, **samples, **vote})
-        regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
+        with self._counted():
+            regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
         if regroup is None:
             raise PeerLost(f"generation {self.generation} is over")
         self._vote += 1

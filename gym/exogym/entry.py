@@ -132,6 +132,7 @@ def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
     for flat in (text, *flats):
         for piece in _pieces(flat):
             comm.send(piece.contiguous(), to)
+            comm.alive()
 
 
 def receive_state(comm: Comm, source: int) -> dict[str, Any]:
@@ -161,6 +162,7 @@ def _receive(comm: Comm, source: int, count: int) -> torch.Tensor:
     flat = torch.empty(count, dtype=torch.uint8)
     for piece in _pieces(flat):
         comm.recv(piece, source)
+        comm.alive()
     return flat
 
 

@@ -7,6 +7,7 @@ and counts votes; each member hears of it through its Mailbox. All messages are 
                       {"type": "commit", "generation", "vote", "regroup"}       all have done it: it counts
     from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
                       {"type": "trouble", "generation", "message"}                   its group does not answer
+                      {"type": "alive"}                                              at something that takes long
 
 Votes of a generation are numbered from 0, the entry. What they are for counts on all members, or on none.
 """
@@ -22,7 +23,7 @@ from typing import Any
 
 from exogym.errors import RanksDiverged
 
-ENTER, ROUND, VALIDATION, END = "enter", "round", "validation", "end"  # what votes are for
+ENTER, ROUND, VALIDATION, SHARES, END = "enter", "round", "validation", "shares", "end"  # what votes are for
 PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lost
 FRUITLESS = 2  # generations of the same members, without a vote that counted
 

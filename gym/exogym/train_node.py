@@ -21,9 +21,12 @@ from exogym.entry import DAMAGED, NOT_BEGUN, enter
 from exogym.errors import CheckpointError, ExogymError, NotFinite, PeerLost, Rejoined, SettingError
 from exogym.flat import digest
 from exogym.logger import Events, NullLogger
-from exogym.membership import END, VALIDATION
+from exogym.membership import END, SHARES, VALIDATION
 from exogym.shared_work import SharedWork
 from exogym.strategy.strategy import StepResult, Strategy
+
+SPEED_MEMORY = 0.9  # of a step's speed in the next
+MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,9 @@ class TrainNode:
     cannot be written is a "warning" event, and training goes on.
 
     In an ElasticComm ranks may be lost, and may come (back) between rounds. What a lost rank trained since the last
-    agreement is dealt out again if `train` is SharedWork; else losing one ends the run with PeerLost.
+    agreement is dealt out again if `train` is SharedWork; else losing one ends the run with PeerLost. With
+    `auto_shares` it is dealt in proportion to the ranks' measured speeds, anew at every epoch: faster ranks then have
+    larger batches, and a run cannot be repeated bit for bit.
 
     events gets dicts with `type` start, resume, plan (work was dealt out anew), step, round (at each agreement of a
     strategy that has rounds, on every rank), validation, checkpoint, stop or warning.
@@ -100,6 +105,7 @@ class TrainNode:
         checkpoints: Checkpoints | None = None,
         checkpoint_interval: int = 0,
         resume: bool = False,
+        auto_shares: bool = False,
     ):
         self.model, self.comm, self.strategy = model, comm, strategy
         self.train, self.val, self.val_interval = train, val, val_interval
@@ -108,7 +114,7 @@ class TrainNode:
         self.events = events or NullLogger()
         self.should_stop = should_stop
         self.checkpoints, self.checkpoint_interval, self.resume = checkpoints, checkpoint_interval, resume
-        self._epochs, self._max_steps = epochs, max_steps
+        self._epochs, self._max_steps, self._auto_shares = epochs, max_steps, auto_shares
         self.total_steps = _total_steps(train.steps_per_epoch, epochs, max_steps)
         self._now = self._agreed = Position()
         self._samples = 0
@@ -117,6 +123,8 @@ class TrainNode:
         self._digest: int | None = None
         self._last_epoch = 0
         self._begun = self._dealt_anew = False
+        self._dealt_in = 0  # the epoch
+        self._speed = _Mean()  # samples a second, over the last steps
         self._writing: tuple[int, float, Future[int]] | None = None
         self._shapes: list[torch.Size] = []
 
@@ -236,7 +244,11 @@ class TrainNode:
         for batch in batches:
             samples += self._accumulate(batch, mean)
             trained += sample_ids(batch)
+        communicating = self.comm.seconds
         result = self._strategy_step(mean.weight, samples)
+        computing = time.perf_counter() - started - (self.comm.seconds - communicating)
+        self._speed.fade(SPEED_MEMORY)
+        self._speed.add(samples, computing if samples else 0.0)
         self.model.zero_grad(set_to_none=True)
         self._samples += samples
         self._loss.add(mean.total, mean.weight)
@@ -303,6 +315,7 @@ class TrainNode:
         with _modes_kept(self.model), torch.no_grad():
             self.model.eval()
             for batches in self.val.epoch(0):
+                self.comm.alive()
                 for batch in batches:
                     loss, weight, _ = self._forward(batch)
                     if weight > 0:
@@ -343,15 +356,27 @@ class TrainNode:
                 what = f"{type(self.train).__name__} cannot be dealt out anew"
                 raise PeerLost(f"{self._ranks} ranks had begun, now there are {len(members)}, and {what}")
             return
-        if members == self.train.members and not self.train.is_stale:
+        shares_due = self._auto_shares and self.train.first_epoch > self._dealt_in and len(members) > 1
+        if members == self.train.members and not self.train.is_stale and not shares_due:
             return
-        self.train.deal(members)
+        weights = self._weights() if self._auto_shares else None
+        members = self.comm.members  # one may have been lost meanwhile
+        self.train.deal(members, weights)
+        self._dealt_in = self.train.first_epoch
         self._now = self._agreed = replace(self._now, epoch=self.train.first_epoch, in_epoch=0)
         left = [math.inf if limit is None else limit for limit in (self._steps_left(), self._max_steps)]
         self.total_steps = int(min(self._now.step + left[0], left[1]))
         self.strategy.schedule.stretch(self.strategy.steps, self.total_steps - self._now.step)
         self._dealt_anew = True
         self._emit("plan", total_steps=self.total_steps, hosts=len(members))
+
+    def _weights(self) -> list[float]:
+        """Each rank's speed; the mean of the others' for one that has not been measured."""
+        mine = torch.tensor([self._speed.value() or 0.0], dtype=torch.float64)
+        speeds = [float(speed) for speed in self.comm.together(SHARES, lambda: self.comm.all_gather(mine))]
+        known = [speed for speed in speeds if speed > 0]
+        mean = sum(known) / len(known) if known else 1.0
+        return [min(max(speed or mean, mean / MOST_UNEQUAL), mean * MOST_UNEQUAL) for speed in speeds]
 
     def _steps_left(self) -> int | None:
         if self._epochs is None:
@@ -502,6 +527,10 @@ class _Mean:
     def add(self, total: float, weight: float) -> None:
         self.total += total
         self.weight += weight
+
+    def fade(self, keep: float) -> None:
+        self.total *= keep
+        self.weight *= keep
 
     def value(self) -> float | None:
         return self.total / self.weight if self.weight else None

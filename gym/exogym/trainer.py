@@ -53,7 +53,8 @@ class FitSettings:
     batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
     val_interval: steps from one validation to the next (an epoch, if None). seed: shuffling, and with the rank added,
     dropout. timeout: seconds that a rank waits for the slowest before it gives it up; a round of DiLoCo must fit in.
-    checkpoint_dir, checkpoint_interval, keep_checkpoints, resume: see TrainNode; each rank has files of its own there.
+    checkpoint_dir, checkpoint_interval, keep_checkpoints, resume, auto_shares: see TrainNode; each rank has files of
+    its own there.
     """
 
     strategy: Strategy
@@ -72,6 +73,7 @@ class FitSettings:
     checkpoint_interval: int = 0
     keep_checkpoints: int = 2
     resume: bool = False
+    auto_shares: bool = False
 
     def __post_init__(self) -> None:
         at_least("num_nodes", self.num_nodes, 1)
@@ -131,6 +133,7 @@ class Trainer(ABC):
                 else None,
                 checkpoint_interval=settings.checkpoint_interval,
                 resume=settings.resume,
+                auto_shares=settings.auto_shares,
             )
             return self.node.run()
         finally:

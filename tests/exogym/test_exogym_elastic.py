@@ -1,6 +1,7 @@
 """Ranks that are lost and come back, as threads with a real Roster: the sums are right, and nothing counts twice."""
 
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -28,13 +29,27 @@ class Sentences:
 
     def plan(self, epoch, left, members, weights):
         numbers = [n for n in range(SIZE) if left is None or left[n]]
-        own = [numbers[rank :: len(members)] for rank in range(len(members))]
-        steps = max(-(-len(mine) // BATCH) for mine in own)
-        return [[mine[step * BATCH : (step + 1) * BATCH] for step in range(steps)] for mine in own]
+        sizes = [max(1, round(BATCH * weight * len(members) / sum(weights))) for weight in weights]
+        plan = [[] for _ in members]
+        while numbers:
+            for mine, size in zip(plan, sizes, strict=True):
+                mine.append(numbers[:size])
+                numbers = numbers[size:]
+        return plan
 
     def read(self, steps):
         for numbers in steps:
             yield [{**token_batch(1, seed=n), "ids": [f"s{n}"]} for n in numbers]
+
+
+class Slow(Tokens):
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, batch):
+        time.sleep(self.seconds)
+        return super().forward(batch)
 
 
 class Died(BaseException):
@@ -54,6 +69,7 @@ class Site:
         self.at_step = {}  # (host, life, step): what it does when it has made that step
         self.script = {}  # number of commits: what happens then
         self.doomed = set()  # die after their next step
+        self.slow = {}  # seconds that a host's samples take more
         self.on_pause = None
 
     def commits(self):
@@ -91,7 +107,8 @@ class Site:
         with self.lock:
             if life != self.lives[host] or host in self.dead:
                 raise Died
-            getattr(self.roster, message["type"])(host, message)
+            if message["type"] != "alive":
+                getattr(self.roster, message["type"])(host, message)
 
     def connect(self, generation, rank, interrupted):
         if len(generation.members) == 1:
@@ -104,7 +121,7 @@ class Site:
         say = lambda message: self.say(host, life, message)  # noqa: E731
         comm = ElasticComm(host, HOSTS, self.mailboxes[host], say, self.connect)
         node = TrainNode(
-            Tokens(), comm, self.strategy(), self.work(host), epochs=self.epochs, device="cpu",
+            Slow(self.slow.get(host, 0)), comm, self.strategy(), self.work(host), epochs=self.epochs, device="cpu",
             events=lambda event: self.heard(host, life, event), resume=resume, val=self.work(host),
             checkpoints=Checkpoints(self.folder / host, host) if self.folder else None, **self.settings,
         )  # fmt: skip
@@ -213,6 +230,18 @@ def test_each_host_is_lost_and_comes_back(strategy):
     site.check(HOSTS)
     sizes = [len(event["hosts"]) for event in site.events if event["type"] == "generation"]
     assert sizes == [3, 2, 3, 2, 3, 2, 3]
+
+
+@both
+def test_shares_by_speed_count_each_sample_once_too(strategy):
+    site = Site(strategy, epochs=4, auto_shares=True)
+    site.slow = {"bob": 0.02}
+    site.script[4] = lambda: site.doomed.add("ada")
+    site.script[7] = lambda: site.start("ada")
+    site.start(*HOSTS)
+    site.check(HOSTS)
+    weights = dict(zip(*(getattr(site.nodes["cy"].train, what) for what in ("members", "weights")), strict=True))
+    assert weights["bob"] < 0.7 * weights["cy"]
 
 
 @both

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from pathlib import Path
 
@@ -89,10 +88,6 @@ def test_what_cannot_be_resumed(runner):
     twice = resume(runner)
     assert twice.returncode == 6 and "is going on" in twice.stderr
     process.communicate(timeout=120)
-    other = runner.folder / "others.json"
-    other.write_text(json.dumps({"master": runner.lab["h1"].address, "workers": [runner.lab["h3"].address]}))
-    (runner.run_dir / "events.jsonl").write_text("")  # as if it had never come to an end
-    assert "Resume with the same hosts" in resume(runner, "--hosts", str(other)).stderr
     (runner.run_dir / "run.json").write_text("{")
     broken = resume(runner)
     assert broken.returncode == 6 and "run.json" in broken.stderr and "start a new one" in broken.stderr
