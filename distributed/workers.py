@@ -312,7 +312,10 @@ class Crew:
             worker.tail.append(text)
             self._log(f"{worker.name}: {text}")
         if event and event["type"] != "beat":
-            self._take_event(worker, event)
+            try:
+                self._take_event(worker, event)
+            except (KeyError, TypeError, ValueError) as error:
+                self._drop(worker, f"it said {event['type']!r} and what that needs is not there: {error!r}")
 
     def _take_event(self, worker: Worker, event: dict) -> None:
         now, kind = time.monotonic(), event["type"]

@@ -47,6 +47,7 @@ EXAMPLES = {
     "communication_interval": "20",
     "hosts_config": "distributed_hosts.json",
     "shares": "fixed",
+    "min_hosts": "2",
     "round_timeout_s": "300",
     # Strategies
     "inner_optim": "adamw",
