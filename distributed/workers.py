@@ -249,7 +249,9 @@ class Crew:
 
     def _ended(self, worker: Worker, status: int | None) -> None:
         worker.status = 255 if status is None else status
-        if self.roster.ended and worker is not self.saver:
+        if worker.silent:  # and so lost already
+            worker.process = None
+        if worker.silent or (self.roster.ended and worker is not self.saver):
             return
         kind = worker.error.get("kind") if worker.error else None
         if kind and kind not in PASSING and (worker.error.get("foreseen") or not self._committed):
@@ -279,10 +281,14 @@ class Crew:
         behind = [worker for worker in members if worker.steps < ahead]
         if behind and quiet > max(self._patience_s, STUCK_FACTOR * self._slowest_step):
             self._drop(behind[0], f"made no step for {quiet:.0f} s while others were waiting for it")
-        elif quiet > max(self._patience_s, STUCK_FACTOR * self._slowest_round or 8 * self._trainable / SLOWEST_LINK):
+        elif quiet > (self._patience_s if self.roster.is_entering else self._round_limit()):
             for worker in members:
                 worker.last_moved = time.monotonic()
             self.roster.trouble(members[0].name, {"generation": generation.number})
+
+    def _round_limit(self) -> float:
+        """Seconds that an exchange of all weights may take."""
+        return max(self._patience_s, STUCK_FACTOR * self._slowest_round or 8 * self._trainable / SLOWEST_LINK)
 
     def _drop(self, worker: Worker, reason: str) -> None:
         """Give up a worker that still runs, and get another."""

@@ -98,6 +98,9 @@ class Comm(ABC):
     def regroup(self) -> None:  # noqa: B027
         """Between rounds: let in who is waiting."""
 
+    def look_up(self) -> None:  # noqa: B027
+        """Between steps. Raises Rejoined if the others have gone on without this rank, and now call it."""
+
     def alive(self) -> None:  # noqa: B027
         """This rank is at something that takes long, and makes progress."""
 

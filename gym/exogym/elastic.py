@@ -113,6 +113,12 @@ class ElasticComm(Comm):
             self._next_generation()
             self._go_on()
 
+    def look_up(self) -> None:
+        if self._mailbox.is_called_anew(self.generation):
+            self._leave()
+            self._next_generation()
+            raise Rejoined(f"generation {self.generation} begins a round")
+
     def alive(self) -> None:
         if time.monotonic() - self._said_alive > ALIVE_EVERY_S:
             self._said_alive = time.monotonic()

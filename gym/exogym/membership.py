@@ -78,6 +78,11 @@ class Roster:
     def __post_init__(self) -> None:
         self._awaited = set(self.hosts)
 
+    @property
+    def is_entering(self) -> bool:
+        """Whether a generation has been called, and not all of it have entered yet."""
+        return self.generation is not None and self._vote == 0
+
     def ready(self, host: str) -> None:
         """A process of this host has loaded what it needs, and waits to be called."""
         self._awaited.discard(host)
@@ -203,6 +208,10 @@ class Mailbox:
     def superseded(self, number: int) -> bool:
         """Whether there is a later generation than `number`."""
         return self._generation is not None and self._generation.number > number
+
+    def is_called_anew(self, number: int) -> bool:
+        """Whether the newest generation is later than `number`, and begins a round."""
+        return self.superseded(number) and not self._generation.amid_round
 
     def next_generation(self, after: int) -> Generation:
         """The newest one, once it is later than number `after`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -138,7 +138,7 @@ class TrainNode:
             self._announce()
             self.comm.enter(self._enter)
             stopped = self._until_the_end()
-            self._note_written(wait=True)
+            self._note_written(at_once=True)
         return TrainResult(
             steps=self._now.step,
             rounds=self._now.rounds,
@@ -182,7 +182,7 @@ class TrainNode:
         if not stopped and self._now.validated_at < self._now.step:
             self._validate()
         if stopped:
-            self._save(wait=True)
+            self._save(at_once=True)
         return stopped
 
     def _all_steps(self) -> bool:
@@ -190,6 +190,7 @@ class TrainNode:
         while self._work_left():
             self._dealt_anew = False
             for batches in self._epoch():
+                self.comm.look_up()
                 result = self._one_step(batches)
                 if result.stop:
                     return True
@@ -383,28 +384,30 @@ class TrainNode:
             return None
         return sum(self.train.steps_in(epoch) for epoch in range(self.train.first_epoch, self._epochs))
 
-    def _save(self, *, wait: bool = False) -> None:
+    def _save(self, *, at_once: bool = False) -> None:
         if self.checkpoints is None:
             return
-        self._note_written(wait=True)
+        self._note_written(at_once=True)
         # A state inside a round is later than the agreement before it, and earlier than the next one.
         number = 2 * self.strategy.agreements + self.strategy.cut_short
         writing = self.checkpoints.save_in_background(number, self._state_dict())
         self._writing = (self.strategy.agreements, time.perf_counter(), writing)
-        self._note_written(wait=wait)
+        self._note_written(at_once=at_once)
 
     def save_agreed(self) -> None:
         """From another thread, when this process must end: what ranks last agreed on, if it is whole just now."""
         if self.checkpoints is None or not self._begun or self.strategy.cut_short:
             return
+        if writing := self._writing:
+            wait([writing[2]])
         number, digest_then = 2 * self.strategy.agreements, self._digest
         state = {"strategy": type(self.strategy).__name__, "agreed": self.agreed_state(), "own": None}
         if digest_then is not None and self.digest() == digest_then and number not in self.checkpoints.good():
             self.checkpoints.save(number, state)
 
-    def _note_written(self, *, wait: bool = False) -> None:
+    def _note_written(self, *, at_once: bool = False) -> None:
         """Tell of the checkpoint that was being written, once it is."""
-        if self._writing is None or not (wait or self._writing[2].done()):
+        if self._writing is None or not (at_once or self._writing[2].done()):
             return
         (agreements, started, writing), self._writing = self._writing, None
         try:
