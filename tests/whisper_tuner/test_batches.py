@@ -36,19 +36,43 @@ def make_batches(multilingual, tmp_path):
     cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
-    def make(shards, serves, *, seed=0, shuffle=True, on_problem=lambda problem: None, **shape):
+    def make(*shards, alone=False, seed=0, shuffle=True, on_problem=lambda problem: None, delivery=None, **shape):
+        """Of fixed shards, one for each member; alone: one rank trains them all."""
+
+        def assign(samples, names, weights):
+            assert len(names) == len(shards) == len(weights)
+            return [[sample for sample in shard if sample in samples] for shard in shards]
+
         return ShardBatches(
-            shards,
-            serves=serves,
+            [sample for shard in shards for sample in shard],
             features=cache,
             labels=labels,
             shape=BatchShape(**shape),
             seed=seed,
             shuffle=shuffle,
+            shards=HOSTS[: len(shards)] if alone else (),
+            delivery=delivery,
+            assign=assign,
             on_problem=on_problem,
         )
 
     return make
+
+
+def planned(batches, hosts=1, epoch=0, left=None, weights=None):
+    """For each member the samples of each of its steps."""
+    plan = batches.plan(epoch, left, HOSTS[:hosts], weights or [1.0] * hosts)
+    return [[[batches.samples[number] for number in step] for step in steps] for steps in plan]
+
+
+def read(batches, epoch=0, first_step=0):
+    """What a rank that has all of the work trains."""
+    return batches.read(iter(batches.plan(epoch, None, HOSTS[:1], [1.0])[0][first_step:]))
+
+
+def frames(batches, step):
+    """The length of a step's longest input."""
+    return next(edge for edge in batches.edges if edge >= max(s.duration_s for s in step) * 100)
 
 
 # shards
@@ -140,50 +164,86 @@ def test_edges_add_the_least_padding(tmp_path):
 # the steps of an epoch
 
 
-@pytest.mark.parametrize("serves", [[[0], [1], [2]], [[0, 2], [1]], [[2, 1, 0]]])
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_every_sample_once_an_epoch_and_equal_steps_on_all_ranks(tmp_path, make_batches, serves, epoch):
+def test_every_sample_once_an_epoch_and_equal_steps_on_all_ranks(tmp_path, make_batches, alone, epoch):
     samples = samples_of(83, tmp_path)
-    shards = [samples[:40], samples[40:70], samples[70:]]
-    plans = [make_batches(shards, rank, batch_size=4).plan(epoch) for rank in serves]
+    batches = make_batches(samples[:40], samples[40:70], samples[70:], alone=alone, batch_size=4)
+    plans = planned(batches, hosts=1 if alone else 3, epoch=epoch)
     assert {len(plan) for plan in plans} == {10}
     assert Counter(s.id for plan in plans for step in plan for s in step) == Counter(s.id for s in samples)
 
 
 def test_a_shard_that_runs_out_gives_empty_steps(tmp_path, make_batches):
     samples = samples_of(20, tmp_path)
-    plan = make_batches([samples[:16], samples[16:]], [1], batch_size=4).plan(0)
-    assert sorted(map(len, plan)) == [0, 0, 0, 4]
-    assert make_batches([[], []], [0]).steps_per_epoch == 0
+    plans = planned(make_batches(samples[:16], samples[16:], batch_size=4), hosts=2)
+    assert [sorted(map(len, plan)) for plan in plans] == [[4, 4, 4, 4], [0, 0, 0, 4]]
+    assert planned(make_batches([], []), hosts=2) == [[], []]
 
 
 def test_serving_two_shards_is_the_union_of_serving_each(tmp_path, make_batches):
     shards = assign_shards(samples_of(50, tmp_path), HOSTS[:2])
-    alone = [make_batches(shards, [n], seed=5, batch_size=4).plan(1) for n in (0, 1)]
-    assert make_batches(shards, [0, 1], seed=5, batch_size=4).plan(1) == [a + b for a, b in zip(*alone, strict=True)]
+    plans = planned(make_batches(*shards, seed=5, batch_size=4), hosts=2, epoch=1)
+    [alone] = planned(make_batches(*shards, alone=True, seed=5, batch_size=4), epoch=1)
+    assert alone == [a + b for a, b in zip(*plans, strict=True)]
 
 
 def test_order_follows_seed_and_epoch_alone(tmp_path, make_batches):
-    shards = [samples_of(60, tmp_path)]
-    plan = make_batches(shards, [0], seed=1).plan(0)
-    assert make_batches(shards, [0], seed=1).plan(0) == plan
-    assert make_batches(shards, [0], seed=1).plan(1) != plan
-    assert make_batches(shards, [0], seed=2).plan(0) != plan
-    companions = [{s.id for s in step} for step in make_batches(shards, [0], seed=1).plan(1)]
+    samples = samples_of(60, tmp_path)
+    [plan] = planned(make_batches(samples, seed=1))
+    assert planned(make_batches(samples, seed=1)) == [plan]
+    assert planned(make_batches(samples, seed=1), epoch=1) != [plan]
+    assert planned(make_batches(samples, seed=2)) != [plan]
+    companions = [{s.id for s in step} for step in planned(make_batches(samples, seed=1), epoch=1)[0]]
     assert any({s.id for s in step} not in companions for step in plan)  # batches are mixed anew, not only reordered
 
 
+def test_lengths_come_in_another_order_in_each_epoch(tmp_path, make_batches):
+    batches = make_batches(samples_of(60, tmp_path, longest=4.9), batch_size=4)
+    lengths = [[frames(batches, step) for step in planned(batches, epoch=epoch)[0]] for epoch in (0, 1)]
+    assert lengths[0] != lengths[1] and sorted(lengths[0]) == sorted(lengths[1])
+
+
 def test_ranks_train_on_equally_long_audio_at_each_step(tmp_path, make_batches):
-    shards = assign_shards(samples_of(400, tmp_path, longest=4.9), HOSTS[:3])
-    batches = [make_batches(shards, [n], batch_size=8) for n in range(3)]
-
-    def frames(step):
-        return next(e for e in batches[0].edges if e >= max(s.duration_s for s in step) * 100)
-
-    steps = list(zip(*(b.plan(0) for b in batches), strict=True))
-    waited = sum(max(frames(s) for s in step if s) for step in steps)
-    worked = max(sum(frames(step) for step in b.plan(0) if step) for b in batches)
+    batches = make_batches(*assign_shards(samples_of(400, tmp_path, longest=4.9), HOSTS[:3]), batch_size=8)
+    plans = planned(batches, hosts=3)
+    waited = sum(max(frames(batches, s) for s in step if s) for step in zip(*plans, strict=True))
+    worked = max(sum(frames(batches, step) for step in plan if step) for plan in plans)
     assert waited < 1.15 * worked
+
+
+def test_what_is_left_is_dealt_to_those_who_are_there(tmp_path, make_batches, multilingual):
+    """By assign_shards: all the plans of an epoch together have each sample once, whoever is there meanwhile."""
+    model, processor = multilingual
+    samples = samples_of(83, tmp_path)
+    batches = ShardBatches(
+        samples,
+        features=FeatureCache(tmp_path / "cache", processor.feature_extractor),
+        labels=label_encoder(model, processor.tokenizer, language="fr"),
+        shape=BatchShape(batch_size=4),
+    )
+    trained = [s for plan in planned(batches, hosts=3)[:2] for step in plan[:5] for s in step]  # the third is lost
+    left = torch.tensor([sample not in trained for sample in samples])
+    plans = planned(batches, hosts=2, left=left)
+    assert Counter(s.id for s in trained) + Counter(s.id for plan in plans for step in plan for s in step) == Counter(
+        s.id for s in samples
+    )
+    assert len(plans[0]) == len(plans[1]) < len(planned(batches, hosts=2)[0])
+    assert planned(batches, hosts=2, left=torch.zeros(83, dtype=torch.bool)) == [[], []]
+
+
+def test_batches_are_as_large_as_the_shares(tmp_path, make_batches):
+    samples = samples_of(80, tmp_path)
+    plans = planned(make_batches(samples[:60], samples[60:], batch_size=4), hosts=2, weights=[3.0, 1.0])
+    assert [{len(step) for step in plan} for plan in plans] == [{6}, {2}]
+
+
+def test_marks_tell_other_plans_apart(tmp_path, make_batches):
+    samples = samples_of(9, tmp_path)
+    others = [make_batches(samples[:8]), make_batches(samples, seed=1), make_batches(samples, batch_size=3)]
+    others += [make_batches(samples_of(9, tmp_path, seed=1)), make_batches(samples, shuffle=False)]
+    marks = {batches.mark() for batches in [make_batches(samples), *others]}
+    assert len(marks) == 6 and make_batches(samples).mark() in marks
 
 
 # the batches themselves
@@ -191,33 +251,33 @@ def test_ranks_train_on_equally_long_audio_at_each_step(tmp_path, make_batches):
 
 def test_batches_hold_padded_features_labels_and_ids(clips, make_batches, multilingual):
     _, processor = multilingual
-    source = make_batches([clips], [0], batch_size=6)
+    batches = make_batches(clips, batch_size=6)
     seen = []
-    for (batch,) in source.epoch(0):
+    for (batch,) in read(batches):
         size, mels, frames = batch["input_features"].shape
-        assert (size, mels) == (len(batch["ids"]), 80) and frames in source.edges
+        assert (size, mels) == (len(batch["ids"]), 80) and frames in batches.edges
         assert batch["input_features"].dtype == torch.float32 and batch["labels"].dtype == torch.int64
         for row, clip_id in zip(batch["labels"], batch["ids"], strict=True):
             text = processor.tokenizer.decode(row[row != -100], skip_special_tokens=True)
             assert text.strip() == next(clip.text for clip in clips if clip.id == clip_id)
         seen += batch["ids"]
     assert sorted(seen) == sorted(clip.id for clip in clips)
-    assert len({b["input_features"].shape[2] for (b,) in source.epoch(0)}) > 1
+    assert len({b["input_features"].shape[2] for (b,) in read(batches)}) > 1
 
 
 def test_full_context_equals_the_feature_extractor(clips, make_batches, multilingual):
     from whisper_tuner.audio import load_audio
 
     extractor = multilingual[1].feature_extractor
-    (batch,) = next(make_batches([clips], [0], batch_size=3, audio_context="full", shuffle=False).epoch(0))
+    (batch,) = next(read(make_batches(clips, batch_size=3, audio_context="full", shuffle=False)))
     waveforms = [load_audio(next(c.audio for c in clips if c.id == name)) for name in batch["ids"]]
     expected = [extractor(w, sampling_rate=16_000, return_tensors="np").input_features[0] for w in waveforms]
     np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-4)
 
 
 def test_micro_batches_split_a_step(clips, make_batches):
-    whole = [b["ids"] for (b,) in make_batches([clips], [0], batch_size=8).epoch(0)]
-    for step, ids in zip(make_batches([clips], [0], batch_size=8, micro_batch=3).epoch(0), whole, strict=True):
+    whole = [b["ids"] for (b,) in read(make_batches(clips, batch_size=8))]
+    for step, ids in zip(read(make_batches(clips, batch_size=8, micro_batch=3)), whole, strict=True):
         assert all(len(batch["ids"]) <= 3 for batch in step)
         assert [name for batch in step for name in batch["ids"]] == ids
 
@@ -225,17 +285,40 @@ def test_micro_batches_split_a_step(clips, make_batches):
 def test_an_unreadable_clip_is_reported_and_its_step_goes_on(clips, make_batches, tmp_path):
     gone = Sample(id="gone", audio=tmp_path / "gone.wav", text="x", duration_s=1.0, line=9)
     problems = []
-    source = make_batches([[*clips[:3], gone]], [0], batch_size=2, on_problem=problems.append)
-    assert sorted(name for step in source.epoch(0) for b in step for name in b["ids"]) == ["clip0", "clip1", "clip2"]
+    batches = make_batches([*clips[:3], gone], batch_size=2, on_problem=problems.append)
+    assert sorted(name for step in read(batches) for b in step for name in b["ids"]) == ["clip0", "clip1", "clip2"]
     assert [problem.line for problem in problems] == [9]
-    assert list(make_batches([[gone]], [0]).epoch(0)) == [[]]
+    assert list(read(make_batches([gone]))) == [[]]
 
 
 def test_an_epoch_can_start_late_and_be_left_early(clips, make_batches):
-    source = make_batches([clips], [0], batch_size=4)
-    ids = [b["ids"] for (b,) in source.epoch(2)]
-    assert [b["ids"] for (b,) in source.epoch(2, first_step=3)] == ids[3:]
-    left = source.epoch(0)
+    batches = make_batches(clips, batch_size=4)
+    ids = [b["ids"] for (b,) in read(batches, epoch=2)]
+    assert [b["ids"] for (b,) in read(batches, epoch=2, first_step=3)] == ids[3:]
+    left = read(batches)
     next(left)
     left.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_batches, tmp_path):
+    """One clip comes when it is waited for, one never."""
+    away = Sample(id="away", audio=tmp_path / "away.wav", text="x", duration_s=0.9, line=7)
+    never = Sample(id="never", audio=tmp_path / "never.wav", text="x", duration_s=0.8, line=8)
+    ordered, waited, problems = [], [], []
+
+    class Courier:
+        def order(self, samples):
+            ordered.extend(sample.id for sample in samples)
+
+        def wait(self, sample):
+            waited.append(sample.id)
+            if sample is away:
+                away.audio.symlink_to(clips[0].audio)
+
+    batches = make_batches(
+        [*clips[:2], away, never], batch_size=1, shuffle=False, delivery=Courier(), on_problem=problems.append
+    )
+    assert [[b["ids"] for b in step] for step in read(batches)] == [[["away"]], [], [["clip1"]], [["clip0"]]]
+    assert ordered == waited == ["away", "never", "clip1", "clip0"]
+    assert [problem.line for problem in problems] == [8]

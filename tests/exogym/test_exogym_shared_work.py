@@ -1,0 +1,260 @@
+"""The ledger of samples: whoever is lost or comes, each sample is trained once in an epoch."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from exogym.batches import BatchSource, DealtDataset
+from exogym.checkpoint import from_tree, to_tree
+from exogym.errors import SettingError
+from exogym.shared_work import SharedWork
+
+HOSTS = ("ada", "bob", "cy", "dee")
+EPOCHS = 3
+
+
+class Numbers(DealtDataset):
+    """Numbered samples; a step's only micro-batch is the list of its numbers."""
+
+    def __init__(self, size: int, **settings):
+        super().__init__(range(size), **settings)
+
+    def read(self, steps):
+        return ([list(numbers)] for numbers in steps)
+
+
+def ranks_of(size: int, members=HOSTS[:2], **settings) -> dict[str, SharedWork]:
+    return {member: SharedWork(Numbers(size, **settings), members, member) for member in members}
+
+
+def drawn(work: SharedWork, epoch: int, first_step: int = 0) -> list[list[int]]:
+    return [numbers for [numbers] in work.epoch(epoch, first_step=first_step)]
+
+
+def left(ranks: dict[str, SharedWork], epoch: int) -> list[int]:
+    return sorted(n for work in ranks.values() for numbers in drawn(work, epoch) for n in numbers)
+
+
+def copied(state: dict) -> dict:
+    """As it comes from a checkpoint, or from another rank."""
+    tensors = {}
+    tree = json.loads(json.dumps(to_tree(state, tensors)))
+    return from_tree(tree, {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+class Group:
+    """Ranks that train numbers as TrainNode does: rounds of steps, a common count at the end of each."""
+
+    def __init__(self, size: int, batch: int, members: set[str]):
+        self.size, self.batch = size, batch
+        self.ranks = ranks_of(size, self.ordered(members), batch_size=batch)
+        self.epoch = self.step = 0
+        self.since = (0, 0)
+        self.trained: dict[str, list[tuple[int, int]]] = {member: [] for member in self.ranks}
+        self.counted: Counter = Counter()
+
+    @property
+    def any_rank(self) -> SharedWork:
+        return next(iter(self.ranks.values()))
+
+    @staticmethod
+    def ordered(members) -> tuple[str, ...]:
+        return tuple(host for host in HOSTS if host in members)
+
+    def train(self, steps: int) -> None:
+        while steps and self.epoch < EPOCHS:
+            [count] = {work.steps_in(self.epoch) for work in self.ranks.values()}
+            shares = {member: drawn(work, self.epoch, self.step) for member, work in self.ranks.items()}
+            assert {len(share) for share in shares.values()} == {count - self.step}, "equal numbers of steps"
+            for member, share in shares.items():
+                assert len(share[0]) <= self.batch
+                self.trained[member] += [(self.epoch, number) for number in share[0]]
+            steps, self.step = steps - 1, self.step + 1
+            if self.step == count:
+                self.epoch, self.step = self.epoch + 1, 0
+
+    def agree(self, lost: set[str], come: set[str]) -> None:
+        """Those who are lost have trained for nothing; those who come get the state of one that stayed."""
+        stayed = {member: work for member, work in self.ranks.items() if member not in lost} or dict(self.ranks)
+        for work in stayed.values():
+            work.settle(self.since, (self.epoch, self.step), tuple(stayed))
+        self.counted += Counter(sample for member in stayed for sample in self.trained[member])
+        state = next(iter(stayed.values())).state_dict()
+        self.ranks = {
+            member: stayed[member] if member in stayed else self.newcomer(member, state)
+            for member in self.ordered({*stayed, *come})
+        }
+        self.trained = {member: [] for member in self.ranks}
+        for work in self.ranks.values():
+            if work.members != tuple(self.ranks) or work.is_stale:
+                work.deal(tuple(self.ranks))
+                self.epoch, self.step = work.first_epoch, 0
+        self.since = (self.epoch, self.step)
+
+    def newcomer(self, member: str, state: dict) -> SharedWork:
+        work = SharedWork(Numbers(self.size, batch_size=self.batch), ("nobody",), member)
+        work.load_state_dict(copied(state))
+        return work
+
+    def check_agreement(self) -> None:
+        """All have the same ledger, and so the same plans; also one that is made from it anew."""
+        first = copied(self.any_rank.state_dict())
+        for member, work in self.ranks.items():
+            again = self.newcomer(member, work.state_dict())
+            assert str(again.state_dict()) == str(work.state_dict())
+            assert str(copied(work.state_dict())) == str(first)
+            for epoch in range(work.first_epoch, EPOCHS):
+                assert drawn(again, epoch) == drawn(work, epoch)
+
+    def check_what_is_left(self) -> None:
+        """Of each epoch, in the present deal: what has not counted, and nothing twice."""
+        if self.since != (self.any_rank.first_epoch, 0):
+            return
+        for epoch in range(self.any_rank.first_epoch, EPOCHS):
+            assert left(self.ranks, epoch) == [n for n in range(self.size) if not self.counted[epoch, n]]
+
+
+some_hosts = st.sets(st.sampled_from(HOSTS), min_size=1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    size=st.integers(1, 23),
+    batch=st.integers(1, 4),
+    first=some_hosts,
+    rounds=st.lists(st.tuples(st.integers(0, 9), some_hosts, some_hosts), max_size=8),
+)
+@example(size=7, batch=1, first={"ada", "bob"}, rounds=[(9, {"bob"}, set()), (2, set(), {"cy"})])
+@example(size=7, batch=1, first={"ada", "bob"}, rounds=[(3, {"bob"}, {"bob"})])
+def test_each_sample_counts_once_an_epoch(size, batch, first, rounds):
+    """rounds: how many steps, who is lost in it, and who comes then, perhaps the same."""
+    group = Group(size, batch, first)
+    for steps, lost, come in rounds:
+        group.train(steps)
+        group.agree(lost, come)
+        group.check_agreement()
+        group.check_what_is_left()
+        assert max(group.counted.values(), default=1) == 1
+    while group.epoch < EPOCHS:
+        group.train(4)
+        group.agree(set(), set())
+    assert group.counted == {(epoch, number): 1 for epoch in range(EPOCHS) for number in range(size)}
+    assert group.any_rank.first_epoch == EPOCHS
+
+
+# by hand
+
+
+def test_what_a_lost_rank_trained_is_dealt_to_the_others():
+    ranks = ranks_of(8, batch_size=2, shuffle=False)
+    assert isinstance(ranks["ada"], BatchSource)
+    assert drawn(ranks["ada"], 0) == [[0, 2], [4, 6]] and drawn(ranks["bob"], 0) == [[1, 3], [5, 7]]
+    ada = ranks["ada"]
+    ada.settle((0, 0), (0, 1), ("ada",))
+    assert ada.is_stale and drawn(ada, 0) == [[0, 2], [4, 6]]  # the deal holds until the next
+    ada.deal(("ada",))
+    assert not ada.is_stale and drawn(ada, 0) == [[1, 3], [4, 5], [6, 7]] and ada.steps_per_epoch == 3
+    assert drawn(ada, 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    ada.settle((0, 0), (0, 3), ("ada",))
+    assert ada.first_epoch == 1 and not ada.is_stale
+
+
+def test_a_lost_rank_that_had_nothing_leaves_nothing():
+    [ada, _] = ranks_of(1, shuffle=False).values()
+    ada.settle((0, 0), (0, 1), ("ada",))
+    assert not ada.is_stale and ada.first_epoch == 1
+
+
+def test_a_round_may_end_in_a_later_epoch():
+    ranks = ranks_of(4, batch_size=1, shuffle=False)
+    ada = ranks["ada"]
+    ada.settle((0, 1), (2, 1), ("ada", "bob"))
+    assert ada.first_epoch == 0  # its first step has not been settled
+    ada.settle((0, 0), (0, 1), ("ada", "bob"))
+    assert ada.first_epoch == 2
+    ada.deal(("ada",))
+    assert drawn(ada, 2) == [[2], [3]] and drawn(ada, 3) == [[0], [1], [2], [3]]
+
+
+def test_the_ledger_is_the_ranks_own():
+    """What one rank was given does not change with the rank that gave it."""
+    [ada, bob] = ranks_of(6, batch_size=1, shuffle=False).values()
+    ada.settle((0, 0), (0, 1), ("ada", "bob"))
+    bob.load_state_dict(ada.state_dict())
+    ada.settle((0, 1), (0, 2), ("ada", "bob"))
+    bob.deal(("bob",))
+    assert drawn(bob, 0) == [[2], [3], [4], [5]]
+
+
+def test_shares_stay_with_the_deal():
+    asked = []
+
+    class Weighed(Numbers):
+        def plan(self, epoch, left, members, weights):
+            asked.append((tuple(members), tuple(weights)))
+            return super().plan(epoch, left, members, weights)
+
+    work = SharedWork(Weighed(6), HOSTS[:2], "ada")
+    work.steps_in(0)
+    work.deal(HOSTS[:2], [1, 3])
+    again = SharedWork(Weighed(6), HOSTS, "ada")
+    again.load_state_dict(copied(work.state_dict()))
+    again.steps_in(1)
+    assert asked == [(HOSTS[:2], (1, 1)), (HOSTS[:2], (1, 3))]
+
+
+def test_marks_tell_other_work_apart():
+    others = [(8, {}), (9, {"batch_size": 3}), (9, {"seed": 1}), (9, {"shuffle": False})]
+    marks = [SharedWork(Numbers(size, **settings), HOSTS, "ada").mark() for size, settings in [(9, {}), *others]]
+    assert len(set(marks)) == 5 and torch.tensor(marks).dtype == torch.int64
+    assert SharedWork(Numbers(9), HOSTS[:1], "bob").mark() == marks[0]  # whoever shares it
+
+
+# DealtDataset
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, i):
+        return {"i": torch.tensor(i), "square": torch.tensor(i * i)}
+
+
+def test_a_dataset_is_dealt_in_turn_and_read_in_micro_batches():
+    dealt = DealtDataset(Squares(), batch_size=3, minibatch_size=2, shuffle=False)
+    plan = dealt.plan(0, None, HOSTS[:2], (1, 1))
+    assert plan == [[[0, 2, 4], [6]], [[1, 3, 5], []]]
+    first, empty = dealt.read([plan[0][0], plan[1][1]])
+    assert [batch["square"].tolist() for batch in first] == [[0, 4], [16]] and empty == []
+
+
+def test_what_is_left_keeps_its_order():
+    dealt = DealtDataset(Squares(), batch_size=2, seed=3)
+    [whole] = dealt.plan(4, None, ("ada",), (1,))
+    order = [number for step in whole for number in step]
+    assert sorted(order) == list(range(7)) and order != list(range(7))
+    left = torch.tensor([number not in order[:3] for number in range(7)])
+    assert dealt.plan(4, left, ("ada",), (1,)) == [[order[3:5], order[5:7]]]
+    assert dealt.plan(4, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (1, 1)) == [[], []]
+
+
+def test_epochs_and_seeds_are_shuffled_differently():
+    plans = [
+        DealtDataset(Squares(), seed=seed).plan(epoch, None, ("ada",), (1,)) for seed, epoch in ((0, 0), (0, 1), (5, 0))
+    ]
+    assert plans[0] == DealtDataset(Squares(), seed=0).plan(0, None, ("ada",), (1,))
+    assert plans[0] != plans[1] and plans[0] != plans[2] and plans[1] != plans[2]
+
+
+def test_a_stream_cannot_be_dealt():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(SettingError, match="Stream has no length"):
+        DealtDataset(Stream())
