@@ -56,7 +56,7 @@ def test_what_was_set_is_never_overridden(job):
         ("outer_lrr = 1", "config.ini:11", "did you mean 'outer_lr'"),
         ("outer_lr = much", "config.ini", "not a number"),
         ("H = 5", "config.ini:11", "unknown key 'H'"),
-        ("shares = auto", "config.ini:11", "expected one of fixed"),
+        ("shares = evenly", "config.ini:11", "expected one of fixed, auto"),
     ],
 )
 def test_a_mistake_names_key_and_place(job, line, place, words):
