@@ -8,6 +8,7 @@ from typing import Any
 
 from distributed.machine import Machine
 from whisper_tuner.errors import HostError
+from whisper_tuner.json_text import parse_json
 
 AGENT = Path(__file__).with_name("host_agent.py")
 BOOT = """import sys
@@ -35,7 +36,7 @@ def ask(machine: Machine, op: str, *, timeout: float = 600.0, **request: Any) ->
     data = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode()
     done = machine.run(["/bin/sh", "-c", FIND_PYTHON, BOOT], input=data, timeout=timeout)
     try:
-        answer = json.loads(done.stdout)
+        answer = parse_json(done.stdout)
     except ValueError as error:
         raise no_answer(machine.name, done.returncode, done.stderr or done.stdout) from error
     if "error" in answer:

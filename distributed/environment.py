@@ -5,7 +5,6 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -26,6 +25,7 @@ from distributed.remote import Remote
 from distributed.sync import PROJECT, Progress, SyncItem, no_progress, on_each, sync
 from distributed.wheelhouse import Target, target_of
 from whisper_tuner.errors import ConfigError, HostError
+from whisper_tuner.json_text import parse_json
 
 LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
@@ -108,7 +108,7 @@ def probe(remote: Remote, python: str, names: Sequence[str]) -> tuple[bool, dict
     """Whether a host's python is of a virtual environment, and what is installed; None if there is no such python."""
     done = remote.run([python, "-I", "-c", PROBE, *names], timeout=60)
     try:
-        own, found = json.loads(done.stdout)
+        own, found = parse_json(done.stdout)
     except ValueError:
         return None
     return own, found

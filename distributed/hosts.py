@@ -15,6 +15,7 @@ import psutil
 
 from distributed.interfaces import addresses_of
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
 PROJECT_PATH = "~/multimac-whisper"
@@ -83,7 +84,7 @@ class _Reader:
 
     def read(self) -> Hosts:
         try:
-            values = json.loads(self.text, object_pairs_hook=self._object)
+            values = parse_json(self.text, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
             raise ConfigError(
                 f"{self.path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whisper_tuner.errors import HostError
+from whisper_tuner.json_text import parse_json
 
 from .ask import FIND_PYTHON, no_answer
 from .machine import Machine, Process
@@ -94,7 +95,7 @@ class Session:
     def _read(self) -> None:
         for line in self._process.lines():
             try:
-                message = json.loads(line)
+                message = parse_json(line)
             except ValueError:
                 self._said = [*self._said[-20:], line]
                 continue

@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 from distributed.ask import ask
 from distributed.remote import Remote
 from whisper_tuner.errors import DataError, HostError
+from whisper_tuner.json_text import parse_json
 
 PROJECT = Path(__file__).resolve().parent.parent
 INDEX = PROJECT / ".cache" / "sync-index.json"
@@ -150,7 +151,7 @@ class LocalHashes:
     def __init__(self, index: Path):
         self.index = index
         try:
-            self.known: dict[str, list] = dict(json.loads(index.read_text()))
+            self.known: dict[str, list] = dict(parse_json(index.read_text()))
         except (OSError, ValueError, TypeError):
             self.known = {}
         self.changed = False

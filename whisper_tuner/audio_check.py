@@ -19,6 +19,7 @@ import soundfile
 
 from whisper_tuner.audio import UNCOUNTED, duration
 from whisper_tuner.errors import TunerError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.problems import Kind
 from whisper_tuner.runs import write_atomically
 
@@ -196,7 +197,7 @@ def _cut_wav(path: Path) -> bool:
 
 def _load(file: Path) -> dict[str, Header]:
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = parse_json(file.read_text(encoding="utf-8"))
         if stored["format"] != FORMAT:
             return {}
         return {path: Header(*values) for path, values in stored["files"].items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from whisper_tuner.audio_check import SHORTEST_S, AudioIndex
 from whisper_tuner.errors import DataError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 from whisper_tuner.problems import Kind, Problem
 from whisper_tuner.runs import write_shared
@@ -191,7 +192,7 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.strip())
+            row = parse_json(line.strip())
         except json.JSONDecodeError as error:
             yield number, _BadRow(Kind.COLUMNS, f"not JSON: {error.msg} at column {error.colno}")
             continue

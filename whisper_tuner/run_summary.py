@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ExitStatus
+from .json_text import parse_json
 from .run_events import Attempt, RunEvents, Step, scan
 from .runs import disk_use, is_running
 
@@ -107,7 +107,7 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     except OSError as error:
         return _broken(run_dir, f"{error.filename}: {error.strerror}")
     try:
-        asked = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+        asked = parse_json((run_dir / "run.json").read_text(encoding="utf-8"))
         figures = _asked(asked)
     except FileNotFoundError:
         return _broken(run_dir, "there is no run.json: it is being prepared, or was given up before it began", changed)
@@ -265,7 +265,7 @@ def _rates(run_dir: Path, events: RunEvents) -> dict[str, float | None]:
     """WER from the events, or from wer.json where they lack it."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        written = json.loads((run_dir / "wer.json").read_text(encoding="utf-8"))
+        written = parse_json((run_dir / "wer.json").read_text(encoding="utf-8"))
         found = {when: float(written[when]["wer"]) for when in ("before", "after")}
     for attempt in events.attempts:
         for event in attempt.of_type("evaluation"):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import RunError
+from .json_text import parse_json
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
@@ -112,7 +113,7 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
 def _decode(data: bytes) -> Iterator[dict]:
     for line in data.splitlines():
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError:
             continue  # a line cut short by a crash
         if isinstance(event, dict):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.runs import write_atomically
 from whisper_tuner.settings import nearest
 
@@ -69,7 +70,7 @@ def save_answers(path: Path, answers: Mapping[str, str]) -> None:
 
 def _from_json(path: Path, text: str) -> dict[str, str]:
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except json.JSONDecodeError as error:
         what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
         raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.memory import ModelShape, shape_of, training_memory
 from whisper_tuner.paths import expanded
 
@@ -111,7 +111,7 @@ def _check(text: str, config: ConfigFile) -> None:
 def _is_multilingual(name: str, shape: ModelShape | None) -> bool:
     """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be."""
     try:
-        stated = json.loads((Path(name) / "generation_config.json").read_text()).get("is_multilingual")
+        stated = parse_json((Path(name) / "generation_config.json").read_text()).get("is_multilingual")
     except (OSError, ValueError, AttributeError):
         stated = None
     if stated is None:
