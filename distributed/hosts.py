@@ -77,7 +77,7 @@ class _Reader:
         except FileNotFoundError as error:
             remedy = f"Copy {EXAMPLE}, and put your own machines in it."
             raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not UTF-8
             raise ConfigError(
                 f"{path}: cannot be read: {error}", remedy="It must be UTF-8 text that you may read."
             ) from error
@@ -90,6 +90,8 @@ class _Reader:
                 f"{self.path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})",
                 remedy=f"Look for a comma, quote or bracket there; {EXAMPLE} shows how it should look.",
             ) from error
+        except ValueError as error:
+            raise self.wrong(f"not JSON: {error}", remedy=f"See {EXAMPLE}.") from error
         if not isinstance(values, dict):
             raise self.wrong("the file must hold one object: {...}", remedy=f"See {EXAMPLE}.")
         self.check_keys(values, TOP_KEYS, "")
@@ -204,7 +206,7 @@ class _Reader:
 
     def wrong(self, message: str, key: str = "", *, remedy: str = "") -> ConfigError:
         """An error at the last line that holds `key` in quotes."""
-        lines = [number for number, line in enumerate(self.text.splitlines(), 1) if key and f'"{key}"' in line]
+        lines = [number for number, line in enumerate(self.text.split("\n"), 1) if key and f'"{key}"' in line]
         line = f":{lines[-1]}" if lines else ""
         return ConfigError(f"{self.path}{line}: {message}", remedy=remedy)
 

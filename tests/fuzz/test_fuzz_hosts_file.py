@@ -1,0 +1,30 @@
+"""distributed_hosts.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from damage import damaged_json
+from fuzzing import fuzz, outcome
+from hypothesis import example
+
+from distributed.hosts import load_hosts
+
+SHORT = {"master": "192.168.1.20", "workers": ["192.168.1.30"]}
+LONG = {
+    "master": {"host": "mini.local", "interface": "en0", "device": "mps"},
+    "workers": [{"host": "10.0.0.2", "ssh_user": "anna", "ssh_port": 2222, "project_path": "~/tuner"}, "10.0.0.3"],
+    "ssh_user": "ben",
+    "ssh_key_path": "~/.ssh/id_ed25519",
+    "python_env": "/opt/venv",
+}
+
+
+@fuzz("distributed_hosts.json", damaged_json(SHORT, LONG))
+@example(data=b"9" * 5000)
+@example(data=b"[" * 3000)
+@example(data='{"master": "\u2028\u2028", "workers": [7]}'.encode())
+def test_a_hosts_file(folder: Path, data: bytes):
+    file = folder / "hosts.json"
+    file.write_bytes(data)
+    outcome(load_hosts, file, names=file, of=data)
