@@ -19,7 +19,7 @@ from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
 PROJECT_PATH = "~/multimac-whisper"
-DEVICES = re.compile(r"auto|mps|cpu|cuda(:\d+)?")
+DEVICES = re.compile(r"auto|mps|cpu|cuda(:[0-9]+)?")
 EXAMPLE = "distributed_hosts.example.json"
 TOP_KEYS = ("master", "workers", "ssh_user", "ssh_key_path", "python_env", "project_path")
 HOST_KEYS = ("host", "ssh_user", "ssh_key_path", "python_env", "project_path", "ssh_port", "interface", "device")
@@ -73,7 +73,7 @@ class _Reader:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self.text = path.read_text(encoding="utf-8")
+            self.text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError as error:
             remedy = f"Copy {EXAMPLE}, and put your own machines in it."
             raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
@@ -146,6 +146,8 @@ class _Reader:
         if key in values and (not isinstance(value, str) or not value.strip()):
             remedy = "Put it between quotes, or leave it out."
             raise self.wrong(f"{where}: {key!r} must be a text, not {json.dumps(value)}", key, remedy=remedy)
+        if value and not value.isprintable():
+            raise self.wrong(f"{where}: {key!r} holds what cannot be seen: {value!a}", key, remedy="Type it anew.")
         return value
 
     def path_on_host(self, values: Mapping[str, Any], key: str, where: str) -> str | None:

@@ -75,11 +75,6 @@ def command(*words: str) -> int:
         return cli_typer.main([*words])
 
 
-def plain(*texts: object) -> bool:
-    """Whether all of them can be part of a command line."""
-    return all(text is None or str(text).isprintable() for text in texts)
-
-
 @contextmanager
 def in_time(seconds: float = CPU_S) -> Iterator[None]:
     """Raises TooSlow. Processor time, because a busy machine is no defect; and pytest-timeout has the other clock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from damage import damaged_json
@@ -24,7 +25,15 @@ LONG = {
 @example(data=b"9" * 5000)
 @example(data=b"[" * 3000)
 @example(data='{"master": "\u2028\u2028", "workers": [7]}'.encode())
-def test_a_hosts_file(folder: Path, data: bytes):
+@example(data=b"\xef\xbb\xbf" + json.dumps(SHORT).encode())
+@example(data=json.dumps({**SHORT, "ssh_user": "\ud800"}).encode())
+@example(data=json.dumps({**SHORT, "master": "mini\0.local"}).encode())
+@example(data=json.dumps({**SHORT, "ssh_key_path": "~\0"}).encode())
+@example(data=json.dumps({**SHORT, "python_env": "/opt/venv\u202e"}).encode())
+def test_a_hosts_file_names_what_ssh_can_be_asked_for(folder: Path, data: bytes):
     file = folder / "hosts.json"
     file.write_bytes(data)
-    outcome(load_hosts, file, names=file, of=data)
+    hosts = outcome(load_hosts, file, names=file, of=data)
+    for host in hosts.all if hosts else ():
+        texts = (host.address, host.user, host.key_path, host.python, host.project_path, host.interface)
+        assert all(text is None or str(text).isprintable() for text in texts)
