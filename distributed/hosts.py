@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -200,9 +201,8 @@ class _Reader:
                 raise self.wrong(f"{host.address} is listed twice", host.address, remedy=remedy)
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
                 raise self.wrong(f"key {key!r} stands twice", key, remedy="Remove one of them.")
         return dict(pairs)
 

@@ -30,6 +30,7 @@ LONG = {
 @example(data=json.dumps({**SHORT, "master": "mini\0.local"}).encode())
 @example(data=json.dumps({**SHORT, "ssh_key_path": "~\0"}).encode())
 @example(data=json.dumps({**SHORT, "python_env": "/opt/venv\u202e"}).encode())
+@example(data=json.dumps({f"key {number}": 0 for number in range(30_000)}).encode())
 def test_a_hosts_file_names_what_ssh_can_be_asked_for(folder: Path, data: bytes):
     file = folder / "hosts.json"
     file.write_bytes(data)
