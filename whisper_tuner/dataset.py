@@ -27,6 +27,7 @@ TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 DURATION_COLUMNS = ("duration_s", "duration")
 ID_COLUMNS = ("id",)
 MAX_DURATION_S = 30.0  # what Whisper hears at once
+RECORD_LINES = 100  # of one record of a CSV: a quote that is open for longer was never closed
 # A stated duration this far from the audio's own means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 
@@ -165,11 +166,11 @@ def _csv_rows(path: Path, text: str) -> Iterator[Row]:
 
 def _csv_records(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str] | _BadRow]]:
     """Each record with the line where it begins; after a damaged one reading goes on with the next line."""
-    at = 0
+    at = start = 0
 
     def feed() -> Iterator[str]:
         nonlocal at
-        while at < len(lines):
+        while at < min(len(lines), start + RECORD_LINES):
             at += 1
             yield lines[at - 1]
 
