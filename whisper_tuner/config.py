@@ -197,7 +197,7 @@ class ConfigFile:
                 return ConfigError(
                     f"{place}: section [{error.section}] stands twice", remedy="Remove one of them, or make them one."
                 )
-        found = text.splitlines()[line - 1].strip()
+        found = text.split("\n")[line - 1].strip()
         return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")
 
     def _check_sections(self) -> None:
@@ -225,7 +225,7 @@ def known_keys(fields) -> str:
 def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
     """(section, key) -> line; (section, None) is its header."""
     lines, section = {}, ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if match := re.match(r"\[([^\]]+)\]", line):
             section = match[1]
             lines[section, None] = number

@@ -50,7 +50,7 @@ def read(file: Path, data: bytes, *, check_audio: bool = False) -> None:
 
 @fuzz("manifest.csv", damaged(CSV))
 @example(data=b"audio,text,duration\n~\0,hello,1\n")
-@example(data=b"audio,text,duration\n" + b'12","34\n' * 30_000)
+@example(data=b"audio,text,duration\n" + b'12","34\n' * 12_000)
 def test_csv(clips: Path, data: bytes):
     read(clips / "manifest.csv", data)
 

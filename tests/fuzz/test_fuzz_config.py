@@ -1,0 +1,63 @@
+"""config.ini: its sections, and what `config show` prints of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from damage import damaged
+from fuzzing import fuzz, outcome
+from hypothesis import example
+
+from distributed.config import Job, resolve
+from whisper_tuner.config import ConfigFile
+
+CONFIG = b"""\
+[DEFAULT]
+seed = 7
+
+[model:small]  # the quick one
+base_model = model
+learning_rate = 1e-4
+
+[dataset:mine]
+train = clips.csv
+validation = more.csv
+
+[profile:mine]
+model = small
+dataset = mine
+method = lora
+lora_targets = q_proj v_proj
+runs_dir = ~/runs
+warmup_ratio = 0.1
+
+[distributed:both]
+base_profile = mine
+strategy = diloco
+communication_interval = 5
+outer_lr = 0.7
+nesterov = no
+hosts_config = hosts.json
+"""
+LITTLE = b"[profile:mine]\nbase_model = model\ntrain = clips.csv\n"
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Path:
+    (folder / "model").mkdir()
+    return folder / "config.ini"
+
+
+def jobs(file: Path) -> list[Job]:
+    config = ConfigFile(file)
+    return [resolve(config, name) for name in config.names("distributed") + config.names("profile")]
+
+
+@fuzz("config.ini", damaged(CONFIG))
+@example(data=LITTLE + "language = \u2028\nbatchsize = 8\n".encode())
+@example(data=LITTLE + "language = \u2028\nepochs\n".encode())
+def test_jobs(config: Path, data: bytes):
+    config.write_bytes(data)
+    for job in outcome(jobs, config, names="config.ini", of=data) or ():
+        assert job.strategy_config(total_steps=1000)
