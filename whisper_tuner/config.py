@@ -174,8 +174,11 @@ class ConfigFile:
     def _model_path(self, text: str, place: str) -> str:
         """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
         path = (self.path.parent / expanded(text)).absolute()
-        if path.is_dir():
-            return str(path)
+        try:
+            if path.is_dir():
+                return str(path)
+        except OSError as error:  # a name longer than names can be
+            raise ConfigError(f"{place}: base_model: {error.strerror}", remedy="Give a folder, or a hub id.") from None
         if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
             return text
         remedy = f"A folder in transformers layout (looked at {path}), or a hub id such as openai/whisper-small."

@@ -127,9 +127,13 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name longer than names can be
+        raise DataError(f"{path}: {error.strerror}", remedy="check the dataset's paths in config.ini") from None
+    if is_folder:
         raise DataError(f"{path} is a folder, not a manifest", remedy="name the file: a CSV, or one JSON object a line")
-    if not path.is_file():
+    if not is_file:
         raise DataError(f"no such manifest: {path}", remedy="check the dataset's paths in config.ini")
     read = _json_rows if path.suffix.lower() in (".jsonl", ".json", ".ndjson") else _csv_rows
     return read(path, _text(path))

@@ -11,6 +11,8 @@ from hypothesis import example
 
 from distributed.config import Job, resolve
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.dataset import load_manifest
+from whisper_tuner.run_folders import run_dirs
 
 CONFIG = b"""\
 [DEFAULT]
@@ -57,7 +59,12 @@ def jobs(file: Path) -> list[Job]:
 @fuzz("config.ini", damaged(CONFIG))
 @example(data=LITTLE + "language = \u2028\nbatchsize = 8\n".encode())
 @example(data=LITTLE + "language = \u2028\nepochs\n".encode())
+@example(data=LITTLE.replace(b"model", b"m" * 300))
+@example(data=LITTLE.replace(b"clips", b"c" * 300))
+@example(data=LITTLE + b"runs_dir = " + b"r" * 300)
 def test_jobs(config: Path, data: bytes):
     config.write_bytes(data)
     for job in outcome(jobs, config, names="config.ini", of=data) or ():
         assert job.strategy_config(total_steps=1000)
+        outcome(load_manifest, job.profile.train, names=job.profile.train)
+        outcome(run_dirs, [job.profile.runs_dir], names=job.profile.runs_dir)
