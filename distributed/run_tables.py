@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from whisper_tuner.curves import Curve, plot
 from whisper_tuner.run_summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
@@ -32,7 +33,7 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
     table.add_column("speed-up", no_wrap=True, justify="right")
     for run, speed_up in rows:
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
-        cells = (when(run.created), f"[{STYLES.get(run.state, 'default')}]{run.state}[/]", hosts, rates(run))
+        cells = (when(run.created), Text(run.state, STYLES.get(run.state, "default")), hosts, rates(run))
         table.add_row(run.id, *cells, duration(run.seconds or None), times(speed_up))
     return table
 
@@ -122,7 +123,7 @@ def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) ->
     settings = differing([run.settings for run in runs])
     if settings:
         table.add_section()
-        table.add_row("[bold]settings that differ[/]")
+        table.add_row("settings that differ", style="bold")
     for name, values in settings:
         table.add_row(name, *values)
     return table

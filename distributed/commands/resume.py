@@ -37,7 +37,7 @@ def resume(
     """`name` and `hosts_file`, if given, must be the run's own: a check, not a choice. Raises TunerError."""
     from ..start import start_launcher
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     run_dir = find_run(run, folders_of(config, None)).absolute()
     launch = Launch.load(run_dir)
     _check(run_dir, launch, name)

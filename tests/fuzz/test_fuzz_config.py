@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from damage import damaged
-from fuzzing import fuzz, outcome
+from fuzzing import command, fuzz, outcome
 from hypothesis import example
 
 from distributed.config import Job, resolve
@@ -68,3 +68,13 @@ def test_jobs(config: Path, data: bytes):
         assert job.strategy_config(total_steps=1000)
         outcome(load_manifest, job.profile.train, names=job.profile.train)
         outcome(run_dirs, [job.profile.runs_dir], names=job.profile.runs_dir)
+
+
+@fuzz("config.ini, shown", damaged(CONFIG), cost=20)
+@example(data=CONFIG.replace(b"= mine", b"= [/b]").replace(b":mine", b":[/b]"))
+@example(data=CONFIG + b"device = [/red]\n")
+@example(data=CONFIG.replace(b"method = lora", b"language = [/red]"))
+def test_shown(config: Path, data: bytes):
+    config.write_bytes(data)
+    command("config", "show", "both", "--config", str(config))
+    command("config", "show", "--config", str(config))
