@@ -104,6 +104,9 @@ class ConfigFile:
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text", remedy="Save it as UTF-8.") from None
         except configparser.Error as error:
             raise self._unreadable(error, text) from None
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise ConfigError(f"{self.path.name}:{line}: a NUL is no text", remedy="Save it as UTF-8.")
         self._lines = _line_numbers(text)
         self._check_sections()
 

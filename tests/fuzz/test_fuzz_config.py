@@ -62,6 +62,7 @@ def jobs(file: Path) -> list[Job]:
 @example(data=LITTLE.replace(b"model", b"m" * 300))
 @example(data=LITTLE.replace(b"clips", b"c" * 300))
 @example(data=LITTLE + b"runs_dir = " + b"r" * 300)
+@example(data=LITTLE + b"runs_dir = \0")
 def test_jobs(config: Path, data: bytes):
     config.write_bytes(data)
     for job in outcome(jobs, config, names="config.ini", of=data) or ():
