@@ -63,10 +63,13 @@ def jobs(file: Path) -> list[Job]:
 @example(data=LITTLE.replace(b"clips", b"c" * 300))
 @example(data=LITTLE + b"runs_dir = " + b"r" * 300)
 @example(data=LITTLE + b"runs_dir = \0")
+@example(data=LITTLE + b"seed = " + b"9" * 400)
+@example(data=LITTLE + b"weight_decay = 1e999")
 def test_jobs(config: Path, data: bytes):
     config.write_bytes(data)
     for job in outcome(jobs, config, names="config.ini", of=data) or ():
         assert job.strategy_config(total_steps=1000)
+        assert all(abs(value) < 2**63 for value in vars(job.profile).values() if isinstance(value, int | float))
         outcome(load_manifest, job.profile.train, names=job.profile.train)
         outcome(run_dirs, [job.profile.runs_dir], names=job.profile.runs_dir)
 
