@@ -74,6 +74,8 @@ def _from_json(path: Path, text: str) -> dict[str, str]:
     except json.JSONDecodeError as error:
         what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
         raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}", remedy=EXAMPLE) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: the file must hold one object: {{...}}", remedy=EXAMPLE)
     return {key: _plain(path, key, value) for key, value in values.items()}
