@@ -1,13 +1,16 @@
-"""What belongs to ssh: known_hosts."""
+"""What belongs to ssh: known_hosts, the output of `ssh -G`, ProxyJump."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from damage import damaged
 from fuzzing import fuzz, outcome
+from hypothesis import example
 
-from distributed import known_hosts
+from distributed import known_hosts, ssh_settings
+from distributed.hosts import Host
 from distributed.known_hosts import Verdict
 
 KEY = b"AAAAC3NzaC1lZDI1NTE5AAAAIJjGTaYOg3pbwRtmRnkFLHQvjIjlRjSIFdCNQS4kSuVP"
@@ -19,6 +22,19 @@ mini.local,192.168.1.* ssh-ed25519 %b ben@mini
 @revoked * ssh-ed25519 %b
 @cert-authority *.example.org ssh-ed25519 %b
 """ % (KEY, KEY, KEY, KEY, KEY)
+SETTINGS = b"""\
+host mini
+user anna
+hostname mini.local
+port 22
+identitiesonly no
+identityfile ~/.ssh/id_ed25519
+identityagent SSH_AUTH_SOCK
+userknownhostsfile ~/.ssh/known_hosts ~/.ssh/known_hosts2
+globalknownhostsfile /etc/ssh/ssh_known_hosts
+proxyjump ben@jump.example.org:2200
+proxycommand none
+"""
 
 
 @fuzz("known_hosts", damaged(KNOWN))
@@ -28,3 +44,26 @@ def test_known_hosts(folder: Path, data: bytes):
     for name in ("mini.local", "[mini.local]:2222", "10.0.0.9"):
         assert outcome(known.check, name, b"another key") is not Verdict.KNOWN
         assert all(kind for kind in known.kinds(name))
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path):
+    """What the `ssh` on PATH says."""
+    with pytest.MonkeyPatch.context() as patch:
+        (folder / "ssh").write_text(f"#!/bin/sh\nexec cat {folder}/said\n")
+        (folder / "ssh").chmod(0o755)
+        patch.setenv("PATH", str(folder), prepend=":")
+        yield folder / "said"
+
+
+@fuzz("ssh -G", damaged(SETTINGS), cost=4)
+@example(data=b"")
+@example(data=SETTINGS.replace(b"anna", b"\xe2"))
+@example(data=SETTINGS.replace(b"port 22", b"port twenty"))
+@example(data=SETTINGS.replace(b"2200", b"x"))
+@example(data=SETTINGS.replace(b"~/", b"~nobody/"))
+def test_the_settings_of_ssh(said: Path, data: bytes):
+    said.write_bytes(data)
+    settings = outcome(ssh_settings.resolve, Host(address="mini"), names="mini: ")
+    for jump in settings.jumps if settings else ():
+        outcome(ssh_settings.parse_jump, jump, names=jump)
