@@ -20,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from distributed import known_hosts, ssh_settings
 from distributed.hosts import Host
 from distributed.known_hosts import Verdict
-from distributed.machine import ANNOUNCE, Completed, quote, raise_unless_ok, with_env
+from distributed.machine import ANNOUNCE, ANNOUNCED, Completed, quote, raise_unless_ok, with_env
 from distributed.ssh_settings import SshSettings
 from whisper_tuner.errors import HostError, HostKeyError
 
@@ -171,10 +171,11 @@ class RemoteProcess:
         self._remote, self._channel = remote, channel
         self._lines = _lines(channel)
         first = next(self._lines, "")
-        if not first.isdigit():
+        announced = ANNOUNCED.fullmatch(first)
+        if not announced:
             rest = "\n".join([first, *self._lines]).strip()
             raise HostError(self.name, f"cannot start: {rest or 'the session ended at once'}")
-        self.pid = int(first)
+        self.pid = int(announced[1])
 
     def write(self, data: bytes) -> None:
         try:

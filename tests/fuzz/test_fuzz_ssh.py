@@ -1,15 +1,16 @@
-"""What belongs to ssh: known_hosts, the output of `ssh -G`, ProxyJump."""
+"""What belongs to ssh: known_hosts, the output of `ssh -G`, ProxyJump, and how a session begins."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from damage import damaged
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed import known_hosts, ssh_settings
+from distributed import known_hosts, remote, ssh_settings
 from distributed.hosts import Host
 from distributed.known_hosts import Verdict
 
@@ -67,3 +68,23 @@ def test_the_settings_of_ssh(said: Path, data: bytes):
     settings = outcome(ssh_settings.resolve, Host(address="mini"), names="mini: ")
     for jump in settings.jumps if settings else ():
         outcome(ssh_settings.parse_jump, jump, names=jump)
+
+
+class FakeChannel:
+    """What a host sends down one session, in pieces; then its end."""
+
+    def __init__(self, said: bytes):
+        self._said = said
+
+    def recv(self, size: int) -> bytes:
+        piece, self._said = self._said[:7], self._said[7:]
+        return piece
+
+
+@fuzz("first line of a session", damaged(b"process group 4711\nhello\n"))
+@example(data=b"1\nhello\n")
+@example(data="²\nhello\n".encode())
+def test_a_session_tells_its_process_group(data: bytes):
+    """It is killed by that number: a shell's own words must never be taken for it, least of all `1`, which is all."""
+    process = outcome(remote.RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
+    assert process is None or process.pid > 1
