@@ -31,6 +31,8 @@ MAX_JUMPS = 8
 LOST = 255
 SOME_SIGNAL = 128
 FAILURES = (paramiko.SSHException, OSError, EOFError)
+# What paramiko raises for a key file; it asserts that both halves of an Ed25519 key fit.
+BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
 FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
 
@@ -358,7 +360,7 @@ def _keys(settings: SshSettings, tried: list[str], stack: contextlib.ExitStack) 
             continue
         try:
             yield str(path), paramiko.PKey.from_path(path)
-        except (TypeError, ValueError, UnsupportedAlgorithm, paramiko.UnknownKeyType, *FAILURES) as error:
+        except (*BAD_KEY, *FAILURES) as error:
             locked = (
                 isinstance(error, TypeError | paramiko.PasswordRequiredException) or "password" in str(error).lower()
             )

@@ -1,11 +1,14 @@
-"""What belongs to ssh: known_hosts, the output of `ssh -G`, ProxyJump, and how a session begins."""
+"""What belongs to ssh: known_hosts, the output of `ssh -G`, ProxyJump, keys, and how a session begins."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from damage import damaged
 from fuzzing import fuzz, outcome
 from hypothesis import example
@@ -36,6 +39,9 @@ globalknownhostsfile /etc/ssh/ssh_known_hosts
 proxyjump ben@jump.example.org:2200
 proxycommand none
 """
+PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(32)).private_bytes(
+    Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+)
 
 
 @fuzz("known_hosts", damaged(KNOWN))
@@ -88,3 +94,15 @@ def test_a_session_tells_its_process_group(data: bytes):
     """It is killed by that number: a shell's own words must never be taken for it, least of all `1`, which is all."""
     process = outcome(remote.RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
     assert process is None or process.pid > 1
+
+
+@fuzz("private key", damaged(PRIVATE), cost=2)
+@example(data=PRIVATE.replace(PRIVATE.split(b"\n")[4][8:18], b"otherhalfs"))
+def test_a_private_key(folder: Path, data: bytes):
+    file = folder / "id_ed25519"
+    file.write_bytes(data)
+    settings = SimpleNamespace(identities=(file,), identities_only=True, agent=None)
+    tried: list[str] = []
+    with contextlib.ExitStack() as stack:
+        found = outcome(lambda: list(remote._keys(settings, tried, stack)))
+    assert len(found) + len(tried) == 1
