@@ -244,10 +244,14 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
         return below._transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
     if settings.proxy_command:
         line = settings.proxy_command.replace("%h", where[0]).replace("%p", str(where[1])).replace("%r", settings.user)
-        return paramiko.ProxyCommand(line)
+        try:
+            return paramiko.ProxyCommand(line)
+        except ValueError as error:  # a quote that is never closed
+            remedy = "Mend it in ~/.ssh/config."
+            raise HostError(host.address, f"ProxyCommand cannot be read: {error}", remedy=remedy) from error
     try:
         sock = socket.create_connection(where, timeout=timeout)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters
         raise HostError(host.address, f"the name {where[0]} is not known", remedy="Check it with `ping`.") from error
     except (TimeoutError, OSError) as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
