@@ -38,7 +38,7 @@ def clips(folder: Path) -> Path:
 def read(file: Path, data: bytes, *, check_audio: bool = False) -> None:
     """What is left out has its line; what is left can be written, and read back."""
     file.write_bytes(data)
-    manifest = outcome(load_manifest, file, check_audio=check_audio, names=file, of=data)
+    manifest = outcome(lambda: load_manifest(file, check_audio=check_audio), names=file, of=data)
     if manifest is None:
         return
     lines = len(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"))
