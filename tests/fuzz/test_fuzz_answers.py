@@ -10,7 +10,9 @@ import pytest
 from damage import damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
+from packaging.specifiers import SpecifierSet
 
+from distributed import environment
 from distributed.ask import ask
 from distributed.machine import Completed
 from distributed.preflight_session import Session
@@ -20,6 +22,8 @@ ANSWER = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000, "
 FAILURE = {"error": "/data: Permission denied", "errno": 13}
 BURST = {"event": "burst", "source": 1, "bytes": 9000, "seconds": 0.5}
 SAID = [{"id": 0, "answer": {"clock": 1763726400.0}}, {"id": 0, **FAILURE}, BURST]
+PROBED = [True, {"torch": "2.13.0", "numpy": "2.1.0"}]
+PINS = environment.Pins(direct=(), all={"torch": "2.13.0", "numpy": "2.1.0"}, python=SpecifierSet(">=3.11"))
 HELLO = {"type": "hello", "pid": 4711, "system": "Darwin", "source": "f00"}
 EVENTS = [HELLO, {"type": "error", "kind": "DataError", "message": "no audio"}, {"type": "step", "step": 1}]
 
@@ -74,6 +78,14 @@ def test_the_preflight_reads_on(data: bytes):
     assert outcome(session.answer, 99, "clock", soon) == {"clock": 2.0}
     burst = outcome(session.burst_from, 1, soon)
     assert burst is None or "seconds" in burst
+
+
+@fuzz("what an environment holds", damaged_json(PROBED))
+@example(data=b'[true, {"torch": "unknown", "numpy": null}]')
+@example(data=b"1.5")
+def test_an_environment(data: bytes):
+    found = outcome(environment.probe, FakeHost(data), "python", ["torch"])
+    assert found is None or len(outcome(environment.unlike, PINS, found[1])) <= 2
 
 
 def followed(data: bytes) -> list[dict]:
