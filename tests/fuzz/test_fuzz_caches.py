@@ -1,0 +1,63 @@
+"""What is only remembered to save time: damaged, it counts as forgotten."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from damage import damaged, damaged_json
+from fuzzing import fuzz, outcome
+from hypothesis import example
+
+from whisper_tuner import features
+from whisper_tuner.audio_check import AudioIndex
+from whisper_tuner.problems import Kind
+
+SIZE, SECONDS, CHANGED = 1644, 0.05, 1_763_726_400_000_000_000  # of the clip
+HASH = "0" * 64
+HERE = "FOLDER"  # where the clip lies, which is known only when the test runs
+HEADERS = {"format": 1, "files": {f"{HERE}/clip.wav": [SIZE, CHANGED, SECONDS, "", "", ""]}}
+HASHES = {f"{HERE}/clip.wav": [SIZE, CHANGED, HASH]}
+INDEX = {"hashes": {"clip.wav": [SIZE, CHANGED, HASH]}, "managed": {"clip.wav": 1, "gone.wav": 1}}
+
+
+@pytest.fixture(scope="module")
+def clip(folder: Path) -> Path:
+    clip = folder / "clip.wav"
+    soundfile.write(clip, np.zeros(800, dtype=np.float32), 16_000)
+    os.utime(clip, ns=(CHANGED, CHANGED))
+    assert clip.stat().st_size == SIZE
+    return clip
+
+
+def written(clip: Path, name: str, data: bytes) -> Path:
+    file = clip.parent / name
+    file.write_bytes(data.replace(HERE.encode(), bytes(clip.parent)))
+    return file
+
+
+@fuzz("headers of audio", damaged_json(HEADERS))
+@example(data=b'{"format": 1, "files": {"FOLDER/clip.wav": [1644, 1763726400000000000, "7", "", "", ""]}}')
+@example(data=b'{"format": 1, "files": {"FOLDER/clip.wav": [1644, 1763726400000000000, NaN, "", "", ""]}}')
+@example(data=b'{"format": 1, "files": {"FOLDER/clip.wav": [1644, 1763726400000000000, 1, "bad luck", "", ""]}}')
+def test_headers(clip: Path, data: bytes):
+    index = outcome(AudioIndex, written(clip, "headers.json", data))
+    header = outcome(lambda: index[clip])
+    assert header.seconds >= 0 and header.kind in ("", *Kind)
+
+
+MEL = io.BytesIO()
+np.save(MEL, np.arange(12, dtype=np.float32).reshape(3, 4))
+ENTRY = hashlib.blake2b(MEL.getvalue(), digest_size=features._DIGEST_BYTES).digest() + MEL.getvalue()
+
+
+@fuzz("features", damaged(ENTRY))
+def test_features(folder: Path, data: bytes):
+    (folder / "entry.mel").write_bytes(data)
+    found = outcome(features._read, folder / "entry.mel")
+    assert (found is not None) == (data == ENTRY)
