@@ -14,6 +14,7 @@ from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
+from distributed.sync import LocalHashes, SyncItem
 from whisper_tuner import features
 from whisper_tuner.audio_check import AudioIndex
 from whisper_tuner.problems import Kind
@@ -49,6 +50,15 @@ def test_headers(clip: Path, data: bytes):
     index = outcome(AudioIndex, written(clip, "headers.json", data))
     header = outcome(lambda: index[clip])
     assert header.seconds >= 0 and header.kind in ("", *Kind)
+
+
+@fuzz("hashes of what was sent", damaged_json(HASHES))
+@example(data=b'{"FOLDER/clip.wav": -1}')
+@example(data=b'{"FOLDER/clip.wav": [1644, 1763726400000000000]}')
+def test_hashes_on_the_master(clip: Path, data: bytes):
+    hashes = outcome(LocalHashes, written(clip, "hashes.json", data))
+    file = outcome(hashes.file, SyncItem(local=clip, remote="clip.wav"))
+    assert file.size == SIZE and len(file.sha256) == len(HASH)
 
 
 MEL = io.BytesIO()
