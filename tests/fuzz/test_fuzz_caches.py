@@ -14,6 +14,7 @@ from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
+from distributed import host_agent
 from distributed.sync import LocalHashes, SyncItem
 from whisper_tuner import features
 from whisper_tuner.audio_check import AudioIndex
@@ -59,6 +60,19 @@ def test_hashes_on_the_master(clip: Path, data: bytes):
     hashes = outcome(LocalHashes, written(clip, "hashes.json", data))
     file = outcome(hashes.file, SyncItem(local=clip, remote="clip.wav"))
     assert file.size == SIZE and len(file.sha256) == len(HASH)
+
+
+@fuzz("hashes of what arrived", damaged_json(INDEX), cost=2)
+@example(data=b"\xff")
+@example(data=b"[" * 3000)
+@example(data=b'{"hashes": {"clip.wav": {"x": 1}}, "managed": {}}')
+@example(data=b'{"hashes": {"clip.wav": [1644, 1763726400000000000]}, "managed": {}}')
+def test_hashes_on_a_host(clip: Path, data: bytes):
+    clip.with_name(".sync").mkdir(exist_ok=True)
+    written(clip, ".sync/index.json", data)
+    files = [["clip.wav", SIZE, HASH, True], ["new.wav", 1, HASH, False]]
+    state = outcome(host_agent.check, str(clip.parent), files, ["data"])
+    assert [position for position, _ in state["missing"]] in ([0, 1], [1])
 
 
 MEL = io.BytesIO()
