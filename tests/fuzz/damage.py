@@ -23,40 +23,35 @@ VALUES = (
     *([], {}, [None], ["x"], [1, 2], {"x": 1}, [[]], [{}]),
 )
 WORD = rb"[\w.~/-]+"
-Edit = Callable[[bytes, int, int, bytes], bytes]
+ANYWHERE = st.integers(0, 2**20)
+NEAR_THE_BEGINNING = st.integers(0, 64)  # where headers and first lines are
 
 
 def damaged(*examples: bytes) -> st.SearchStrategy[bytes]:
     """Any bytes, or one of the examples after some edits."""
-    return st.one_of(st.binary(max_size=60), edited(*examples), edited(*examples))
+    places = ANYWHERE | NEAR_THE_BEGINNING
+    edits = st.tuples(st.sampled_from(EDITS), places, places, st.sampled_from(PIECES))
+    edited = st.builds(_edited, st.sampled_from(examples), st.lists(edits, min_size=1, max_size=3))
+    return st.one_of(st.binary(max_size=60), edited, edited)
 
 
 def damaged_json(*documents: Any) -> st.SearchStrategy[bytes]:
     """The same of documents; many are JSON still, with other values, or with keys renamed or missing."""
-    texts = [json.dumps(document).encode() for document in documents]
-    return st.one_of(damaged(*texts), rewritten(*documents), rewritten(*documents))
+    changes = st.tuples(st.sampled_from(CHANGES), st.booleans(), ANYWHERE, ANYWHERE, st.sampled_from(VALUES))
+    changed = st.builds(_changed, st.sampled_from(documents), st.lists(changes, min_size=1, max_size=3), st.booleans())
+    return st.one_of(damaged(*(json.dumps(document).encode() for document in documents)), changed, changed)
 
 
-@st.composite
-def edited(draw: st.DrawFn, *examples: bytes) -> bytes:
-    data = draw(st.sampled_from(examples))
-    for edit in draw(st.lists(st.sampled_from(EDITS), min_size=1, max_size=3)):
-        # Most of what matters stands at the beginning: headers, first lines.
-        places = st.one_of(st.integers(0, len(data)), st.integers(0, min(64, len(data))))
-        start, end = sorted((draw(places), draw(places)))
-        data = edit(data, start, end, draw(st.sampled_from(PIECES)))
+# ---- Edits of bytes ---------------------------------------------------------------------------------------------
+
+Edit = tuple[Callable[[bytes, int, int, bytes], bytes], int, int, bytes]
+
+
+def _edited(data: bytes, edits: list[Edit]) -> bytes:
+    for edit, one, other, piece in edits:
+        start, end = sorted((one % (len(data) + 1), other % (len(data) + 1)))
+        data = edit(data, start, end, piece)
     return data
-
-
-@st.composite
-def rewritten(draw: st.DrawFn, *documents: Any) -> bytes:
-    document = draw(st.sampled_from(documents))
-    for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.sampled_from([*places_in(document)]))
-        value = draw(st.sampled_from([*VALUES, *(at(document, other) for other in places_in(document))]))
-        document = draw(st.sampled_from((replaced, replaced, removed, renamed)))(document, place, value)
-    text = json.dumps(document, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from((None, 1))))
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _cut(data: bytes, start: int, end: int, piece: bytes) -> bytes:
@@ -108,7 +103,7 @@ def _drop_line(data: bytes, start: int, end: int, piece: bytes) -> bytes:
     return b"".join(line for number, line in enumerate(lines) if number != start % len(lines))
 
 
-def _double_line(data: bytes, start: int, end: int, piece: bytes) -> bytes:
+def _double_lines(data: bytes, start: int, end: int, piece: bytes) -> bytes:
     lines = data.splitlines(keepends=True)
     return b"".join([*lines[: end % len(lines)], *lines[start % len(lines) :]]) if lines else data
 
@@ -117,52 +112,70 @@ def _windows(data: bytes, start: int, end: int, piece: bytes) -> bytes:
     return b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n")
 
 
-EDITS: tuple[Edit, ...] = (
+EDITS = (
     *(_cut, _truncate, _double, _insert, _insert, _insert, _overwrite, _flip, _flip),
-    *(_word, _word, _word, _word, _other_word, _other_word, _swap, _drop_line, _double_line, _windows),
+    *(_word, _word, _word, _word, _other_word, _other_word, _swap, _drop_line, _double_lines, _windows),
 )
 
+# ---- Changes of JSON documents ----------------------------------------------------------------------------------
+
 Place = tuple[int | str, ...]
+Change = tuple[Callable[[Any, Place, Any], Any], bool, int, int, Any]
 
 
-def places_in(document: Any, place: Place = ()) -> Iterator[Place]:
-    """The way to every value in a JSON document, itself included."""
-    yield place
-    items = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
-    )
-    for key, value in items:
-        yield from places_in(value, (*place, key))
+def _changed(document: Any, changes: list[Change], ascii_only: bool) -> bytes:
+    for change, deep, one, other, value in changes:
+        places = [*_places(document)]
+        if other % 3 == 0:
+            value = _at(document, places[other % len(places)])
+        places = places if deep else [place for place in places if len(place) < 3]
+        document = change(document, places[one % len(places)], value)
+    return json.dumps(document, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
 
 
-def at(document: Any, place: Place) -> Any:
-    return at(document[place[0]], place[1:]) if place else document
+def _places(document: Any, above: Place = ()) -> Iterator[Place]:
+    """The way to every value in a document, itself included."""
+    yield above
+    if isinstance(document, dict | list):
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            yield from _places(value, (*above, key))
 
 
-def replaced(document: Any, place: Place, value: Any) -> Any:
+def _at(document: Any, place: Place) -> Any:
+    for key in place:
+        document = document[key]
+    return document
+
+
+def _replaced(document: Any, place: Place, value: Any) -> Any:
     if not place:
         return value
     copy = dict(document) if isinstance(document, dict) else list(document)
-    copy[place[0]] = replaced(document[place[0]], place[1:], value)
+    copy[place[0]] = _replaced(document[place[0]], place[1:], value)
     return copy
 
 
-def removed(document: Any, place: Place, value: Any = None) -> Any:
+def _removed(document: Any, place: Place, value: Any) -> Any:
     if not place:
         return value
-    *above, last = place
-    inside = at(document, tuple(above))
-    left = inside.items() if isinstance(inside, dict) else enumerate(inside)
-    kept = [(key, item) for key, item in left if key != last]
-    return replaced(document, tuple(above), dict(kept) if isinstance(inside, dict) else [item for _, item in kept])
+    inside = _at(document, place[:-1])
+    if isinstance(inside, dict):
+        kept: Any = {key: item for key, item in inside.items() if key != place[-1]}
+    else:
+        kept = [item for number, item in enumerate(inside) if number != place[-1]]
+    return _replaced(document, place[:-1], kept)
 
 
-def renamed(document: Any, place: Place, value: Any) -> Any:
-    """Another key, or, in a list, the value once more."""
+def _renamed(document: Any, place: Place, value: Any) -> Any:
+    """The same value under another key; in a list, once more."""
     if not place:
         return [document]
-    *above, last = place
-    inside = at(document, tuple(above))
+    inside = _at(document, place[:-1])
     if isinstance(inside, dict):
-        return replaced(document, tuple(above), {str(value) if key == last else key: inside[key] for key in inside})
-    return replaced(document, tuple(above), [*inside, inside[last]])
+        other: Any = {str(value) if key == place[-1] else key: item for key, item in inside.items()}
+    else:
+        other = [*inside, inside[place[-1]]]
+    return _replaced(document, place[:-1], other)
+
+
+CHANGES = (_replaced, _replaced, _removed, _renamed)

@@ -6,9 +6,8 @@ import json
 import time
 from collections.abc import Iterator
 
-import pytest
 from damage import damaged_json
-from fuzzing import fuzz, outcome
+from fuzzing import fuzz, left, outcome
 from hypothesis import example
 from packaging.specifiers import SpecifierSet
 
@@ -103,11 +102,11 @@ def test_the_launcher_reads_on(data: bytes):
         assert isinstance(event["type"], str) and event["host"] in ("host0", "host1")
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="workers.py: a hello without its system or source ends the run")
+@left("workers.py: a hello without its system or source ends the run", KeyError)
 def test_a_hello_that_lacks_something():
     followed(b'{"type": "hello", "pid": 4711}')
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="lifeline.py: split_line")
+@left("lifeline.py: split_line", RecursionError)
 def test_a_worker_that_prints_brackets():
     followed(b"[" * 3000)
