@@ -72,9 +72,16 @@ def _check_files(launch: Launch) -> None:
     profile = profile_from_json(launch.ranks[0].spec.profile or {})
     manifests = [path for path in (profile.train, profile.validation, launch.test and Path(launch.test)) if path]
     for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
-        if not path.exists():
+        if not _is_there(path):
             raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)
     check_model(profile)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than names can be
+        return False
 
 
 def _bring_up_to_date(console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool) -> None:

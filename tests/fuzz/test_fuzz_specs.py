@@ -60,6 +60,7 @@ def test_what_a_worker_trains(data: object):
 
 
 @fuzz("run.json", damaged_json(RUN))
+@example(data=json.dumps(RUN).replace("clips.csv", "c" * 300).encode())
 def test_a_run_to_go_on_with(folder: Path, data: bytes):
     goes_on(folder, data, known=(RecursionError, OverflowError, IndexError))
 
