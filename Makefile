@@ -17,7 +17,10 @@ test: setup  ## all quick tests (under 15 minutes on 2 cores)
 
 test-all: setup  ## every test, the long ones too
 	@sh tools/system_packages.sh
-	$(PY) -m pytest -n 2 --dist loadgroup
+	FUZZ_EXAMPLES=500 $(PY) -m pytest -n 2 --dist loadgroup
+
+fuzz: setup  ## give the readers of files 100,000 damaged ones (half an hour)
+	FUZZ_EXAMPLES=4000 $(PY) -m pytest -q tests/fuzz
 
 check: setup  ## lint and formatting
 	$(PY) -m ruff check .
@@ -38,4 +41,4 @@ bench: setup  ## list the benchmarks
 	@ls benchmarks/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check reference lab lab-down bench
+.PHONY: help setup demo test test-all fuzz check reference lab lab-down bench

@@ -8,6 +8,7 @@ from typing import Any
 
 from distributed.machine import Machine
 from whisper_tuner.errors import HostError
+from whisper_tuner.json_text import parse_json
 
 AGENT = Path(__file__).with_name("host_agent.py")
 BOOT = """import sys
@@ -35,11 +36,13 @@ def ask(machine: Machine, op: str, *, timeout: float = 600.0, **request: Any) ->
     data = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode()
     done = machine.run(["/bin/sh", "-c", FIND_PYTHON, BOOT], input=data, timeout=timeout)
     try:
-        answer = json.loads(done.stdout)
-    except ValueError as error:
-        raise no_answer(machine.name, done.returncode, done.stderr or done.stdout) from error
+        answer = parse_json(done.stdout)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise no_answer(machine.name, done.returncode, done.stderr or done.stdout)
     if "error" in answer:
-        raise HostError(machine.name, answer["error"], remedy=remedy_for(answer["errno"]))
+        raise HostError(machine.name, answer["error"], remedy=remedy_for(answer.get("errno")))
     return answer
 
 
@@ -52,7 +55,8 @@ def no_answer(name: str, status: int | None, said: str) -> HostError:
     return HostError(name, f"its Python gave no answer (status {status}): {said}")
 
 
-def remedy_for(errno: int | None) -> str:
+def remedy_for(errno: object) -> str:
+    """What to do about an error number of a host's system; "" if nothing is known."""
     remedies = {
         28: "The disk is full: free some space there, or set project_path to another disk.",
         13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"
@@ -61,4 +65,4 @@ def remedy_for(errno: int | None) -> str:
         " and Downloads.",
         30: "The file system there is read-only.",
     }
-    return remedies.get(errno or 0, "")
+    return remedies.get(errno, "") if isinstance(errno, int) else ""

@@ -46,7 +46,7 @@ def fit_on_hosts(trainer: NetworkTrainer, settings: FitSettings) -> Fit:
     """Send, train, load the weights into a copy of the model. Raises RunError, HostError, ConfigError."""
     with new_run(Path("runs").absolute(), type(trainer.model).__name__) as run_dir:
         _prepare(trainer, settings, run_dir)
-    follow(run_dir, start_launcher(run_dir), Console(highlight=False))
+    follow(run_dir, start_launcher(run_dir), Console(highlight=False, markup=False))
     return _trained(trainer, run_dir)
 
 

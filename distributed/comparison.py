@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from whisper_tuner.errors import ModelError, TunerError
 from whisper_tuner.export import ADAPTER_CONFIG, base_of, load_model
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import shown
 
 
@@ -79,7 +79,7 @@ def origin_of(model: str) -> Origin | None:
     """The run whose folder holds this model."""
     for folder in list(Path(model).absolute().parents)[:2]:
         try:
-            stored = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            stored = parse_json((folder / "run.json").read_text(encoding="utf-8"))
             profile = stored["ranks"][0]["spec"]["profile"]
             return Origin(
                 folder=folder,

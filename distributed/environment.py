@@ -5,7 +5,6 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from distributed import wheelhouse
 from distributed.ask import ask
@@ -26,6 +25,7 @@ from distributed.remote import Remote
 from distributed.sync import PROJECT, Progress, SyncItem, no_progress, on_each, sync
 from distributed.wheelhouse import Target, target_of
 from whisper_tuner.errors import ConfigError, HostError
+from whisper_tuner.json_text import parse_json
 
 LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
@@ -108,20 +108,28 @@ def probe(remote: Remote, python: str, names: Sequence[str]) -> tuple[bool, dict
     """Whether a host's python is of a virtual environment, and what is installed; None if there is no such python."""
     done = remote.run([python, "-I", "-c", PROBE, *names], timeout=60)
     try:
-        own, found = json.loads(done.stdout)
-    except ValueError:
+        own, found = parse_json(done.stdout)
+        return bool(own), {str(name): str(version) for name, version in found.items()}
+    except (ValueError, TypeError, AttributeError):
         return None
-    return own, found
 
 
 def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
     """What differs from the master's versions, in words."""
-    versions = {name: Version(version).public for name, version in found.items()}
+    versions = {name: _public(version) for name, version in found.items()}
     return [
         f"{name} {versions.get(name, 'is missing')} (here {version})"
         for name, version in sorted(pins.all.items())
         if versions.get(name) != version
     ]
+
+
+def _public(version: str | None) -> str:
+    """Without its local tag; as it stands where it is no version, as of a package that was not installed whole."""
+    try:
+        return Version(version).public
+    except (InvalidVersion, TypeError):
+        return str(version)
 
 
 def choose_python(remote: Remote, pythons: Sequence[dict[str, Any]], wanted: SpecifierSet) -> dict[str, Any]:

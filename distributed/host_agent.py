@@ -83,7 +83,7 @@ def probe(path: str) -> dict | None:
     try:
         done = subprocess.run([path, "-I", "-c", PROBE], capture_output=True, timeout=20)
         version, tag, venv, is_venv = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
         return None
     return None if is_venv else {"path": path, "version": version, "platform": tag, "venv": venv}
 
@@ -216,17 +216,20 @@ def below(name: str, folders: list) -> bool:
 
 
 def load_index(private: Path) -> dict:
+    """What is known of the files here; a damaged index is as good as none, and so is a damaged entry."""
     try:
         index = json.loads((private / "index.json").read_text())
-        return {"hashes": dict(index["hashes"]), "managed": dict(index["managed"])}
-    except (OSError, ValueError, KeyError, TypeError):
+        entries = index["hashes"].items()
+        hashes = {name: entry for name, entry in entries if [type(part) for part in entry] == [int, int, str]}
+        return {"hashes": hashes, "managed": dict(index["managed"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {"hashes": {}, "managed": {}}
 
 
 def save_index(private: Path, index: dict) -> None:
     text = json.dumps(index)
     target = private / "index.json"
-    if target.exists() and target.read_text() == text:
+    if target.exists() and target.read_bytes() == text.encode():
         return
     temporary = private / "index.new"
     temporary.write_text(text)

@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,10 +16,11 @@ import psutil
 
 from distributed.interfaces import addresses_of
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
 PROJECT_PATH = "~/multimac-whisper"
-DEVICES = re.compile(r"auto|mps|cpu|cuda(:\d+)?")
+DEVICES = re.compile(r"auto|mps|cpu|cuda(:[0-9]+)?")
 EXAMPLE = "distributed_hosts.example.json"
 TOP_KEYS = ("master", "workers", "ssh_user", "ssh_key_path", "python_env", "project_path")
 HOST_KEYS = ("host", "ssh_user", "ssh_key_path", "python_env", "project_path", "ssh_port", "interface", "device")
@@ -72,23 +74,25 @@ class _Reader:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self.text = path.read_text(encoding="utf-8")
+            self.text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError as error:
             remedy = f"Copy {EXAMPLE}, and put your own machines in it."
             raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not UTF-8
             raise ConfigError(
                 f"{path}: cannot be read: {error}", remedy="It must be UTF-8 text that you may read."
             ) from error
 
     def read(self) -> Hosts:
         try:
-            values = json.loads(self.text, object_pairs_hook=self._object)
+            values = parse_json(self.text, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
             raise ConfigError(
                 f"{self.path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})",
                 remedy=f"Look for a comma, quote or bracket there; {EXAMPLE} shows how it should look.",
             ) from error
+        except ValueError as error:
+            raise self.wrong(f"not JSON: {error}", remedy=f"See {EXAMPLE}.") from error
         if not isinstance(values, dict):
             raise self.wrong("the file must hold one object: {...}", remedy=f"See {EXAMPLE}.")
         self.check_keys(values, TOP_KEYS, "")
@@ -143,6 +147,8 @@ class _Reader:
         if key in values and (not isinstance(value, str) or not value.strip()):
             remedy = "Put it between quotes, or leave it out."
             raise self.wrong(f"{where}: {key!r} must be a text, not {json.dumps(value)}", key, remedy=remedy)
+        if value and not value.isprintable():
+            raise self.wrong(f"{where}: {key!r} holds what cannot be seen: {value!a}", key, remedy="Type it anew.")
         return value
 
     def path_on_host(self, values: Mapping[str, Any], key: str, where: str) -> str | None:
@@ -195,15 +201,14 @@ class _Reader:
                 raise self.wrong(f"{host.address} is listed twice", host.address, remedy=remedy)
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
                 raise self.wrong(f"key {key!r} stands twice", key, remedy="Remove one of them.")
         return dict(pairs)
 
     def wrong(self, message: str, key: str = "", *, remedy: str = "") -> ConfigError:
         """An error at the last line that holds `key` in quotes."""
-        lines = [number for number, line in enumerate(self.text.splitlines(), 1) if key and f'"{key}"' in line]
+        lines = [number for number, line in enumerate(self.text.split("\n"), 1) if key and f'"{key}"' in line]
         line = f":{lines[-1]}" if lines else ""
         return ConfigError(f"{self.path}{line}: {message}", remedy=remedy)
 

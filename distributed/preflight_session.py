@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whisper_tuner.errors import HostError
+from whisper_tuner.json_text import parse_json
 
 from .ask import FIND_PYTHON, no_answer
 from .machine import Machine, Process
@@ -93,9 +94,8 @@ class Session:
 
     def _read(self) -> None:
         for line in self._process.lines():
-            try:
-                message = json.loads(line)
-            except ValueError:
+            message = _message(line)
+            if message is None:
                 self._said = [*self._said[-20:], line]
                 continue
             with self._news:
@@ -110,3 +110,15 @@ class Session:
 
     def _gone(self) -> HostError:
         return no_answer(self.name, self._process.wait(END_S), "\n".join(self._said))
+
+
+def _message(line: str) -> dict[str, Any] | None:
+    """An answer, or the end of a burst; None for what a shell prints of its own, which may be JSON by chance."""
+    try:
+        message = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(message, dict):
+        return None
+    is_answer = isinstance(message.get("id"), int) and ("answer" in message or {"error", "errno"} <= set(message))
+    return message if is_answer or {"event", "source", "bytes", "seconds"} <= set(message) else None

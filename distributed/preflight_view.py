@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from .preflight_report import ERROR, HostFacts, Pair, Problem, Report
 
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
 COLUMN = {"folder": "disk", "system": "python", "files": "disk"}
-WRONG, DOUBTFUL = "[red]✗[/red]", "[yellow]![/yellow]"
+WRONG, DOUBTFUL = ("✗", "red"), ("!", "yellow")
 
 
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
@@ -30,9 +30,9 @@ def show(console: Console, report: Report, *, errors: bool = True) -> None:
 def _show_problem(console: Console, problem: Problem) -> None:
     style = "red" if problem.severity == ERROR else "yellow"
     what, _, remedy = str(problem).partition("\n")
-    console.print(f"[{style}]{problem.severity}:[/{style}] {escape(what)}", highlight=False)
+    console.print(Text.assemble((f"{problem.severity}:", style), f" {what}"))
     if remedy:
-        console.print(escape(remedy), highlight=False)
+        console.print(Text(remedy))
 
 
 def _counted(report: Report) -> str:
@@ -50,16 +50,17 @@ def _hosts(report: Report) -> Table:
     for check in CHECKS:
         table.add_column(check, no_wrap=True)
     for number, facts in enumerate(report.hosts, 1):
-        table.add_row(str(number), facts.name, *(_cell(facts, check, report) for check in CHECKS))
+        table.add_row(str(number), Text(facts.name), *(_cell(facts, check, report) for check in CHECKS))
     return table
 
 
-def _cell(facts: HostFacts, check: str, report: Report) -> str:
+def _cell(facts: HostFacts, check: str, report: Report) -> Text:
     own = [p for p in report.problems if facts.name in p.hosts and COLUMN.get(p.check, p.check) == check]
-    text = escape(_fact(facts, check, report))
-    if any(problem.severity == ERROR for problem in own):
-        return f"{WRONG} {text}".strip()
-    return f"{DOUBTFUL} {text}".strip() if own else text
+    text = _fact(facts, check, report)
+    if not own:
+        return Text(text)
+    mark = WRONG if any(problem.severity == ERROR for problem in own) else DOUBTFUL
+    return Text.assemble(mark, f" {text}" if text else "")
 
 
 def _fact(facts: HostFacts, check: str, report: Report) -> str:
@@ -96,16 +97,16 @@ def _links(report: Report) -> Table:
     for number, source in enumerate(report.hosts, 1):
         cells = [_link(found.get((source.name, target.name)), source is target) for target in report.hosts]
         name = f"{number} {source.interface} {source.address}" if source.interface else f"{number} {source.name}"
-        table.add_row(name, *cells)
+        table.add_row(Text(name), *cells)
     return table
 
 
-def _link(pair: Pair | None, itself: bool) -> str:
+def _link(pair: Pair | None, itself: bool) -> Text | str:
     if itself:
         return ""
     if pair is None:
         return "?"
     if pair.failed:
-        return f"[red]{escape(pair.failed)}[/red]"
+        return Text(pair.failed, style="red")
     speed = "?" if pair.mbit is None else f"{pair.mbit:.0f}"
     return f"{speed} / {pair.latency_s * 1000:.1f}"

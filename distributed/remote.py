@@ -20,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from distributed import known_hosts, ssh_settings
 from distributed.hosts import Host
 from distributed.known_hosts import Verdict
-from distributed.machine import ANNOUNCE, Completed, quote, raise_unless_ok, with_env
+from distributed.machine import ANNOUNCE, ANNOUNCED, Completed, quote, raise_unless_ok, with_env
 from distributed.ssh_settings import SshSettings
 from whisper_tuner.errors import HostError, HostKeyError
 
@@ -31,6 +31,8 @@ MAX_JUMPS = 8
 LOST = 255
 SOME_SIGNAL = 128
 FAILURES = (paramiko.SSHException, OSError, EOFError)
+# What paramiko raises for a key file; it asserts that both halves of an Ed25519 key fit.
+BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
 FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
 
@@ -171,10 +173,11 @@ class RemoteProcess:
         self._remote, self._channel = remote, channel
         self._lines = _lines(channel)
         first = next(self._lines, "")
-        if not first.isdigit():
+        announced = ANNOUNCED.fullmatch(first)
+        if not announced:
             rest = "\n".join([first, *self._lines]).strip()
             raise HostError(self.name, f"cannot start: {rest or 'the session ended at once'}")
-        self.pid = int(first)
+        self.pid = int(announced[1])
 
     def write(self, data: bytes) -> None:
         try:
@@ -241,10 +244,14 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
         return below._transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
     if settings.proxy_command:
         line = settings.proxy_command.replace("%h", where[0]).replace("%p", str(where[1])).replace("%r", settings.user)
-        return paramiko.ProxyCommand(line)
+        try:
+            return paramiko.ProxyCommand(line)
+        except ValueError as error:  # a quote that is never closed
+            remedy = "Mend it in ~/.ssh/config."
+            raise HostError(host.address, f"ProxyCommand cannot be read: {error}", remedy=remedy) from error
     try:
         sock = socket.create_connection(where, timeout=timeout)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters
         raise HostError(host.address, f"the name {where[0]} is not known", remedy="Check it with `ping`.") from error
     except (TimeoutError, OSError) as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
@@ -357,7 +364,7 @@ def _keys(settings: SshSettings, tried: list[str], stack: contextlib.ExitStack) 
             continue
         try:
             yield str(path), paramiko.PKey.from_path(path)
-        except (TypeError, ValueError, UnsupportedAlgorithm, paramiko.UnknownKeyType, *FAILURES) as error:
+        except (*BAD_KEY, *FAILURES) as error:
             locked = (
                 isinstance(error, TypeError | paramiko.PasswordRequiredException) or "password" in str(error).lower()
             )

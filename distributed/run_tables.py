@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from whisper_tuner.curves import Curve, plot
 from whisper_tuner.run_summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
@@ -32,7 +33,7 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
     table.add_column("speed-up", no_wrap=True, justify="right")
     for run, speed_up in rows:
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
-        cells = (when(run.created), f"[{STYLES.get(run.state, 'default')}]{run.state}[/]", hosts, rates(run))
+        cells = (when(run.created), Text(run.state, STYLES.get(run.state, "default")), hosts, rates(run))
         table.add_row(run.id, *cells, duration(run.seconds or None), times(speed_up))
     return table
 
@@ -49,6 +50,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("state", run.state + (f", {run.message}" if run.state == RUNNING and run.message else "")),
         ("begun", begun + (f", in {run.attempts} attempts" if run.attempts > 1 else "")),
         ("hosts", ", ".join(run.hosts)),
+        ("lost", ", ".join(f"{host} ({count} times)" if count > 1 else host for host, count in run.lost.items())),
         ("base model", run.base_model),
         ("method", run.method),
         ("strategy", run.strategy),
@@ -122,7 +124,7 @@ def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) ->
     settings = differing([run.settings for run in runs])
     if settings:
         table.add_section()
-        table.add_row("[bold]settings that differ[/]")
+        table.add_row("settings that differ", style="bold")
     for name, values in settings:
         table.add_row(name, *values)
     return table

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distributed.hosts import Host
 from whisper_tuner.errors import HostError, MissingProgram
+from whisper_tuner.paths import expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +38,12 @@ class SshSettings:
 def resolve(host: Host) -> SshSettings:
     """Settings for a host: what its hosts file says wins over ~/.ssh/config. Raises HostError, MissingProgram."""
     values = query(host)
+    hostname, user, port = (needed(host, values, key) for key in ("hostname", "user", "port"))
     return SshSettings(
         host=host.address,
-        hostname=values["hostname"][0],
-        user=values["user"][0],
-        port=int(values["port"][0]),
+        hostname=hostname,
+        user=user,
+        port=port_number(host.address, port),
         identities=tuple(expand(path) for path in values.get("identityfile", [])),
         identities_only=values.get("identitiesonly", ["no"])[0] == "yes" or host.key_path is not None,
         agent=agent_socket(values),
@@ -59,7 +61,9 @@ def query(host: Host) -> dict[str, list[str]]:
     # -o wins over the configuration file, where -i only adds to its list.
     command += ["-i", str(host.key_path)] if host.key_path else []
     try:
-        result = subprocess.run([*command, "--", host.address], capture_output=True, text=True, timeout=20)
+        result = subprocess.run(
+            [*command, "--", host.address], capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=20
+        )
     except FileNotFoundError as error:
         raise MissingProgram("ssh is not installed", remedy="apt-get install openssh-client") from error
     except subprocess.TimeoutExpired as error:
@@ -91,6 +95,20 @@ def known_hosts_files(values: dict[str, list[str]]) -> list[str]:
     return [path for line in both for path in line.split()]
 
 
+def needed(host: Host, values: dict[str, list[str]], key: str) -> str:
+    value = values.get(key, [""])[0]
+    if not value:
+        remedy = f"Compare `ssh -G {host.address}`; it must be OpenSSH's ssh."
+        raise HostError(host.address, f"`ssh -G` names no {key}", remedy=remedy)
+    return value
+
+
+def port_number(host: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
+        raise HostError(host, f"{text!r} is no port", remedy="Mend ~/.ssh/config.")
+    return int(text)
+
+
 def first(values: dict[str, list[str]], key: str) -> str | None:
     """The first value of a key; None where ssh says `none`."""
     value = values.get(key, ["none"])[0]
@@ -98,11 +116,11 @@ def first(values: dict[str, list[str]], key: str) -> str | None:
 
 
 def expand(path: str) -> Path:
-    return Path(path.replace("%d", str(Path.home()))).expanduser()
+    return expanded(path.replace("%d", str(Path.home())))
 
 
 def parse_jump(jump: str) -> Host:
     """`[user@]host[:port]` of ProxyJump."""
     user, _, rest = jump.removeprefix("ssh://").rpartition("@")
     name, _, port = rest.rpartition(":") if rest.count(":") == 1 else (rest, "", "")
-    return Host(address=name.strip("[]"), user=user or None, port=int(port) if port else None)
+    return Host(address=name.strip("[]"), user=user or None, port=port_number(jump, port) if port else None)

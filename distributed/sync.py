@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 import tomllib
@@ -20,6 +21,7 @@ from typing import NoReturn, TypeVar
 from distributed.ask import ask
 from distributed.remote import Remote
 from whisper_tuner.errors import DataError, HostError
+from whisper_tuner.json_text import parse_json
 
 PROJECT = Path(__file__).resolve().parent.parent
 INDEX = PROJECT / ".cache" / "sync-index.json"
@@ -150,7 +152,7 @@ class LocalHashes:
     def __init__(self, index: Path):
         self.index = index
         try:
-            self.known: dict[str, list] = dict(json.loads(index.read_text()))
+            self.known: dict[str, list] = dict(parse_json(index.read_text()))
         except (OSError, ValueError, TypeError):
             self.known = {}
         self.changed = False
@@ -159,17 +161,18 @@ class LocalHashes:
         path = item.local.resolve()
         try:
             stat = path.stat()
-            mark = [stat.st_size, stat.st_mtime_ns]
-            entry = self.known.get(str(path))
-            if entry is None or entry[:2] != mark:
-                with path.open("rb") as stream:
-                    entry = [*mark, hashlib.file_digest(stream, "sha256").hexdigest()]
-                self.known[str(path)] = entry
-                self.changed = True
+            match self.known.get(str(path)):
+                case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
+                    pass
+                case _:
+                    with path.open("rb") as stream:
+                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                    self.known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
+                    self.changed = True
         except OSError as error:
             remedy = "Look at its permissions, or whether it was moved."
             raise DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy) from error
-        return _File(item=item, size=entry[0], sha256=entry[2])
+        return _File(item=item, size=stat.st_size, sha256=digest)
 
     def save(self) -> None:
         if not self.changed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import struct
 import threading
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ import soundfile
 
 from whisper_tuner.audio import UNCOUNTED, duration
 from whisper_tuner.errors import TunerError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.problems import Kind
 from whisper_tuner.runs import write_atomically
 
@@ -31,7 +33,10 @@ _STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header t
 
 @dataclass(frozen=True)
 class Header:
-    """`kind` is empty for a file that seems sound; `digest` is the content's, where it was asked for."""
+    """`kind` is empty for a file that seems sound; `digest` is the content's, where it was asked for.
+
+    Raises ValueError for what no file can be like.
+    """
 
     size: int
     changed: int  # ns
@@ -39,6 +44,13 @@ class Header:
     kind: str = ""
     what: str = ""
     digest: str = ""
+
+    def __post_init__(self) -> None:
+        numbers, texts = (self.size, self.changed, self.seconds), (self.kind, self.what, self.digest)
+        if not all(isinstance(number, int | float) for number in numbers) or not 0 <= self.seconds < math.inf:
+            raise ValueError("no size, time or length of a file")
+        if not all(isinstance(text, str) for text in texts) or self.kind not in ("", *Kind):
+            raise ValueError("no kind of problem")
 
     @property
     def unknown(self) -> bool:
@@ -196,7 +208,7 @@ def _cut_wav(path: Path) -> bool:
 
 def _load(file: Path) -> dict[str, Header]:
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = parse_json(file.read_text(encoding="utf-8"))
         if stored["format"] != FORMAT:
             return {}
         return {path: Header(*values) for path, values in stored["files"].items()}

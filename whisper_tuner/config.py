@@ -104,6 +104,9 @@ class ConfigFile:
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text", remedy="Save it as UTF-8.") from None
         except configparser.Error as error:
             raise self._unreadable(error, text) from None
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise ConfigError(f"{self.path.name}:{line}: a NUL is no text", remedy="Save it as UTF-8.")
         self._lines = _line_numbers(text)
         self._check_sections()
 
@@ -174,8 +177,11 @@ class ConfigFile:
     def _model_path(self, text: str, place: str) -> str:
         """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
         path = (self.path.parent / expanded(text)).absolute()
-        if path.is_dir():
-            return str(path)
+        try:
+            if path.is_dir():
+                return str(path)
+        except OSError as error:  # a name longer than names can be
+            raise ConfigError(f"{place}: base_model: {error.strerror}", remedy="Give a folder, or a hub id.") from None
         if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
             return text
         remedy = f"A folder in transformers layout (looked at {path}), or a hub id such as openai/whisper-small."
@@ -197,7 +203,7 @@ class ConfigFile:
                 return ConfigError(
                     f"{place}: section [{error.section}] stands twice", remedy="Remove one of them, or make them one."
                 )
-        found = text.splitlines()[line - 1].strip()
+        found = text.split("\n")[line - 1].strip()
         return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")
 
     def _check_sections(self) -> None:
@@ -225,7 +231,7 @@ def known_keys(fields) -> str:
 def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
     """(section, key) -> line; (section, None) is its header."""
     lines, section = {}, ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if match := re.match(r"\[([^\]]+)\]", line):
             section = match[1]
             lines[section, None] = number

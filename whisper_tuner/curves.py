@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+LARGEST = 1e300  # differences of more are infinite; a loss that is no number is not drawn either
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class Curve:
 
 def plot(curves: Sequence[Curve], *, width: int = 72, height: int = 12, x_label: str = "step") -> list[str]:
     """Lines of at most `width` characters, the last one labelling x; none if there is nothing to draw."""
-    finite = [[(x, y) for x, y in curve.points if math.isfinite(x) and math.isfinite(y)] for curve in curves]
+    finite = [[point for point in curve.points if all(abs(value) < LARGEST for value in point)] for curve in curves]
     everything = [point for points in finite for point in points]
     if not everything:
         return []

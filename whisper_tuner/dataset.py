@@ -17,6 +17,7 @@ from pathlib import Path
 
 from whisper_tuner.audio_check import SHORTEST_S, AudioIndex
 from whisper_tuner.errors import DataError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 from whisper_tuner.problems import Kind, Problem
 from whisper_tuner.runs import write_shared
@@ -26,6 +27,7 @@ TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 DURATION_COLUMNS = ("duration_s", "duration")
 ID_COLUMNS = ("id",)
 MAX_DURATION_S = 30.0  # what Whisper hears at once
+RECORD_LINES = 100  # of one record of a CSV: a quote that is open for longer was never closed
 # A stated duration this far from the audio's own means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 
@@ -125,9 +127,13 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name longer than names can be
+        raise DataError(f"{path}: {error.strerror}", remedy="check the dataset's paths in config.ini") from None
+    if is_folder:
         raise DataError(f"{path} is a folder, not a manifest", remedy="name the file: a CSV, or one JSON object a line")
-    if not path.is_file():
+    if not is_file:
         raise DataError(f"no such manifest: {path}", remedy="check the dataset's paths in config.ini")
     read = _json_rows if path.suffix.lower() in (".jsonl", ".json", ".ndjson") else _csv_rows
     return read(path, _text(path))
@@ -164,11 +170,11 @@ def _csv_rows(path: Path, text: str) -> Iterator[Row]:
 
 def _csv_records(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str] | _BadRow]]:
     """Each record with the line where it begins; after a damaged one reading goes on with the next line."""
-    at = 0
+    at = start = 0
 
     def feed() -> Iterator[str]:
         nonlocal at
-        while at < len(lines):
+        while at < min(len(lines), start + RECORD_LINES):
             at += 1
             yield lines[at - 1]
 
@@ -191,7 +197,7 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.strip())
+            row = parse_json(line.strip())
         except json.JSONDecodeError as error:
             yield number, _BadRow(Kind.COLUMNS, f"not JSON: {error.msg} at column {error.colno}")
             continue

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from whisper_tuner.errors import ModelError, RunError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.models import load_base, whisper_of
 from whisper_tuner.paths import expanded
 from whisper_tuner.runs import write_atomically
@@ -119,7 +120,7 @@ def name_base(folder: Path, base_model: str | Path) -> None:
 def base_of(folder: Path) -> str | Path:
     """The base that an adapter names, a relative path being meant from the adapter's own folder."""
     try:
-        stated = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        stated = parse_json((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG} is damaged: {error}", remedy="copy the folder again") from error
     name = stated.get("base_model_name_or_path") if isinstance(stated, dict) else None

@@ -5,13 +5,13 @@ An estimate, to tell 8 GB from 30 GB before a run starts; the run itself reports
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
 
 from whisper_tuner.config import Profile
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
 FLOAT = 4  # bytes
@@ -113,7 +113,7 @@ def shape_of(base_model: str) -> ModelShape | None:
     if base_model in PUBLISHED:
         return PUBLISHED[base_model]
     try:
-        config = json.loads((expanded(base_model) / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((expanded(base_model) / "config.json").read_text(encoding="utf-8"))
         return ModelShape(**{name: int(config[name]) for name in ModelShape.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
@@ -55,7 +55,7 @@ def _check_kind(file: Path) -> None:
 
 def _json(file: Path) -> dict:
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}", remedy="Check its permissions.") from None
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from transformers.utils import cached_file
 
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.hub import HUB_ID
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.labels import is_multilingual, language_code
 from whisper_tuner.paths import expanded
 from whisper_tuner.token_limit import settings_of
@@ -191,7 +191,7 @@ def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -
     transformers drops every key of its own accord from a file so marked, the language ids among them.
     """
     if model.generation_config._from_model_config and (file := _generation_config_file(name)):
-        stored = json.loads(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
+        stored = parse_json(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
         model.generation_config = GenerationConfig.from_dict(stored)
     model.generation_config._from_model_config = None
     model.generation_config.forced_decoder_ids = None

@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def expanded(path: str | Path) -> Path:
-    """With the home folder for `~`; before a name that no user has it is an ordinary character."""
+    """With the home folder for `~`; before a name that no user has, or can have, it is an ordinary character."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return Path(path)
 
 

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import ExitStatus
+from .json_text import parse_json
 from .run_events import Attempt, RunEvents, Step, scan
 from .runs import disk_use, is_running
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
+NONSENSE = "events.jsonl holds an event that makes no sense"
+MOST = 1e15  # of anything that is counted: bytes, seconds, clips
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 Points = tuple[tuple[float, float], ...]
+
+
+def _check_numbers(figures: HostFigures | RunSummary) -> None:
+    """Raises ValueError for what cannot have been counted: infinite, no number, or too much."""
+    for name, value in vars(figures).items():
+        if isinstance(value, int | float) and not abs(value) < MOST:
+            raise ValueError(f"{name} cannot be {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +43,9 @@ class HostFigures:
     communicating: float | None = None
     bytes: int = 0
     memory: int = 0
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +80,7 @@ class RunSummary:
     test: str = ""
     steps: int = 0
     total_steps: int = 0
+    lost: dict[str, int] = field(default_factory=dict)  # how often each host was
     rounds: int = 0
     clips: int = 0
     seconds: float = 0.0
@@ -84,6 +99,9 @@ class RunSummary:
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+
     @property
     def resumable(self) -> bool:
         return self.state in (INTERRUPTED, FAILED) and bool(self.checkpoints)
@@ -92,8 +110,9 @@ class RunSummary:
     def kind_of_work(self) -> tuple:
         """Runs alike in this do the same computation for a clip, so that their clips/s can be compared."""
         keys = ("batch_size", "audio_context", "precision", "gradient_checkpointing", "training clips")
-        shards = len(self.settings.get("shards") or ())  # of one rank: it takes a batch of each shard in every step
-        return self.base_model, self.method, shards or 1, *(self.settings.get(key) for key in keys)
+        named = self.settings.get("shards")  # of one rank: it takes a batch of each shard in every step
+        shards = len(named) if isinstance(named, list) else 0
+        return self.base_model, self.method, shards or 1, *(str(self.settings.get(key)) for key in keys)
 
 
 def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
@@ -106,33 +125,33 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
         events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
     except OSError as error:
         return _broken(run_dir, f"{error.filename}: {error.strerror}")
+    except (*DAMAGE, RecursionError):
+        return _broken(run_dir, NONSENSE)
     try:
-        asked = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+        asked = parse_json((run_dir / "run.json").read_text(encoding="utf-8"))
         figures = _asked(asked)
     except FileNotFoundError:
         return _broken(run_dir, "there is no run.json: it is being prepared, or was given up before it began", changed)
     except OSError as error:
         return _broken(run_dir, f"run.json: {error.strerror}", changed)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except DAMAGE:
         return _broken(run_dir, "run.json is damaged", changed)
-    try:
-        figures |= _happened(events) | _on_disk(run_dir, events)
-        state, message = _state(run_dir, events)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return _broken(run_dir, "events.jsonl holds an event that makes no sense", changed)
     figures["settings"]["training clips"] = _clips_list(run_dir)
-    figures |= _rates(run_dir, events)
-    created = _created(run_dir, asked, events, changed)
-    return RunSummary(
-        id=run_dir.name,
-        path=run_dir,
-        state=state,
-        message=message,
-        created=created,
-        changed=max(changed, events.last_time or 0),
-        size=size,
-        **figures,
-    )
+    try:
+        figures |= _happened(events) | _on_disk(run_dir, events) | _rates(run_dir, events)
+        state, message = _state(run_dir, events)
+        return RunSummary(
+            id=run_dir.name,
+            path=run_dir,
+            state=state,
+            message=message,
+            created=_created(run_dir, asked, events, changed),
+            changed=max(changed, events.last_time or 0),
+            size=size,
+            **figures,
+        )
+    except DAMAGE:
+        return _broken(run_dir, NONSENSE, changed)
 
 
 def _broken(run_dir: Path, reason: str, changed: float = 0.0) -> RunSummary:
@@ -182,7 +201,8 @@ def _happened(events: RunEvents) -> dict[str, Any]:
     per_host = tuple(_host(name, attempts, starts) for name in _labels(attempts, all_steps))
     return {
         "steps": max((step.step for step in steps), default=0),
-        "total_steps": max((int(event.get("total_steps") or 0) for event in starts.values()), default=0),
+        "total_steps": _total_steps([*starts.values(), *(e for e in others if e["type"] == "plan")]),
+        "lost": dict(Counter(str(e.get("host")) for attempt in attempts for e in attempt.of_type("lost"))),
         "rounds": max((event["round"] for event in rounds), default=0),
         "clips": sum(step.samples for step in steps),
         "seconds": seconds,
@@ -197,6 +217,12 @@ def _happened(events: RunEvents) -> dict[str, Any]:
             validation=_mean_by_step((e["step"], e.get("loss")) for e in others if e["type"] == "validation"),
         ),
     }
+
+
+def _total_steps(events: list[dict]) -> int:
+    """As the newest plan says: the beginning's, or the one after hosts have gone or come."""
+    plans = [event for event in events if event["type"] == "plan"]
+    return max((int(event.get("total_steps") or 0) for event in plans[-1:] or events), default=0)
 
 
 def _kept(attempts: list[Attempt]) -> tuple[list[Step], list[dict]]:
@@ -264,9 +290,9 @@ def _problems(attempts: list[Attempt]) -> tuple[str, ...]:
 def _rates(run_dir: Path, events: RunEvents) -> dict[str, float | None]:
     """WER from the events, or from wer.json where they lack it."""
     found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        written = json.loads((run_dir / "wer.json").read_text(encoding="utf-8"))
-        found = {when: float(written[when]["wer"]) for when in ("before", "after")}
+    with contextlib.suppress(OSError, *DAMAGE):
+        written = parse_json((run_dir / "wer.json").read_text(encoding="utf-8"))
+        found = {when: rate for when in ("before", "after") if abs(rate := float(written[when]["wer"])) < MOST}
     for attempt in events.attempts:
         for event in attempt.of_type("evaluation"):
             if isinstance(event.get("wer"), int | float):
@@ -313,7 +339,7 @@ def _clips_list(run_dir: Path) -> str:
 
 def _created(run_dir: Path, asked: dict[str, Any], events: RunEvents, changed: float) -> float:
     written = asked.get("created")
-    if isinstance(written, int | float) and written > 0:
+    if isinstance(written, int | float) and 0 < written < MOST:
         return float(written)
     return date_in(run_dir.name) or events.first_time or changed
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import RunError
+from .json_text import parse_json
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
@@ -23,8 +24,7 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     """A new folder runs_dir/<date>-<time>-<name>, removed again if preparing it fails, or if it is not to be kept."""
-    above = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
-    path = _create(runs_dir, name)
+    path, above = _create(runs_dir, name)
     try:
         yield path
     except BaseException as error:
@@ -40,18 +40,20 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
                     folder.rmdir()
 
 
-def _create(runs_dir: Path, name: str) -> Path:
+def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
+    """The new folder, and those above it that there were not."""
     stem = time.strftime("%Y%m%d-%H%M%S-") + re.sub(r"[^\w.-]+", "-", name)
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         path = runs_dir / (stem + suffix)
         try:
+            above = [folder for folder in path.parents if not folder.exists()]
             path.mkdir(parents=True, mode=0o700)
         except FileExistsError:
             continue
         except OSError as error:
             remedy = DISK_REMEDY if error.errno in DISK else "Choose another folder with runs_dir."
             raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
-        return path
+        return path, above
     raise RunError(f"{runs_dir}: no free name for {stem}")
 
 
@@ -112,7 +114,7 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
 def _decode(data: bytes) -> Iterator[dict]:
     for line in data.splitlines():
         try:
-            event = json.loads(line)
+            event = parse_json(line)
         except ValueError:
             continue  # a line cut short by a crash
         if isinstance(event, dict):

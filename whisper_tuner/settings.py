@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from whisper_tuner.paths import expanded
 
+LARGEST = 2**63  # what torch and the disk's formats hold
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -47,6 +49,10 @@ def check(field: dataclasses.Field, value) -> None:
     if meta.get("choices") and value not in meta["choices"]:
         raise ValueError(f"expected one of {', '.join(meta['choices'])}{nearest(str(value), meta['choices'])}")
     low, high = meta.get("low"), meta.get("high")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise ValueError("expected a number below 2^63")
     if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
         bounds = (
             f"from {low} to {high}"
@@ -65,12 +71,9 @@ def _convert(hint, text: str, folder: Path):
         return text.lower() in TRUE
     if hint in (int, float):
         try:
-            value = hint(text)
+            return hint(text)
         except ValueError:
             raise ValueError(f"expected {'a whole number' if hint is int else 'a number'}") from None
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError("expected a finite number")
-        return value
     if hint is Path:
         return (folder / expanded(text)).absolute()
     if typing.get_origin(hint) is tuple:

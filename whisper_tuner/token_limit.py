@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.hub import model_file
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.wer import UNSPACED
 
 MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
@@ -71,7 +71,7 @@ def settings_of(base_model: str, name: str) -> dict:
     if file is None:
         return {}
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} is damaged: {error}", remedy="Copy the model again.") from None
     return stored if isinstance(stored, dict) else {}

@@ -15,7 +15,7 @@ from ..config import FROM_PROFILE, resolve
 
 
 def config_show(path: Path, name: str) -> ExitStatus:
-    config, console = ConfigFile(path), Console()
+    config, console = ConfigFile(path), Console(markup=False)
     if not name:
         for kind in KINDS:
             console.print(f"{kind}: {', '.join(config.names(kind)) or 'none'}", highlight=False)

@@ -41,7 +41,7 @@ def evaluate(
     worst: int = 5,
     as_json: bool = False,
 ) -> ExitStatus:
-    console = Console(highlight=False, stderr=as_json)
+    console = Console(highlight=False, markup=False, stderr=as_json)
     chosen_profile = ConfigFile(config).profile(profile) if profile else None
     if not data and chosen_profile and chosen_profile.test:
         data = [chosen_profile.test]
@@ -78,7 +78,7 @@ def evaluate(
         if worst and (not candidate.untouched or len(chosen) == 1):
             _show_worst(console, candidate, manifest, result, worst)
     for record in records:
-        console.print(f"predictions: {record['predictions']}", soft_wrap=True, markup=False)
+        console.print(f"predictions: {record['predictions']}", soft_wrap=True)
     return ExitStatus.OK
 
 
@@ -110,7 +110,7 @@ def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
             raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
         if manifest.problems:
             lines = "\n  ".join(described(manifest.problems))
-            console.print(f"{manifest.path}: {lines}", soft_wrap=True, markup=False)
+            console.print(f"{manifest.path}: {lines}", soft_wrap=True)
     return manifests
 
 
@@ -123,7 +123,7 @@ def _measure(
 
     model, processor = load_model(candidate.path)
     model, origin = model.to(devices.choose()), candidate.origin
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         for manifest in manifests:
             task = bar.add_task(f"{candidate.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
@@ -150,7 +150,7 @@ def _record(
     from ..evaluate_run import summary
 
     for problem in result.problems:
-        console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True, markup=False)
+        console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
     found = predictions(result.rows)
     try:
         path = write_predictions(folder / PREDICTIONS, found)
@@ -197,11 +197,11 @@ def _show_worst(console: Console, candidate: Candidate, manifest: Manifest, resu
 
     found = worst(predictions(result.rows), count)
     if found:
-        console.print(f"\nworst of {manifest.path.name} by {candidate.path}:", soft_wrap=True, markup=False)
+        console.print(f"\nworst of {manifest.path.name} by {candidate.path}:", soft_wrap=True)
     for prediction in found:
         rates, flags = prediction.rates, " ".join(prediction.flags)
         errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
         head = f"{prediction.row.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
-        console.print(head, soft_wrap=True, markup=False)
+        console.print(head, soft_wrap=True)
         for line in side_by_side(*prediction.row.normalized, width=console.width):
             console.print(line, soft_wrap=True)

@@ -31,13 +31,13 @@ def detached(console: Console, run_dir: Path, launcher: subprocess.Popen) -> Exi
 def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
     """Follow a run from its first line to its end; Ctrl-C stops it, as in its own terminal."""
     run_dir, pid = _going_on(folders, name)
-    return follow(run_dir, Attached(run_dir, pid), Console(highlight=False))
+    return follow(run_dir, Attached(run_dir, pid), Console(highlight=False, markup=False))
 
 
 def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     """Ask for an orderly stop and wait for it; `now`: kill all workers at once, and go on later from a checkpoint."""
     run_dir, pid = _going_on(folders, name)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     for _ in range(2 if now else 1):
         Attached(run_dir, pid).send_signal(signal.SIGINT)
         time.sleep(0.2)

@@ -19,7 +19,7 @@ def hosts_setup(hosts_file: Path) -> ExitStatus:
     from ..environment import setup
     from ..start import connect_all
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     remotes = connect_all(load_hosts(hosts_file).workers)
     try:
         with Transfers(console) as show:
@@ -36,7 +36,7 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     from ..start import connect_all, prepare_hosts, sync_hosts
     from .train import hosts_of
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
     hosts = hosts_of(job, hosts_file)
     remotes = connect_all(hosts.workers)
@@ -57,7 +57,7 @@ def hosts_check(hosts_file: Path, config: Path | None = None, name: str = "") ->
     from ..preflight import preflight
     from ..preflight_view import show
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     hosts = load_hosts(hosts_file)
     job = resolve(ConfigFile(config), name) if config and name else None
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")

@@ -37,7 +37,7 @@ def resume(
     """`name`, if given, must be the run's own; `hosts_file` may name other hosts than it had. Raises TunerError."""
     from ..start import start_launcher
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     run_dir = find_run(run, folders_of(config, None)).absolute()
     launch = Launch.load(run_dir)
     _check(run_dir, launch, name)
@@ -72,9 +72,16 @@ def _check_files(launch: Launch) -> None:
     profile = profile_from_json(launch.ranks[0].spec.profile or {})
     manifests = [path for path in (profile.train, profile.validation, launch.test and Path(launch.test)) if path]
     for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
-        if not path.exists():
+        if not _is_there(path):
             raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)
     check_model(profile)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than names can be
+        return False
 
 
 def _bring_up_to_date(

@@ -45,7 +45,7 @@ def folders_of(config: Path, runs_dir: Path | None) -> list[Path]:
 
 
 def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> ExitStatus:
-    console, one_host = Console(highlight=False), OneHost()
+    console, one_host = Console(highlight=False, markup=False), OneHost()
     found = run_dirs(folders)
     shown = [read_run(path) for path in (found if everything else found[:NEWEST])]
     rows = [(run, one_host.speed_up(run)) for run in shown]
@@ -65,7 +65,7 @@ def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> Ex
 
 
 def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatus:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     run = read_run(find_run(name, folders))
     speed_up = OneHost().speed_up(run)
     if as_json:
@@ -90,11 +90,11 @@ def _print_block(console: Console, title: str, lines: Sequence[str], *, style: s
     if lines:
         console.print()
     for line in [*([title] if title and lines else []), *lines]:
-        console.print(line, style=style, soft_wrap=True, markup=False)
+        console.print(line, style=style, soft_wrap=True)
 
 
 def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
-    console, one_host = Console(highlight=False), OneHost()
+    console, one_host = Console(highlight=False, markup=False), OneHost()
     runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
     if len(runs) < 2:
         raise ConfigError("there is one run to compare", remedy="Name two or more: multimac runs compare RUN RUN")
@@ -106,7 +106,7 @@ def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
 def runs_clean(
     folders: Sequence[Path], names: Sequence[str], *, really: bool, keep: int, older_than: str
 ) -> ExitStatus:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     seconds = age(older_than) if older_than else None
     if names:
         if keep or older_than:
@@ -118,7 +118,7 @@ def runs_clean(
         found = removals(runs, keep=keep, older_than=seconds)
         _mention_resumable(console, runs, [removal.run for removal in found])
     for removal in found:
-        console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True, markup=False)
+        console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
     total = size(sum(removal.size for removal in found))
     if not found:
         console.print("nothing to remove")
@@ -142,7 +142,7 @@ def _remove_all(console: Console, found: Sequence, total: str) -> ExitStatus:
         except TunerError as error:
             failed.append(error)
     for error in failed[1:]:
-        console.print(str(error), style="red", markup=False)
+        console.print(str(error), style="red")
     if failed:
         raise failed[0]
     console.print(f"removed, {total} freed")

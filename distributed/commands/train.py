@@ -22,7 +22,7 @@ from .transfers import Transfers, show_sync
 def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
     from ..start import prepare_local, start_launcher
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
     run_dir, prepared = prepare_local(job, ranks, console.status)
     _announce(console, job, prepared, run_dir)
@@ -42,7 +42,7 @@ def distributed_train(
     from ..preflight import preflight
     from ..start import prepare_hosts, start_launcher, sync_hosts
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
     hosts = hosts_of(job, hosts_file)
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
@@ -89,9 +89,9 @@ def _announce(console: Console, job: Job, prepared, run_dir: Path, *, dry_run: b
     for manifest in prepared.manifests:
         if manifest.problems:
             lines = described(manifest.problems)
-            console.print(f"{manifest.path.name}: " + "\n  ".join(lines), soft_wrap=True, markup=False)
+            console.print(f"{manifest.path.name}: " + "\n  ".join(lines), soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
-        console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True, markup=False)
+        console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 
 
 def _show_plan(console: Console, prepared) -> None:

@@ -57,7 +57,7 @@ def transcribe(
     language = language_code(language) if language else ""
     _make_folder(out)
     fetch_model(model_path)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     with console.status("loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())
@@ -70,7 +70,7 @@ def transcribe(
                 _one(model, processor, item, form, language, force, bar, task, named=len(items) > 1)
             except TunerError as error:
                 failed += 1
-                console.print(f"not transcribed: {error}", soft_wrap=True, markup=False)
+                console.print(f"not transcribed: {error}", soft_wrap=True)
             bar.remove_task(task)
     if failed and len(items) > 1:
         console.print(f"{len(items) - failed} of {len(items)} recordings transcribed")
@@ -98,7 +98,7 @@ def _one(model, processor, item: Item, form: str, language: str, force: bool, ba
         write_shared(item.written, rendered(recording, form, item.audio))
     except OSError as error:
         raise DataError(f"{item.written}: {error.strerror}", remedy="Choose another folder with --out.") from None
-    bar.console.print(f"{item.audio} -> {item.written}", soft_wrap=True, markup=False)
+    bar.console.print(f"{item.audio} -> {item.written}", soft_wrap=True)
 
 
 def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]:

@@ -31,7 +31,7 @@ class Transfers:
     """A bar for each host; used as the progress callback of sync and setup."""
 
     def __init__(self, console: Console):
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._bars = Progress(*columns, console=console, transient=True)
         self._tasks: dict[str, int] = {}
 

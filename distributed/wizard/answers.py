@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.runs import write_atomically
 from whisper_tuner.settings import nearest
 
@@ -69,10 +70,12 @@ def save_answers(path: Path, answers: Mapping[str, str]) -> None:
 
 def _from_json(path: Path, text: str) -> dict[str, str]:
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except json.JSONDecodeError as error:
         what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
         raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}", remedy=EXAMPLE) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: the file must hold one object: {{...}}", remedy=EXAMPLE)
     return {key: _plain(path, key, value) for key, value in values.items()}

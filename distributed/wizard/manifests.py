@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whisper_tuner.dataset import AUDIO_COLUMNS, TEXT_COLUMNS, Sample
+from whisper_tuner.json_text import parse_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 DEPTH = 4  # folders below the current one
@@ -70,7 +70,7 @@ def is_manifest(path: Path) -> bool:
         with path.open("rb") as file:
             line = file.read(HEADER_BYTES).split(b"\n")[0].decode("utf-8-sig")
         if path.suffix.lower() in (".jsonl", ".ndjson"):
-            row = json.loads(line)
+            row = parse_json(line)
             names = list(row) if isinstance(row, dict) else []
         else:
             names = next(csv.reader([line], delimiter="\t" if path.suffix.lower() == ".tsv" else ","), [])

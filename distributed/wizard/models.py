@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.memory import ModelShape, shape_of, training_memory
 from whisper_tuner.paths import expanded
+from whisper_tuner.settings import parse
 
 from ..console import size
 from ..post import PROJECT
@@ -21,6 +22,7 @@ BUNDLED = PROJECT / "bundled" / "model"
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
 METHODS = ("full", "lora", "decoder")
 MULTILINGUAL_VOCABULARY = 51865
+RATE = Profile.__dataclass_fields__["learning_rate"]
 
 
 def ask_model(questions: Questions, config: ConfigFile) -> Model:
@@ -49,16 +51,19 @@ def offered(config: ConfigFile) -> dict[str, Model]:
     return models | {name: model_of(name, config) for name in ids if name not in known}
 
 
-def model_of(text: str, config: ConfigFile, section: str = "", learning_rate: str = "") -> Model:
+def model_of(text: str, config: ConfigFile, section: str = "", learning_rate: float | None = None) -> Model:
     folder = (config.path.parent / expanded(text)).absolute()
-    name = str(folder) if folder.is_dir() else text
+    try:
+        name = str(folder) if folder.is_dir() else text
+    except OSError as error:  # a name longer than names can be
+        raise ConfigError(f"{config.path.name}: base_model = {text}: {error.strerror}") from None
     shape = shape_of(name)
     return Model(
         base_model=name,
         section=section,
         shape=shape,
         multilingual=_is_multilingual(name, shape),
-        learning_rate=float(learning_rate) if learning_rate else None,
+        learning_rate=learning_rate,
     )
 
 
@@ -73,8 +78,14 @@ def fits(model: Model, method: str, batch_size: int = 1) -> bool:
 
 
 def _of_section(config: ConfigFile, name: str) -> Model:
-    values = config.section("model", name).values
-    return model_of(values.get("base_model", ""), config, name, values.get("learning_rate", ""))
+    section = config.section("model", name)
+    rate = section.values.get("learning_rate")
+    try:
+        learning_rate = parse(RATE, float, rate, config.path.parent) if rate else None
+    except ValueError as error:
+        place = section.origin["learning_rate"]
+        raise ConfigError(f"{place}: learning_rate = {rate}: {error}", remedy=RATE.metadata["help"]) from None
+    return model_of(section.values.get("base_model", ""), config, name, learning_rate)
 
 
 def _option(name: str, model: Model, folder: Path) -> Option:
@@ -111,7 +122,7 @@ def _check(text: str, config: ConfigFile) -> None:
 def _is_multilingual(name: str, shape: ModelShape | None) -> bool:
     """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be."""
     try:
-        stated = json.loads((Path(name) / "generation_config.json").read_text()).get("is_multilingual")
+        stated = parse_json((Path(name) / "generation_config.json").read_text()).get("is_multilingual")
     except (OSError, ValueError, AttributeError):
         stated = None
     if stated is None:

@@ -278,6 +278,9 @@ def test_closed_port_points_to_remote_login(ssh_server):
 def test_unknown_name_and_silent_port(ssh_server):
     with pytest.raises(HostError, match="is not known"):
         Remote.connect(replace(ssh_server.host, address="no-such-host.invalid"))
+    for address in ("10.0.0..2", "x" * 300):
+        with pytest.raises(HostError, match="is not known"):
+            Remote.connect(replace(ssh_server.host, address=address))
     with ssh_socket() as port, pytest.raises(HostError, match="SSH failed"):
         Remote.connect(replace(ssh_server.host, port=port), timeout=1)
 

@@ -65,6 +65,13 @@ def runs_dir_is_a_file(desk: Desk) -> None:
     desk.change("config.ini", "max_steps = 2\n", "max_steps = 2\nruns_dir = clips.csv\n")
 
 
+def names_too_long(key: str):
+    def make(desk: Desk) -> None:
+        desk.change("config.ini", "max_steps = 2\n", f"max_steps = 2\n{key} = {300 * 'x'}\n")
+
+    return make
+
+
 # name: (what is wrong; command; exit status; the message names; the remedy says)
 MISTAKES = {
     "the manifest is missing": (without_manifest, TRAIN, 4, "no such manifest: {desk}/clips.csv", "config.ini"),
@@ -129,6 +136,8 @@ MISTAKES = {
         "bad_rows = skip",
     ),
     "runs_dir is a file": (runs_dir_is_a_file, TRAIN, 6, ("{desk}/clips.csv", "Not a directory"), "runs_dir"),
+    "a name of runs_dir that no disk takes": (names_too_long("runs_dir"), TRAIN, 6, "File name too long", "runs_dir"),
+    "a name of a manifest that no disk takes": (names_too_long("test"), TRAIN, 4, "File name too long", "config.ini"),
     "a test set that is none": (
         lambda desk: desk.write("words.csv", "words\n"),
         "evaluate model --data words.csv",

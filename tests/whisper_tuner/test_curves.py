@@ -29,3 +29,8 @@ def test_odd_input_is_drawn_or_left_out():
     one = plot([Curve(mark="*", points=[(3, 0.5)])], width=30)
     assert sum(line.count("*") for line in one) == 1 and "0.5" in "".join(one)
     assert "".join(plot([Curve(mark="*", points=[(1, 2.0), (2, math.inf), (3, 2.0)])], width=30)).count("*") == 2
+
+
+def test_values_without_a_finite_distance_are_not_drawn():
+    points = ((1.0, 1.7e308), (2.0, -1.7e308), (3.0, float("nan")))
+    assert plot([Curve(mark="·", points=points)]) == []

@@ -1,0 +1,112 @@
+"""What hosts say: to a question, to the preflight, to the launcher. A shell may put text of its own before it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+from damage import damaged_json
+from fuzzing import fuzz, left, outcome
+from hypothesis import example
+from packaging.specifiers import SpecifierSet
+
+from distributed import environment
+from distributed.ask import ask
+from distributed.machine import Completed
+from distributed.preflight_session import Session
+from distributed.workers import Crew, Worker
+
+ANSWER = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000, "root": "/home/anna/tuner"}
+FAILURE = {"error": "/data: Permission denied", "errno": 13}
+BURST = {"event": "burst", "source": 1, "bytes": 9000, "seconds": 0.5}
+SAID = [{"id": 0, "answer": {"clock": 1763726400.0}}, {"id": 0, **FAILURE}, BURST]
+PROBED = [True, {"torch": "2.13.0", "numpy": "2.1.0"}]
+PINS = environment.Pins(direct=(), all={"torch": "2.13.0", "numpy": "2.1.0"}, python=SpecifierSet(">=3.11"))
+HELLO = {"type": "hello", "pid": 4711, "system": "Darwin", "source": "f00"}
+EVENTS = [HELLO, {"type": "error", "kind": "DataError", "message": "no audio"}, {"type": "step", "step": 1}]
+
+
+class FakeHost:
+    """A machine, and every process on it, that says what it is told to."""
+
+    name, pid = "mini", 4711
+
+    def __init__(self, said: bytes):
+        self._said = said.decode("utf-8", "replace")  # as the real ones do
+
+    def run(self, command, **more) -> Completed:
+        return Completed(returncode=0, stdout=self._said, stderr="")
+
+    def start(self, command, **more) -> FakeHost:
+        return self
+
+    def lines(self) -> Iterator[str]:
+        yield from self._said.split("\n")
+
+    def expand(self, path: str) -> str:
+        return path
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def close_stdin(self) -> None:
+        pass
+
+
+@fuzz("a host's answer", damaged_json(ANSWER, FAILURE))
+@example(data=b"null")
+@example(data=b'{"error": "/data: Permission denied"}')
+def test_an_answer(data: bytes):
+    answer = outcome(ask, FakeHost(data), "check", names="mini: ")
+    assert answer is None or isinstance(answer, dict)
+
+
+@fuzz("a preflight agent's lines", damaged_json(*SAID))
+@example(data=b"42")
+@example(data=b'{"id": []}')
+@example(data=b'{"event": "burst"}')
+def test_the_preflight_reads_on(data: bytes):
+    """Whatever a host said before, its next answer counts."""
+    session = Session(FakeHost(b"Welcome!\n" + data + b'\n{"id": 99, "answer": {"clock": 2.0}}'), "python")
+    soon = time.monotonic() + 5
+    outcome(session.answer, 0, "clock", 0.0, names="mini: ")
+    assert outcome(session.answer, 99, "clock", soon) == {"clock": 2.0}
+    burst = outcome(session.burst_from, 1, soon)
+    assert burst is None or "seconds" in burst
+
+
+@fuzz("what an environment holds", damaged_json(PROBED))
+@example(data=b'[true, {"torch": "unknown", "numpy": null}]')
+@example(data=b"1.5")
+def test_an_environment(data: bytes):
+    found = outcome(environment.probe, FakeHost(data), "python", ["torch"])
+    assert found is None or len(outcome(environment.unlike, PINS, found[1])) <= 2
+
+
+def followed(data: bytes) -> list[dict]:
+    """What a crew of two passes on, where the first one says `data`."""
+    events: list[dict] = []
+    hosts = [FakeHost(b"\x1e" + said) for said in (data, json.dumps(HELLO).encode())]
+    workers = [Worker(rank=rank, name=f"host{rank}", process=host) for rank, host in enumerate(hosts)]
+    Crew(workers, events=events.append, log=lambda line: None).watch(lambda: False)
+    return events
+
+
+@fuzz("a worker's events", damaged_json(*EVENTS))
+def test_the_launcher_reads_on(data: bytes):
+    for event in outcome(followed, data, known=(KeyError, RecursionError)) or ():
+        assert isinstance(event["type"], str) and event["host"] in ("host0", "host1")
+
+
+@left("workers.py: a hello without its system or source ends the run", KeyError)
+def test_a_hello_that_lacks_something():
+    followed(b'{"type": "hello", "pid": 4711}')
+
+
+@left("lifeline.py: split_line", RecursionError)
+def test_a_worker_that_prints_brackets():
+    followed(b"[" * 3000)

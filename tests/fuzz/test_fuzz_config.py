@@ -1,0 +1,84 @@
+"""config.ini: its sections, and what `config show` prints of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from damage import damaged
+from fuzzing import command, fuzz, outcome
+from hypothesis import example
+
+from distributed.config import Job, resolve
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.dataset import load_manifest
+from whisper_tuner.run_folders import run_dirs
+
+CONFIG = b"""\
+[DEFAULT]
+seed = 7
+
+[model:small]  # the quick one
+base_model = model
+learning_rate = 1e-4
+
+[dataset:mine]
+train = clips.csv
+validation = more.csv
+
+[profile:mine]
+model = small
+dataset = mine
+method = lora
+lora_targets = q_proj v_proj
+runs_dir = ~/runs
+warmup_ratio = 0.1
+
+[distributed:both]
+base_profile = mine
+strategy = diloco
+communication_interval = 5
+outer_lr = 0.7
+nesterov = no
+hosts_config = hosts.json
+"""
+LITTLE = b"[profile:mine]\nbase_model = model\ntrain = clips.csv\n"
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Path:
+    (folder / "model").mkdir()
+    return folder / "config.ini"
+
+
+def jobs(file: Path) -> list[Job]:
+    config = ConfigFile(file)
+    return [resolve(config, name) for name in config.names("distributed") + config.names("profile")]
+
+
+@fuzz("config.ini", damaged(CONFIG))
+@example(data=LITTLE + "language = \u2028\nbatchsize = 8\n".encode())
+@example(data=LITTLE + "language = \u2028\nepochs\n".encode())
+@example(data=LITTLE.replace(b"model", b"m" * 300))
+@example(data=LITTLE.replace(b"clips", b"c" * 300))
+@example(data=LITTLE + b"runs_dir = " + b"r" * 300)
+@example(data=LITTLE + b"runs_dir = \0")
+@example(data=LITTLE + b"seed = " + b"9" * 400)
+@example(data=LITTLE + b"weight_decay = 1e999")
+def test_jobs(config: Path, data: bytes):
+    config.write_bytes(data)
+    for job in outcome(jobs, config, names="config.ini", of=data) or ():
+        assert job.strategy_config(total_steps=1000)
+        assert all(abs(value) < 2**63 for value in vars(job.profile).values() if isinstance(value, int | float))
+        outcome(load_manifest, job.profile.train, names=job.profile.train)
+        outcome(run_dirs, [job.profile.runs_dir], names=job.profile.runs_dir)
+
+
+@fuzz("config.ini, shown", damaged(CONFIG), cost=20)
+@example(data=CONFIG.replace(b"= mine", b"= [/b]").replace(b":mine", b":[/b]"))
+@example(data=CONFIG + b"device = [/red]\n")
+@example(data=CONFIG.replace(b"method = lora", b"language = [/red]"))
+def test_shown(config: Path, data: bytes):
+    config.write_bytes(data)
+    command("config", "show", "both", "--config", str(config))
+    command("config", "show", "--config", str(config))

@@ -1,0 +1,108 @@
+"""Events: a worker's lines, events.jsonl while it grows, and a run's folder as `runs list` and `runs show` read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from damage import damaged, damaged_json
+from fuzzing import command, fuzz, outcome
+from hypothesis import example
+from test_fuzz_specs import RUN
+
+from distributed.commands.runs import to_json
+from distributed.run_tables import curve_lines, facts, host_table, list_table
+from whisper_tuner.run_folders import OneHost
+from whisper_tuner.run_summary import read_run
+
+AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}
+STEP = {
+    **{"time": 1763726402.5, "type": "step", "rank": 0, "epoch": 0, "step": 1, "loss": 2.5, "lr": 1e-4, "tokens": 40.0},
+    **{"samples": 4, "seconds": 0.5, "grad_norm": 1.0, "bytes": 0, "memory": 0, "host": "mini.local"},
+}
+EVENTS = [
+    {"time": 1763726400.0, "type": "phase", "phase": "start", "hosts": ["mini.local", "10.0.0.2"]},
+    {"type": "start", "total_steps": 8, "steps_per_epoch": 4, "trainable": 900, "device": "cpu", **AT},
+    {"type": "resume", "epoch": 0, "step": 0, "round": 0, **AT},
+    STEP,
+    {"type": "round", "epoch": 0, "step": 2, "round": 1, "bytes": 4000, "seconds": 0.1, **AT},
+    {"type": "checkpoint", "epoch": 0, "step": 2, "round": 1, "bytes": 4000, **AT},
+    {"type": "validation", "epoch": 0, "step": 4, "loss": 2.0, **AT},
+    {"type": "warning", "what": "slow", **AT},
+    {"type": "problem", "what": "line 3: empty text", **AT},
+    {"type": "done", "steps": 8, "seconds": 4.0, "stopped": False, **AT},
+    {"time": 1763726404.0, "type": "model", "path": "runs/x/final"},
+    {"time": 1763726405.0, "type": "evaluating", "model": "after", "done": 1, "total": 2},
+    {"time": 1763726406.0, "type": "evaluation", "when": "after", "wer": 12.5, "cer": 6.0, "clips": 2},
+    {"time": 1763726407.0, "type": "end", "status": 0, "message": ""},
+]
+LINES = [json.dumps(event).encode() + b"\n" for event in EVENTS]
+WHOLE = b"".join(LINES)
+WER = {"before": {"wer": 50.0, "clips": 2}, "after": {"wer": 12.5, "clips": 2}}
+DAMAGED = damaged(WHOLE) | damaged_json(*EVENTS).map(lambda data: LINES[0] + data + b"\n" + WHOLE)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """A run's folder; what a test does not damage is whole."""
+    run = folder / "runs" / "20251121-120000-mine"
+    run.mkdir(parents=True)
+    return run
+
+
+def written(run: Path, name: str, data: bytes) -> Path:
+    whole = {"run.json": json.dumps(RUN).encode(), "events.jsonl": WHOLE, "wer.json": json.dumps(WER).encode()}
+    for file, content in {**whole, name: data}.items():
+        (run / file).write_bytes(content)
+    return run
+
+
+def summarised(run: Path) -> None:
+    summary = read_run(run)
+    speed_up = OneHost().speed_up(summary)
+    to_json(summary, speed_up, whole=True)
+    facts(summary, speed_up)
+    host_table(summary)
+    list_table([(summary, speed_up)], width=100)
+    curve_lines(summary, width=80)
+
+
+def shown(run: Path) -> None:
+    folder = str(run.parent)
+    for words in (("list",), ("list", "--json"), ("show", "last")):
+        assert command("runs", *words, "--runs-dir", folder) == 0
+
+
+def with_step(**changes: object) -> bytes:
+    return LINES[0] + json.dumps(STEP).encode() + b"\n" + json.dumps(STEP | changes).encode() + b"\n"
+
+
+@fuzz("events.jsonl, summarised", DAMAGED, cost=3)
+@example(data=b"[" * 3000 + b"\n")
+@example(data=with_step(time=10**400))
+@example(data=with_step(step=float("inf")))
+@example(data=with_step(seconds=float("nan")))
+@example(data=with_step(bytes=10**400))
+@example(data=with_step(loss=1.7e308) + with_step(loss=-1.7e308, step=2))
+@example(data=with_step().replace(b"1e-04", b"-"))
+@example(data=WHOLE.replace(b"12.5", b"9" * 400))
+@example(data=WHOLE.replace(b'"after"', b"[]"))
+@example(data=WHOLE.replace(b"1763726407.0", b'"1"'))
+def test_events_summarised(run: Path, data: bytes):
+    outcome(summarised, written(run, "events.jsonl", data))
+
+
+@fuzz("run.json, summarised", damaged_json(RUN), cost=3)
+@example(data=json.dumps(RUN).replace('"shards": []', '"shards": 7').encode())
+@example(data=json.dumps(RUN).replace('"batch_size": 8', '"batch_size": []').encode())
+@example(data=json.dumps(RUN).replace('"created": 0.0', '"created": 1e300').encode())
+def test_run_json_summarised(run: Path, data: bytes):
+    outcome(summarised, written(run, "run.json", data))
+
+
+@fuzz("wer.json, summarised", damaged_json(WER), cost=3)
+@example(data=json.dumps(WER).replace("12.5", "9" * 400).encode())
+@example(data=json.dumps(WER).replace("12.5", "NaN").encode())
+def test_wer_json_summarised(run: Path, data: bytes):
+    outcome(summarised, written(run, "wer.json", data))

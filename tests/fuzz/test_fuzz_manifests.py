@@ -1,0 +1,79 @@
+"""Manifests: CSV, TSV and JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from damage import damaged, damaged_json
+from fuzzing import fuzz, outcome
+from hypothesis import example
+
+from whisper_tuner.config import Profile
+from whisper_tuner.data_check import check_data
+from whisper_tuner.dataset import load_manifest, write_manifest
+
+CSV = b"""\
+id,audio_path,transcription,duration_s
+one,a.wav,Remove the butter.,1.0
+two,b.wav,"Well, no",1.0
+three,c.wav,"She said ""yes""
+and left",1.0
+"""
+ROWS = [{"audio": "a.wav", "text": "Remove the butter.", "duration": 1.0}, {"audio": "b.wav", "text": "No", "id": "x"}]
+LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+MODEL = Path(__file__).parents[2] / "bundled/model"
+
+
+@pytest.fixture(scope="module")
+def clips(folder: Path) -> Path:
+    for number, name in enumerate(("a.wav", "b.wav", "c.wav")):
+        soundfile.write(folder / name, np.full(16_000, 0.1 * number, dtype=np.float32), 16_000)
+    return folder
+
+
+def read(file: Path, data: bytes, *, check_audio: bool = False) -> None:
+    """What is left out has its line; what is left can be written, and read back."""
+    file.write_bytes(data)
+    manifest = outcome(lambda: load_manifest(file, check_audio=check_audio), names=file, of=data)
+    if manifest is None:
+        return
+    lines = len(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"))
+    assert all(1 <= problem.line <= lines and problem.what for problem in manifest.problems)
+    again = file.with_name("again.csv")
+    write_manifest(again, manifest.samples)
+    assert [s.text for s in load_manifest(again, check_audio=False).samples] == [s.text for s in manifest.samples]
+
+
+@fuzz("manifest.csv", damaged(CSV))
+@example(data=b"audio,text,duration\n~\0,hello,1\n")
+@example(data=b"audio,text,duration\n" + b'12","34\n' * 12_000)
+def test_csv(clips: Path, data: bytes):
+    read(clips / "manifest.csv", data)
+
+
+@fuzz("manifest.tsv", damaged(CSV.replace(b",", b"\t")))
+def test_tsv(clips: Path, data: bytes):
+    read(clips / "manifest.tsv", data)
+
+
+@fuzz("manifest.jsonl", damaged(LINES) | damaged_json(*ROWS))
+@example(data=b'{"audio": "~\\u0000", "text": "hello", "duration": 1}')
+def test_json_lines(clips: Path, data: bytes):
+    read(clips / "manifest.jsonl", data)
+
+
+@fuzz("manifest, with its audio", damaged(CSV), cost=4)
+def test_with_audio(clips: Path, data: bytes):
+    read(clips / "with-audio.csv", data, check_audio=True)
+
+
+@fuzz("manifest, before a run", damaged(CSV, LINES) | damaged_json(*ROWS), cost=4)
+def test_before_a_run(clips: Path, data: bytes):
+    for name in ("train.csv", "train.jsonl"):
+        (clips / name).write_bytes(data)
+        profile = Profile(base_model=str(MODEL), train=clips / name)
+        outcome(check_data, profile, clips, clips / "store", names=clips / name)

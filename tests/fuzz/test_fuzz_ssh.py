@@ -1,0 +1,108 @@
+"""What belongs to ssh: known_hosts, the output of `ssh -G`, ProxyJump, keys, and how a session begins."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from damage import damaged
+from fuzzing import fuzz, outcome
+from hypothesis import example
+
+from distributed import known_hosts, remote, ssh_settings
+from distributed.hosts import Host
+from distributed.known_hosts import Verdict
+
+KEY = b"AAAAC3NzaC1lZDI1NTE5AAAAIJjGTaYOg3pbwRtmRnkFLHQvjIjlRjSIFdCNQS4kSuVP"
+KNOWN = b"""\
+# our machines
+mini.local,192.168.1.* ssh-ed25519 %b ben@mini
+[mini.local]:2222,!10.0.0.9,10.0.0.? ssh-ed25519 %b
+|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg= ssh-ed25519 %b
+@revoked * ssh-ed25519 %b
+@cert-authority *.example.org ssh-ed25519 %b
+""" % (KEY, KEY, KEY, KEY, KEY)
+SETTINGS = b"""\
+host mini
+user anna
+hostname mini.local
+port 22
+identitiesonly no
+identityfile ~/.ssh/id_ed25519
+identityagent SSH_AUTH_SOCK
+userknownhostsfile ~/.ssh/known_hosts ~/.ssh/known_hosts2
+globalknownhostsfile /etc/ssh/ssh_known_hosts
+proxyjump ben@jump.example.org:2200
+proxycommand none
+"""
+PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32))).private_bytes(
+    Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+)
+
+
+@fuzz("known_hosts", damaged(KNOWN))
+def test_known_hosts(folder: Path, data: bytes):
+    (folder / "known_hosts").write_bytes(data)
+    known = outcome(known_hosts.load, [folder / "known_hosts"])
+    for name in ("mini.local", "[mini.local]:2222", "10.0.0.9"):
+        assert outcome(known.check, name, b"another key") is not Verdict.KNOWN
+        assert all(kind for kind in known.kinds(name))
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path):
+    """What the `ssh` on PATH says."""
+    with pytest.MonkeyPatch.context() as patch:
+        (folder / "ssh").write_text(f"#!/bin/sh\nexec cat {folder}/said\n")
+        (folder / "ssh").chmod(0o755)
+        patch.setenv("PATH", str(folder), prepend=":")
+        yield folder / "said"
+
+
+@fuzz("ssh -G", damaged(SETTINGS), cost=4)
+@example(data=b"")
+@example(data=SETTINGS.replace(b"anna", b"\xe2"))
+@example(data=SETTINGS.replace(b"port 22", b"port twenty"))
+@example(data=SETTINGS.replace(b"2200", b"x"))
+@example(data=SETTINGS.replace(b"~/", b"~nobody/"))
+def test_the_settings_of_ssh(said: Path, data: bytes):
+    said.write_bytes(data)
+    settings = outcome(ssh_settings.resolve, Host(address="mini"), names="mini: ")
+    for jump in settings.jumps if settings else ():
+        outcome(ssh_settings.parse_jump, jump, names=jump)
+
+
+class FakeChannel:
+    """What a host sends down one session, in pieces; then its end."""
+
+    def __init__(self, said: bytes):
+        self._said = said
+
+    def recv(self, size: int) -> bytes:
+        piece, self._said = self._said[:7], self._said[7:]
+        return piece
+
+
+@fuzz("first line of a session", damaged(b"process group 4711\nhello\n"))
+@example(data=b"1\nhello\n")
+@example(data="²\nhello\n".encode())
+def test_a_session_tells_its_process_group(data: bytes):
+    """It is killed by that number: a shell's own words must never be taken for it, least of all `1`, which is all."""
+    process = outcome(remote.RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
+    assert process is None or process.pid > 1
+
+
+@fuzz("private key", damaged(PRIVATE), cost=2)
+@example(data=PRIVATE.replace(PRIVATE.split(b"\n")[4][40:50], b"otherhalfs"))
+def test_a_private_key(folder: Path, data: bytes):
+    file = folder / "id_ed25519"
+    file.write_bytes(data)
+    settings = SimpleNamespace(identities=(file,), identities_only=True, agent=None)
+    tried: list[str] = []
+    with contextlib.ExitStack() as stack:
+        found = outcome(lambda: list(remote._keys(settings, tried, stack)))
+    assert len(found) + len(tried) == 1
