@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError, TunerError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.runs import EventLog, only_one, write_atomically
 
 from .awake import keep_awake
@@ -53,7 +54,10 @@ class Launch:
         """Raises RunError for a folder that holds no run, or a damaged one."""
         path = run_dir / "run.json"
         try:
-            return build(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+            launch = build(cls, parse_json(path.read_text(encoding="utf-8")), str(path))
+            if not launch.ranks:
+                raise ConfigError(f"{path}: 'ranks' is empty")
+            return launch
         except (OSError, ValueError, ConfigError) as error:
             raise RunError(f"{path}: {error}", remedy="This run cannot be used any more: start a new one.") from None
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from exogym.membership import Mailbox
+from whisper_tuner.json_text import parse_json
 
 MARK = "\x1e"
 BEAT_S = 2.0
@@ -38,7 +39,7 @@ def split_line(line: str) -> tuple[str, dict | None]:
     """
     text, mark, rest = line.partition(MARK)
     try:
-        event = json.loads(rest) if mark else None
+        event = parse_json(rest) if mark else None
     except ValueError:
         return line, None
     if isinstance(event, dict) and isinstance(event.get("type"), str):

@@ -19,6 +19,7 @@ from whisper_tuner.data_check import check_data
 from whisper_tuner.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import model_folder
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.model_check import check_model
 from whisper_tuner.runs import write_atomically
 from whisper_tuner.shards import assign_shards
@@ -185,10 +186,12 @@ def load_audio(run_dir: Path) -> dict[str, SyncItem]:
 
 def _load(run_dir: Path) -> tuple[dict[str, list[SyncItem]], list[SyncItem]]:
     def items(listed: list[list[str]]) -> list[SyncItem]:
+        if not all(isinstance(name, str) for names in listed for name in names):
+            raise TypeError("a name that is no text")
         return [SyncItem(local=Path(local), remote=remote) for local, remote in listed]
 
     try:
-        data = json.loads((run_dir / SHIPMENT).read_text(encoding="utf-8"))
+        data = parse_json((run_dir / SHIPMENT).read_text(encoding="utf-8"))
         return {host: items(own) for host, own in data["hosts"].items()}, items(data["audio"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(

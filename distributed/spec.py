@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import typing
 from pathlib import Path
 
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
 
 CHECKPOINTS = "checkpoints"  # in the run's folder on each host
 SPEC = ".spec.json"  # after a rank's name, in there
@@ -66,7 +68,7 @@ class RunSpec:
     def from_json(cls, text: str) -> RunSpec:
         """Raises ConfigError naming the key that is missing, unknown or of the wrong type."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except ValueError as error:
             raise ConfigError(f"run spec: not JSON: {error}") from None
         return build(cls, data, "run spec")
@@ -114,6 +116,8 @@ def _value(hint, item, where: str):
     if hint is Path and isinstance(item, str):
         return Path(item)
     if hint is float and isinstance(item, int) and not isinstance(item, bool):
+        if abs(item) > sys.float_info.max:
+            raise ConfigError(f"{where}: a number of {len(str(abs(item)))} digits")
         return float(item)
     if typing.get_origin(hint) is None and isinstance(item, hint) and not (hint is int and isinstance(item, bool)):
         return item

@@ -320,7 +320,7 @@ class Crew:
         if event and event["type"] != "beat":
             try:
                 self._take_event(worker, event)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
                 self._drop(worker, f"it said {event['type']!r} and what that needs is not there: {error!r}")
 
     def _take_event(self, worker: Worker, event: dict) -> None:

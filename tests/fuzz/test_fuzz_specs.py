@@ -7,14 +7,15 @@ import json
 from pathlib import Path
 
 from damage import damaged_json
-from fuzzing import Known, fuzz, left, outcome
+from fuzzing import fuzz, outcome
 from hypothesis import example
 
 from distributed.commands import resume
 from distributed.comparison import origin_of
 from distributed.hosts import Host
-from distributed.launcher import Launch, Rank
-from distributed.shipment import load_items
+from distributed.launcher import Launch
+from distributed.post import Rank
+from distributed.shipment import load_audio, load_items
 from distributed.spec import Rendezvous, RunSpec, profile_from_json, profile_to_json
 from distributed.sync import checked
 from whisper_tuner.config import Profile
@@ -38,7 +39,8 @@ LAUNCH = Launch(
     master=Host(address="mini.local"),
 )
 RUN = json.loads(json.dumps(dataclasses.asdict(LAUNCH), default=str))
-SHIPMENT = {"10.0.0.2": [["/data/a.wav", ".multimac/data/a.wav"], ["/data/b.wav", ".multimac/data/b.wav"]]}
+AUDIO = [["/data/a.wav", ".multimac/data/a.wav"], ["/data/b.wav", ".multimac/data/b.wav"]]
+SHIPMENT = {"hosts": {"10.0.0.2": AUDIO[:1]}, "audio": AUDIO}
 
 
 def parsed(data: bytes) -> object:
@@ -50,19 +52,19 @@ def parsed(data: bytes) -> object:
 
 @fuzz("RunSpec", damaged_json(json.loads(SPEC.to_json())))
 def test_what_a_worker_is_told(data: bytes):
-    told(data.decode("utf-8", "replace"), known=(RecursionError, OverflowError))
+    told(data.decode("utf-8", "replace"))
 
 
 @fuzz("RunSpec, its profile", damaged_json(PROFILE).map(parsed))
 def test_what_a_worker_trains(data: object):
-    profile = outcome(profile_from_json, data, names="run spec: profile", known=(OverflowError,))
+    profile = outcome(profile_from_json, data, names="run spec: profile")
     assert profile is None or isinstance(profile.train, Path)
 
 
 @fuzz("run.json", damaged_json(RUN))
 @example(data=json.dumps(RUN).replace("clips.csv", "c" * 300).encode())
 def test_a_run_to_go_on_with(folder: Path, data: bytes):
-    goes_on(folder, data, known=(RecursionError, OverflowError, IndexError))
+    goes_on(folder, data)
 
 
 @fuzz("run.json, for evaluate", damaged_json(RUN))
@@ -74,58 +76,52 @@ def test_the_origin_of_a_model(folder: Path, data: bytes):
 
 @fuzz("shipment.json", damaged_json(SHIPMENT), cost=4)
 def test_the_files_of_a_resumed_run(folder: Path, data: bytes):
-    shipped(folder, data, known=(RecursionError, AttributeError))
+    shipped(folder, data)
 
 
-def told(text: str, known: Known = ()) -> None:
-    spec = outcome(RunSpec.from_json, text, names="run spec: ", known=known)
+def told(text: str) -> None:
+    spec = outcome(RunSpec.from_json, text, names="run spec: ")
     if spec:
         assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
 
 
-def goes_on(folder: Path, data: bytes, known: Known = ()) -> None:
+def goes_on(folder: Path, data: bytes) -> None:
     (folder / "run.json").write_bytes(data)
-    launch = outcome(Launch.load, folder, names=folder / "run.json", known=known)
+    launch = outcome(Launch.load, folder, names=folder / "run.json")
     if launch:
-        outcome(resume._check, folder, launch, "", known=known)
+        outcome(resume._check, folder, launch, "")
 
 
-def shipped(folder: Path, data: bytes, known: Known = ()) -> None:
+def shipped(folder: Path, data: bytes) -> None:
     (folder / "shipment.json").write_bytes(data)
-    for items in (outcome(load_items, folder, names=folder / "shipment.json", known=known) or {}).values():
-        outcome(checked, items, known=known)
+    outcome(load_audio, folder, names=folder / "shipment.json")
+    for items in (outcome(load_items, folder, names=folder / "shipment.json") or {}).values():
+        outcome(checked, items)
 
 
-@left("spec.py: RunSpec.from_json", RecursionError)
 def test_a_spec_of_brackets():
     told("[" * 3000)
 
 
-@left("spec.py: _value makes a float of any whole number", OverflowError)
 def test_a_learning_rate_of_400_digits():
     outcome(profile_from_json, PROFILE | {"learning_rate": 10**400})
 
 
-@left("launcher.py: Launch.load", RecursionError)
 def test_a_run_of_brackets(folder: Path):
     goes_on(folder, b"[" * 3000)
 
 
-@left("spec.py: _value", OverflowError)
 def test_a_run_with_a_timeout_of_400_digits(folder: Path):
     goes_on(folder, json.dumps(RUN | {"timeout_s": 10**400}).encode())
 
 
-@left("launcher.py: Launch.load takes a run without ranks", IndexError)
 def test_a_run_without_ranks(folder: Path):
     goes_on(folder, json.dumps(RUN | {"ranks": []}).encode())
 
 
-@left("shipment.py: load_items", RecursionError)
 def test_a_shipment_of_brackets(folder: Path):
     shipped(folder, b"[" * 3000)
 
 
-@left("shipment.py: load_items takes a number for a file's name", AttributeError)
 def test_a_shipment_with_a_number_for_a_name(folder: Path):
-    shipped(folder, b'{"10.0.0.2": [["/data/a.wav", 7]]}')
+    shipped(folder, b'{"hosts": {"10.0.0.2": [["/data/a.wav", 7]]}, "audio": []}')
