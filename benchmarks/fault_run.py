@@ -269,6 +269,8 @@ class Course:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         folder = self.lab[MASTER].path(self.run_dir or "nowhere") / "final"
+        if not folder.is_dir():
+            return {"wrong": "there is none", "digest": None}
         try:
             model, about = WhisperForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
             processor = WhisperProcessor.from_pretrained(folder)

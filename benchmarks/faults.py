@@ -220,7 +220,8 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
     found = [f"{v['kind']} of {v['host']} ({v['words']}): {'; '.join(v['problems'])}" for v in wrong]
     if result["status"] != 0 and not verdicts:
         found.append(f"ended with status {result['status']}: {story.end['message']}")
-    found += [result[what] for what in ("inexact", "differing", "model") if result[what]]
+    looked_at = ("differing", "inexact", "model") if result["status"] == 0 else ("differing",)
+    found += [result[what] for what in looked_at if result[what]]
     return result | {"misses": [" ".join(miss.split()) for miss in found + result["of_nobody"] + record["troubles"]]}
 
 

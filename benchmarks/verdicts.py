@@ -94,10 +94,13 @@ class Story:
         self.kept, self.undone = ledger(events)
         self.last_commit = max((event["time"] for event in self.of("commit")), default=0.0)
         ends = self.of("end")
-        self.end = ends[-1] if ends else {"time": events[-1]["time"] if events else 0.0, "status": None, "message": ""}
+        silent = {"time": events[-1]["time"] if events else 0.0, "status": None, "message": "no last word"}
+        self.end = ends[-1] if ends else silent
         # One that came after the last round had nobody to hit any more.
         self.faults = [f for f in faults if f["began"] < self.last_commit or self.end["status"] != 0]
         self.blind = [f for f in self.faults if self._blinds(f)]
+        # Meanwhile the launcher cannot hear of anybody.
+        self.deaf = [*self.blind, *(f for f in self.faults if f["host"] == MASTER and f["kind"] in CUTTING)]
         lost = self.of("lost")
         self.unexplained = [e for e in lost if not any(self._explains(fault, e) for fault in self.faults)]
 
@@ -136,7 +139,8 @@ class Story:
         """Its hosts must leave in time, and the run must go on without them; or they come back before."""
         kill = fault["kind"] == "kill"
         limit = CRASH_S if kill else SILENT_S
-        began = max([fault["began"], *[b["undone"] for b in self.blind if b["began"] < fault["began"] + limit]])
+        deaf = [f["undone"] for f in self.deaf if f is not fault and f["began"] < fault["began"] + limit]
+        began = max([fault["began"], *deaf])
         members = self.members(fault["began"])
         gone = self.affected(fault) & members
         until = max(began, fault["undone"]) + SILENT_S
@@ -149,6 +153,9 @@ class Story:
             stayed = min(fault["undone"], self.last_commit) - began
             late = f"{sorted(gone)} not missed in {stayed:.1f} s"
             return verdict("was heard again", late if stayed > SILENT_S else "")
+        others = [f for f in self.faults if f["began"] < fault["began"]]
+        if any(self._explains(other, event) for other in others for event in lost):
+            return verdict("was being lost already", *self._not_back(fault, lost))
         names = {event["host"] for event in lost}
         without = self._generation_after(lost[0]["time"], lambda hosts: not names & hosts)
         if without is None or not members - names:
