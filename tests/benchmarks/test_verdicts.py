@@ -76,9 +76,10 @@ def test_who_falls_silent_is_missed_or_comes_back():
 
 def test_a_cut_master_loses_all_the_others():
     lost = [of("lost", 22, "h2", reason=""), generation(22, "h1", "h3"), of("lost", 23, "h3", reason="")]
-    [verdict] = judged([*lost, generation(23, "h1"), commit(30, 1, h1="a")], fault("cut", "h1", 10, 30))
+    events = [*lost, generation(23, "h1"), commit(30, 1, h1="a")]
+    [verdict] = judged(events, fault("cut", "h1", 10, 30))
     assert verdict["problems"] == [] and verdict["recovery"] == 13
-    _, kill = judged(lost, fault("cut", "h1", 10, 30), fault("kill", "h2", 11))
+    _, kill = judged(events, fault("cut", "h1", 10, 30), fault("kill", "h2", 11))
     assert kill["problems"] == [] and kill["recovery"] is None  # nobody could tell it from the cut
 
 
