@@ -229,14 +229,15 @@ class Story:
         return fault["kind"] in LOSING and in_time and lost["host"] in who
 
     def _responsible(self, lost: dict) -> dict | None:
-        """Of the faults that should lose nobody, the one that must have done it."""
-        active = [
+        """Of the faults that should lose nobody, the latest that this host must have felt."""
+        felt = [
             fault
             for fault in self.faults
-            if fault["kind"] not in LOSING and fault["began"] <= lost["time"] <= fault["undone"] + SILENT_S
+            if fault["kind"] not in LOSING
+            and fault["began"] <= lost["time"] <= fault["undone"] + SILENT_S
+            and (fault["host"] == lost["host"] or (fault["host"] == MASTER and fault["kind"] != "clock"))
         ]
-        own = [fault for fault in active if fault["host"] == lost["host"]]
-        return max(own or active, key=lambda fault: fault["began"], default=None)
+        return max(felt, key=lambda fault: fault["began"], default=None)
 
     def of_nobody(self) -> list[dict]:
         """Hosts that were lost although nothing had been done to them."""
