@@ -52,7 +52,8 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
     wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
     trainer = NetworkTrainer.for_rank(spec, lifeline, wrapper, data.train, data.validation)
     lifeline.rescue = trainer.rescue
-    keep_spec(spec)
+    if spec.rendezvous:
+        keep_spec(spec)
     events({"type": "ready"})
     result = trainer.run_rank(
         spec.rank, _fit_settings(spec, profile), events=events, should_stop=lifeline.stopping.is_set

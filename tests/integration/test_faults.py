@@ -98,6 +98,7 @@ def test_one_host_after_the_other_is_lost_and_all_finish(runner):
     assert len(run.of("done")) == 3
 
 
+@pytest.mark.slow
 def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
     run = Watched(runner, "h2", epochs=5, min_hosts=2)
     run.wait_for("checkpoint", 4)
@@ -112,6 +113,7 @@ def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
     assert len(run.of("generation")[-1]["hosts"]) == 2
 
 
+@pytest.mark.slow
 def test_a_master_whose_own_worker_is_given_up_gets_the_model_of_another(runner):
     run = Watched(runner, "h2", epochs=6)
     for life in (1, 2, 3):
@@ -122,6 +124,7 @@ def test_a_master_whose_own_worker_is_given_up_gets_the_model_of_another(runner)
     assert [event["host"] for event in run.of("saved")] == [run.address["h2"]]
 
 
+@pytest.mark.slow
 def test_a_host_that_was_cut_off_for_long_is_started_anew(runner):
     run = Watched(runner, "h2", epochs=10)
     with faults.cut(runner.lab["h2"]):
