@@ -166,7 +166,7 @@ class Course:
         front = self._start(bool(number))
         if damage:
             damage["undone"] = time.time()
-        if not self._wait(front, START_S, self._all_train):
+        if not self._wait(front, START_S, lambda: self._all_train(number + 1)):
             self.troubles.append(f"not every host had made a step after {START_S:.0f} s")
         last, done = number + 1 == len(self.plan.legs), None
         calm = time.monotonic() + max((fault.at + fault.seconds for fault in leg), default=0) + REST_S
@@ -234,15 +234,15 @@ class Course:
     def events(self) -> list[dict]:
         return read_events(self.lab[MASTER].path(self.run_dir) / "events.jsonl")[0] if self.run_dir else []
 
-    def _all_train(self) -> bool:
-        """Since the launcher started, every host has made a step."""
+    def _all_train(self, launchers: int) -> bool:
+        """Since the last of so many launchers started, every host has made a step."""
         stepped: set[str] = set()
         for event in self.events():
             if event["type"] == "phase" and "hosts" in event:
-                stepped = set()
+                stepped, launchers = set(), launchers - 1
             elif event["type"] == "step":
                 stepped.add(event["host"])
-        return len(stepped) == len(self.plan.hosts)
+        return len(stepped) == len(self.plan.hosts) and launchers == 0
 
     def _wait(self, front: subprocess.Popen, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Whether `until` came true; without it, whether the command ended."""

@@ -122,11 +122,12 @@ class Story:
         return verdicts
 
     def _blame(self, verdicts: list[dict], time: float, host: str, write) -> None:
-        """The latest fault before, if possible one that this host must have felt."""
+        """The latest fault before; of those that may lose a host if there are any, or even this one."""
         before = [verdict for verdict in verdicts if verdict["began"] <= time]
-        felt = [verdict for verdict in before if host in self.affected(verdict)]
+        losing = [verdict for verdict in before if verdict["kind"] in LOSING]
+        felt = [verdict for verdict in losing if host in self.affected(verdict)]
         if before:
-            write(max(felt or before, key=lambda verdict: verdict["began"]))
+            write(max(felt or losing or before, key=lambda verdict: verdict["began"]))
 
     def _judge(self, fault: dict) -> dict:
         if fault["kind"] == "damage":
