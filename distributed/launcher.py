@@ -6,6 +6,7 @@ ranks are done, evaluates. The command that the user typed only follows events.j
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -119,7 +120,7 @@ class Launcher:
             crew = Crew(
                 self._posts,
                 events=self.events,
-                log=lambda line: print(line, flush=True),
+                log=log,
                 min_hosts=self.launch.min_hosts,
                 patience_s=self.launch.timeout_s,
             )
@@ -163,6 +164,11 @@ class Launcher:
 
         self.events({"type": "phase", "phase": "evaluate"})
         evaluate_run(self.launch.ranks[0].spec, Path(self.launch.test), self.events)
+
+
+def log(line: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        print(line, flush=True)
 
 
 def main() -> int:

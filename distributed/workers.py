@@ -24,6 +24,7 @@ SILENCE_S = 12.0  # without a beat a worker counts as lost; it may still be hear
 RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
 MOST_FAILURES = 3  # of one worker in a row, without a round in between
+DELIVERY_S, DELIVERY_AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
 GRACE_S = 2.0  # for last words
 SAVE_S = 300.0  # for the model to be written
 STUCK_FACTOR = 5.0  # nothing is stuck before it has taken so many times the slowest that was seen
@@ -190,6 +191,8 @@ class Crew:
             self._not_started(worker, content)
         elif what == "line" and attempt == worker.life:
             self._heard(worker, content)
+        elif what == "not delivered" and attempt == worker.life and worker.alive:
+            self._drop(worker, f"clips that it lacks cannot be brought there: {content}")
         elif what == "ended" and attempt == worker.life:
             self._ended(worker, content)
 
@@ -341,7 +344,7 @@ class Crew:
         elif kind == "alive":
             pass
         elif kind == "want":
-            threading.Thread(target=self._deliver, args=(worker, event["files"]), daemon=True).start()
+            threading.Thread(target=self._deliver, args=(worker, worker.life, event["files"]), daemon=True).start()
         else:
             if kind == "error":
                 worker.error = event
@@ -394,12 +397,23 @@ class Crew:
             with contextlib.suppress(HostError):
                 worker.process.write(f"{line}\n".encode())
 
-    def _deliver(self, worker: Worker, files: list[str]) -> None:
-        unsent = files
-        with contextlib.suppress(HostError, RunError):
-            unsent = worker.post.send(files)
-        if unsent:
-            self._tell(worker, json.dumps({"type": "unsent", "files": unsent}))
+    def _deliver(self, worker: Worker, life: int, files: list[str]) -> None:
+        """Again and again: clips that do not come would be left out. A host that cannot take them is given up."""
+        deadline = time.monotonic() + DELIVERY_S
+        while worker.life == life and worker.status is None:
+            try:
+                unsent = worker.post.send(files)
+            except RunError:
+                unsent = files
+            except HostError as error:
+                if time.monotonic() > deadline:
+                    self._inbox.put((worker, life, "not delivered", error))
+                    return
+                time.sleep(DELIVERY_AGAIN_S)
+                continue
+            if unsent:
+                self._tell(worker, json.dumps({"type": "unsent", "files": unsent}))
+            return
 
     # The end.
 

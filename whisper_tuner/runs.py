@@ -80,14 +80,24 @@ def write_shared(path: Path, text: str) -> None:
 
 
 class EventLog:
-    """Appends one JSON object a line; every event gets a `time` (Unix seconds)."""
+    """Appends one JSON object a line; every event gets a `time` (Unix seconds).
+
+    What a full disk does not take waits for the next event: a run does not end for its log.
+    """
 
     def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
         self._end_a_cut_line(path)
 
     def __call__(self, event: dict) -> None:
-        self._file.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
+        self._waiting += (json.dumps({"time": round(time.time(), 3), **event}) + "\n").encode()
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            if error.errno not in DISK:
+                raise
 
     def close(self) -> None:
         self._file.close()
@@ -96,7 +106,7 @@ class EventLog:
         """What a killed launcher left half written must not swallow the first event of the next."""
         with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
-                self._file.write("\n")
+                self._waiting = b"\n"
 
 
 def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:

@@ -100,7 +100,7 @@ class ElasticComm(Comm):
                 self._give_up(error)
                 self._next_generation()
                 if not self.amid_round:
-                    raise Rejoined(f"generation {self.generation} begins a round") from None
+                    raise self._begin_round() from None
                 self._go_on()
 
     def compare(self, digest: int, where: str) -> None:
@@ -117,7 +117,7 @@ class ElasticComm(Comm):
         if self._mailbox.is_called_anew(self.generation):
             self._leave()
             self._next_generation()
-            raise Rejoined(f"generation {self.generation} begins a round")
+            raise self._begin_round()
 
     def alive(self) -> None:
         if time.monotonic() - self._said_alive > ALIVE_EVERY_S:
@@ -186,6 +186,10 @@ class ElasticComm(Comm):
     def rejoined(self) -> None:
         """To be called by `enter` once it has replaced this rank's state by that of the others."""
         self._rejoined = True
+
+    def _begin_round(self) -> Rejoined:
+        self._rejoined = False  # said once: a later generation may well go on amid this round
+        return Rejoined(f"generation {self.generation} begins a round")
 
     def _go_on(self) -> None:
         if self._rejoined:

@@ -274,6 +274,24 @@ def test_one_that_was_only_asleep_gets_the_state_of_the_others(strategy):
 
 
 @both
+def test_one_that_has_come_back_goes_on_amid_the_round_in_which_another_is_lost(strategy):
+    site = Site(strategy, epochs=4)
+    awake = threading.Event()
+
+    def sleep():
+        site.tell("lost", "bob")
+        site.script[len(site.commits()) + 3] = awake.set
+        site.script[len(site.commits()) + 6] = lambda: site.doomed.add("ada")
+        awake.wait(20)
+        site.tell("ready", "bob")
+
+    site.at_step["bob", 1, 6] = sleep
+    site.start(*HOSTS)
+    site.check(["bob", "cy"])
+    assert [event["host"] for event in site.events if event["type"] == "resume"] == ["bob"]
+
+
+@both
 def test_all_are_lost_and_go_on_from_their_checkpoints(strategy, tmp_path):
     site = Site(strategy, folder=tmp_path, checkpoint_interval=1)
     for host in HOSTS:

@@ -1,0 +1,281 @@
+"""Do faults to hosts that fine-tune the bundled model, at random by a seed, and see whether each ends as it should.
+
+    sudo python benchmarks/faults.py [--quick] [--runs 20] [--faults 100] [--seed 0] [--kinds kill,cut] [--out DIR]
+    sudo python benchmarks/faults.py --only 7     do run number 7 again; RESULTS.md is left alone
+    sudo python benchmarks/faults.py --goodput    samples a second with a fault each minute, against none
+    sudo python benchmarks/faults.py --seeds 3    WER with faults and without, so many seeds each
+
+What is done is kept in DIR, with each run's events, so an interrupted benchmark goes on where it stopped; all runs are
+judged anew each time, verdicts.py says by what. Needs Linux, root, and the system packages of `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+
+from benchmarks.fault_run import RECORD, Course, Plan, plan  # noqa: E402
+from benchmarks.results import write_section  # noqa: E402
+from benchmarks.verdicts import CRASH_S, SILENT_S, Story, differing, inexact  # noqa: E402
+from lab import Lab  # noqa: E402
+from lab.mischief import KINDS, Fault  # noqa: E402
+
+OUT = Path.home() / ".cache" / "multimac" / "bench-faults"
+RATE = "100mbit"
+SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more
+HOSTS = ("h1", "h2", "h3")
+EPOCHS = {"diloco": 10, "allreduce": 4}
+LONG_EPOCHS, WER_EPOCHS = 24, 8
+IN_TURN, FIRST_S, EVERY_S, LASTS_S = ("kill", "freeze", "cut", "slow"), 20.0, 60.0, 20.0
+MOST_MINUTES = 30
+HEAD = (
+    "kind",
+    "faults",
+    "ended as defined",
+    "next generation, s: median",
+    "max",
+    "rounds undone, max",
+    "trained in vain, rounds, max",
+)
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.out = args, args.out.resolve()
+
+    def run(self, plan: Plan, folder: Path, cpus: float | None = None) -> dict:
+        """Do a run, unless it was done before; then judge it."""
+        path = folder / RECORD
+        record = json.loads(path.read_text()) if path.exists() else {}
+        if record.get("plan") != plan.to_json():
+            with Lab(hosts=len(plan.hosts), cpus=cpus, rate=RATE, shared_home=True) as lab:
+                record = Course(lab, plan, folder).run()
+        result = record | judge(record, plan, folder)
+        print(summary(plan, result), flush=True)
+        return result
+
+    def write(self, name: str, lines: Sequence[str], results: Sequence[dict]) -> None:
+        print("\n".join(lines))
+        if not self.args.quick:
+            write_section(name, "\n".join(lines), ", ".join(dict.fromkeys(result["commit"] for result in results)))
+
+    # Do runs survive?
+
+    def plan(self, number: int) -> Plan:
+        return plan(self.args.seed, number, self.args.kinds, -(-self.args.faults // self.args.runs), EPOCHS)
+
+    def only(self) -> None:
+        folder = self.out / "only"
+        (folder / RECORD).unlink(missing_ok=True)
+        result = self.run(self.plan(self.args.only), folder)
+        for verdict in result["verdicts"]:
+            print(json.dumps(verdict))
+        print("\n".join([*result["missed"], *result["misses"]]), f"events and logs: {folder}", sep="\n")
+
+    def survive(self) -> None:
+        results: list[dict] = []
+        while len(results) < self.args.runs or self._more(results):
+            number = len(results)
+            results.append(self.run(self.plan(number), self.out / f"seed-{self.args.seed}-run-{number:03d}"))
+        self.write("faults: hosts in trouble, the bundled model", self._table(results), results)
+
+    def _more(self, results: Sequence[dict]) -> bool:
+        """Some faults find nothing to hit: then there are more runs."""
+        return sum(len(r["verdicts"]) for r in results) < self.args.faults and len(results) < 2 * self.args.runs
+
+    def _table(self, results: Sequence[dict]) -> list[str]:
+        verdicts = [verdict for result in results for verdict in result["verdicts"]]
+        plans = [result["plan"] for result in results]
+        three, reduce = sum(len(p["hosts"]) == 3 for p in plans), sum(p["strategy"] == "allreduce" for p in plans)
+        fine = {
+            "ended with status 0": [result["status"] == 0 for result in results],
+            "ledger exact": [not result["inexact"] for result in results],
+            "ranks bit-identical after every round": [not result["differing"] for result in results],
+            "final/ loads in plain transformers and is what ranks agreed on": [not r["model"] for r in results],
+            "nothing left on the hosts 25 s later": [not result["troubles"] for result in results],
+            "nobody lost without a fault": [not result["of_nobody"] for result in results],
+        }
+        misses = [f"- run {r['plan']['number']}: {miss}" for r in results for miss in r["misses"]]
+        return [
+            f"{len(verdicts)} faults in {len(results)} runs, seed {self.args.seed}: {three} runs of three hosts, "
+            f"{len(results) - three} of four; {reduce} with AllReduce, "
+            f"the others DiLoCo; {RATE} links. Allowed per fault: {CRASH_S:.0f} s from a crash to the next generation, "
+            f"{SILENT_S:.0f} s from falling silent; one round undone, and one trained in vain.",
+            "",
+            f"| {' | '.join(HEAD)} |",
+            "|---" * len(HEAD) + "|",
+            *(row(kind, [verdict for verdict in verdicts if verdict["kind"] == kind]) for kind in self.args.kinds),
+            "",
+            *(f"- {what}: {sum(each)} of {len(results)} runs" for what, each in fine.items()),
+            f"- rounds whose digests were compared: {sum(result['compared'] for result in results)}",
+            f"- longest until nothing was left: {max(result['left_s'] for result in results):.0f} s",
+            "",
+            f"Misses (`--seed {self.args.seed} --only RUN` repeats one):" if misses else "No misses.",
+            *(["", *misses] if misses else []),
+        ]
+
+    # What do faults cost?
+
+    def goodput(self) -> None:
+        lines = [
+            f"Three hosts of {SHARE} core, {RATE} links, DiLoCo. A fault each minute: {', '.join(IN_TURN)} in turn, "
+            f"{LASTS_S:.0f} s each. Samples committed, by the time from the first generation to the last commit.",
+            "",
+            "| repeat | samples/s without faults | with | faults | ratio |",
+            "|---|---|---|---|---|",
+        ]
+        ratios, results = [], []
+        for number in range(self.args.repeats):
+            faults = tuple(every_minute(n) for n in range(MOST_MINUTES))
+            calm = Plan(number=number, hosts=HOSTS, strategy="diloco", seed=self.args.seed + number, epochs=LONG_EPOCHS)
+            pair = [
+                self.run(each, self.out / f"goodput-{each.seed}-{name}", SHARE)
+                for name, each in (("calm", calm), ("troubled", replace(calm, legs=(faults,))))
+            ]
+            speeds = [result["speed"] for result in pair]
+            ratios.append(speeds[1] / speeds[0])
+            results += pair
+            cells = [number + 1, f"{speeds[0]:.2f}", f"{speeds[1]:.2f}", len(pair[1]["verdicts"])]
+            lines.append(f"| {' | '.join(map(str, cells))} | {100 * ratios[-1]:.0f} % |")
+        misses = [f"- {miss}" for result in results for miss in result["misses"]]
+        lines += ["", f"Median: {100 * statistics.median(ratios):.0f} %."]
+        lines += ["", "Misses:", "", *misses] if misses else []
+        self.write("faults: goodput", lines, results)
+
+    def wer(self) -> None:
+        results: dict[str, list[dict]] = {"without": [], "with": []}
+        for number in range(self.args.seeds):
+            troubled = plan(self.args.seed, number, self.args.kinds, 5, dict.fromkeys(EPOCHS, WER_EPOCHS))
+            troubled = replace(troubled, strategy="diloco", test=True)
+            calm = replace(troubled, legs=((),), damages=(), clocks=())
+            for name, each in (("without", calm), ("with", troubled)):
+                results[name].append(self.run(each, self.out / f"wer-{each.seed}-{name}"))
+        lines = [
+            f"WER on the bundled test set after {WER_EPOCHS} epochs of DiLoCo, {self.args.seeds} seeds, the same hosts "
+            "and order of clips with faults and without.",
+            "",
+            "| faults | WER of each seed | mean | standard deviation | faults in all |",
+            "|---|---|---|---|---|",
+        ]
+        for name, runs in results.items():
+            rates = [run["wer"] for run in runs if run["wer"] is not None]
+            spread = f"{statistics.stdev(rates):.1f}" if len(rates) > 1 else ""
+            mean = f"{statistics.mean(rates):.1f}" if rates else ""
+            cells = [name, ", ".join(map(str, rates)), mean, spread, sum(len(run["verdicts"]) for run in runs)]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+        misses = [f"- seed {run['plan']['seed']}: {miss}" for run in results["with"] for miss in run["misses"]]
+        lines += ["", "Misses:", "", *misses] if misses else []
+        self.write("faults: WER", lines, [run for runs in results.values() for run in runs])
+
+
+def every_minute(number: int) -> Fault:
+    kind, host = IN_TURN[number % len(IN_TURN)], HOSTS[(number + 1) % len(HOSTS)]
+    lasts = 0.0 if kind == "kill" else LASTS_S
+    return Fault(at=FIRST_S + EVERY_S * number, host=host, kind=kind, seconds=lasts, seed=number)
+
+
+def judge(record: dict, plan: Plan, folder: Path) -> dict:
+    """What became of the faults of a run, and what was wrong with it."""
+    text = (folder / "events.jsonl").read_text() if (folder / "events.jsonl").exists() else ""
+    for address, name in record["addresses"].items():
+        text = text.replace(f'"{address}"', f'"{name}"')
+    events = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    events = [event | {"time": event["time"] - record["ahead"]} for event in events]
+    story = Story(events, record["faults"], plan.hosts, plan.strategy)
+    with (folder / "train.csv").open(newline="") as file:
+        ids = [row["id"] for row in csv.DictReader(file)]
+    compared, unlike = differing(events)
+    agreed = [event["digest"] for event in events if event["type"] == "round"]
+    final = record["final"]
+    unagreed = "" if final["wrong"] or not agreed or final["digest"] == agreed[-1] else "final/ is not the last round's"
+    verdicts = story.judge()
+    for verdict in verdicts:
+        verdict["in_vain"] /= plan.round_samples
+        over = {"rounds undone": verdict["undone_rounds"], "rounds trained in vain": verdict["in_vain"]}
+        verdict["problems"] += [f"{count:.1f} {what}" for what, count in over.items() if count > 1]
+    times = [event["time"] for event in story.of("generation", "commit")]
+    trained = sum(len(names) for commit in story.kept for by in commit["samples"].values() for names in by.values())
+    wer = json.loads((folder / "wer.json").read_text())["after"]["wer"] if (folder / "wer.json").exists() else None
+    result = {
+        "verdicts": verdicts,
+        "status": story.end["status"],
+        "inexact": inexact(story.kept, ids, plan.epochs),
+        "compared": compared,
+        "differing": f"ranks differ after rounds {unlike}" if unlike else "",
+        "model": f"final/: {final['wrong']}" if final["wrong"] else unagreed,
+        "of_nobody": [f"{event['host']} was lost without a fault: {event['reason']}" for event in story.of_nobody()],
+        "speed": trained / max(1.0, max(times) - min(times)) if times else 0.0,
+        "wer": wer,
+    }
+    wrong = [verdict for verdict in verdicts if verdict["problems"]]
+    found = [f"{v['kind']} of {v['host']} ({v['words']}): {'; '.join(v['problems'])}" for v in wrong]
+    if result["status"] != 0 and not verdicts:
+        found.append(f"ended with status {result['status']}: {story.end['message']}")
+    looked_at = ("differing", "inexact", "model") if result["status"] == 0 else ("differing",)
+    found += [result[what] for what in looked_at if result[what]]
+    return result | {"misses": [" ".join(miss.split()) for miss in found + result["of_nobody"] + record["troubles"]]}
+
+
+def row(kind: str, verdicts: Sequence[dict]) -> str:
+    times = [verdict["recovery"] for verdict in verdicts if verdict["recovery"] is not None]
+    middle, longest = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("", "")
+    defined = sum(not verdict["problems"] for verdict in verdicts)
+    undone = max((verdict["undone_rounds"] for verdict in verdicts), default=0)
+    vain = max((verdict["in_vain"] for verdict in verdicts), default=0.0)
+    return f"| {' | '.join(map(str, [kind, len(verdicts), defined, middle, longest, undone, f'{vain:.1f}']))} |"
+
+
+def summary(plan: Plan, result: dict) -> str:
+    done = ", ".join(v["kind"] + (" (!)" if v["problems"] else "") for v in result["verdicts"]) or "no faults"
+    lines = [
+        f"run {plan.number}, {len(plan.hosts)} hosts, {plan.strategy}: status {result['status']}; {done}; "
+        f"{result['compared']} rounds compared; {result['speed']:.1f} samples/s; left for {result['left_s']} s",
+        *result["misses"],
+    ]
+    return "\n  ".join(lines)
+
+
+def kinds(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := [kind for kind in chosen if kind not in KINDS]:
+        raise argparse.ArgumentTypeError(f"no kind {unknown[0]!r}: {', '.join(KINDS)}")
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--faults", type=int, default=100, help="at least; planned ones that find nothing do not count")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", type=kinds, default=list(KINDS), help=f"of {','.join(KINDS)}")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--quick", action="store_true", help="2 runs, 8 faults; leaves RESULTS.md alone")
+    parser.add_argument("--only", type=int, metavar="RUN", help="with the options of the benchmark that it is a run of")
+    parser.add_argument("--goodput", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3, help="of --goodput")
+    parser.add_argument("--seeds", type=int, default=0, metavar="N")
+    args = parser.parse_args()
+    if args.quick:
+        args.runs, args.faults = 2, 8
+    bench = Bench(args)
+    if args.only is not None:
+        bench.only()
+    elif args.goodput:
+        bench.goodput()
+    elif args.seeds:
+        bench.wer()
+    else:
+        bench.survive()
+
+
+if __name__ == "__main__":
+    main()
