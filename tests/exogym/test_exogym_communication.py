@@ -1,12 +1,15 @@
 import os
 import signal
+import threading
 import time
 
 import pytest
 import torch
 from exogym_toys import Line, Points, Processes, Steps, run_threads
+from torch.distributed import PrefixStore
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, TrainNode
+from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, TrainNode, digest
+from exogym.communication import ProcessGroupComm, join_local_store, local_store
 from exogym.errors import ExogymError
 
 
@@ -56,8 +59,8 @@ def test_threads_and_real_processes_agree():
         assert passed == [[0.0, 0.0], [1.0, 10.0], [2.0, 20.0]][rank]
         assert of_threads[rank][0][:4] == of_processes[rank][0][:4]
         assert of_threads[rank][1][0][1] == of_threads[0][1][0][1]
-        for (flat, digest), (other, first) in zip(of_processes[rank][1], of_processes[0][1], strict=True):
-            assert flat == other and digest == first  # ranks agree bit for bit
+        for (flat, value), (other, first) in zip(of_processes[rank][1], of_processes[0][1], strict=True):
+            assert flat == other and value == first  # ranks agree bit for bit
         for (flat, _), (threaded, _) in zip(of_processes[rank][1], of_threads[rank][1], strict=True):
             assert flat == pytest.approx(threaded, rel=1e-5, abs=1e-6)
 
@@ -89,6 +92,87 @@ def test_a_lost_peer_is_noticed_and_leaving_is_quick(fault, least, most):
         assert processes.processes[0].exitcode == 0
 
 
+INTERRUPTED = {
+    "all_reduce": lambda group: group.all_reduce_(torch.ones(100_000)),
+    "all_gather": lambda group: group.all_gather(torch.ones(1)),
+    "receive": lambda group: group.recv(torch.ones(100_000), src=1),
+}
+
+
+def interrupted_beside_a_frozen_peer(comm, port):
+    """How long each collective went on after it was interrupted."""
+    store, interrupt = join_local_store(port), threading.Event()
+    common = {"rank": comm.rank, "world_size": 2, "timeout": 30, "interrupted": interrupt.is_set}
+    groups = {what: ProcessGroupComm(store=PrefixStore(what, store), **common) for what in INTERRUPTED}
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    waited = {}
+    for what, group in groups.items():
+        threading.Timer(0.4, interrupt.set).start()
+        started = time.monotonic()
+        with pytest.raises(PeerLost, match=f"lost a peer in {what}.*: interrupted"):
+            INTERRUPTED[what](group)
+        group.close()
+        waited[what] = time.monotonic() - started - 0.4
+        with pytest.raises(PeerLost):
+            group.barrier()
+        interrupt.clear()
+    return waited
+
+
+def test_an_interrupt_ends_the_wait_for_a_frozen_peer_within_a_second():
+    store = local_store()
+    with Processes(2, interrupted_beside_a_frozen_peer, store.port) as processes:
+        waited = processes.result(0)
+    assert waited.keys() == INTERRUPTED.keys() and all(0 <= seconds < 1 for seconds in waited.values()), waited
+
+
+BIG = 4_000_000  # values: more than the kernel holds for a peer that is frozen
+
+
+def frozen_inside_a_collective(comm, port):
+    """Rank 2 freezes in all_reduce. The others give it up, and go on in another group until it has thawed."""
+    store, old = join_local_store(port), torch.full((BIG,), float(comm.rank + 1))
+    if comm.rank == 2:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        comm.all_reduce_(old)
+        store.set("thawed", "")
+        return old.unique().tolist()
+    time.sleep(0.5)  # it is inside, and asleep
+    interrupt = threading.Event()
+    comm._interrupted = interrupt.is_set
+    threading.Timer(0.3, interrupt.set).start()
+    with pytest.raises(PeerLost, match="interrupted"):
+        comm.all_reduce_(old)
+    comm.close()
+    second = ProcessGroupComm(rank=comm.rank, world_size=2, store=PrefixStore("second", store), timeout=30)
+    old_then, fresh = old.clone(), torch.rand(BIG, generator=torch.Generator().manual_seed(comm.rank))
+    second.all_reduce_(fresh)
+    result = fresh.clone()
+    store.set(f"reduced {comm.rank}", "")
+    store.wait(["thawed"])
+    time.sleep(0.3)
+    again = torch.rand(BIG, generator=torch.Generator().manual_seed(comm.rank))
+    second.all_reduce_(again)
+    rewritten = (not torch.equal(old, old_then), old.unique().tolist())
+    return rewritten, torch.equal(fresh, result), torch.equal(again, result), digest(result)
+
+
+def test_what_a_thawed_peer_does_late_changes_nothing():
+    """It ends the collective that it was in, with the buffers that the others had then."""
+    store = local_store()
+    with Processes(3, frozen_inside_a_collective, store.port) as processes:
+        store.wait(["reduced 0", "reduced 1"])
+        os.kill(processes.processes[2].pid, signal.SIGCONT)
+        assert processes.result(2) == [6.0]
+        results = [processes.result(rank) for rank in range(2)]
+    expected = sum(torch.rand(BIG, generator=torch.Generator().manual_seed(rank)) for rank in range(2))
+    for rewritten, kept, repeated, of_result in results:
+        assert rewritten == (True, [6.0]), "the danger is real: the survivors' old buffers were written to"
+        assert kept and repeated and of_result == digest(expected)
+
+
 def train_then_freeze(comm):
     def events(event):
         if comm.rank == 1 and event["type"] == "step" and event["step"] == 5:
@@ -110,8 +194,6 @@ def test_training_ends_with_peer_lost():
 
 
 def test_a_peer_that_never_comes():
-    from exogym.communication import ProcessGroupComm, join_local_store, local_store
-
     store = local_store(timeout=1)
     with pytest.raises(PeerLost, match="could not join"):
         ProcessGroupComm(rank=1, world_size=2, store=join_local_store(store.port, 1), timeout=1)
