@@ -68,12 +68,6 @@ def summarised(run: Path) -> None:
     curve_lines(summary, width=80)
 
 
-def shown(run: Path) -> None:
-    folder = str(run.parent)
-    for words in (("list",), ("list", "--json"), ("show", "last")):
-        assert command("runs", *words, "--runs-dir", folder) == 0
-
-
 def with_step(**changes: object) -> bytes:
     return LINES[0] + json.dumps(STEP).encode() + b"\n" + json.dumps(STEP | changes).encode() + b"\n"
 
@@ -106,3 +100,22 @@ def test_run_json_summarised(run: Path, data: bytes):
 @example(data=json.dumps(WER).replace("12.5", "NaN").encode())
 def test_wer_json_summarised(run: Path, data: bytes):
     outcome(summarised, written(run, "wer.json", data))
+
+
+def shown(run: Path) -> None:
+    folder = str(run.parent)
+    for words in (("list",), ("list", "--json"), ("show", "last")):
+        assert command("runs", *words, "--runs-dir", folder) == 0
+
+
+@fuzz("events.jsonl, shown", DAMAGED, cost=20)
+@example(data=with_step(host="\ud800"))
+@example(data=with_step(host="[/b]"))
+def test_events_shown(run: Path, data: bytes):
+    shown(written(run, "events.jsonl", data))
+
+
+@fuzz("run.json, shown", damaged_json(RUN), cost=20)
+@example(data=json.dumps(RUN).replace('"mine"', '"[/b]\\ud800"').encode())
+def test_run_json_shown(run: Path, data: bytes):
+    shown(written(run, "run.json", data))
