@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from distributed.commands.runs import to_json
 from distributed.run_tables import curve_lines, facts, host_table, list_table
 from whisper_tuner.run_folders import OneHost
 from whisper_tuner.run_summary import read_run
+from whisper_tuner.runs import launcher_pid
 
 AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}
 STEP = {
@@ -119,3 +121,14 @@ def test_events_shown(run: Path, data: bytes):
 @example(data=json.dumps(RUN).replace('"mine"', '"[/b]\\ud800"').encode())
 def test_run_json_shown(run: Path, data: bytes):
     shown(written(run, "run.json", data))
+
+
+@fuzz("lock", damaged(b"4711\n", b"-1\n"))
+@example(data=b"-1\n")
+@example(data=b"9" * 30)
+def test_the_process_that_holds_the_lock(run: Path, data: bytes):
+    (run / "lock").write_bytes(data)
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pid = outcome(launcher_pid, run)
+    assert pid is None or 1 < pid < 2**31
