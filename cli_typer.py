@@ -302,6 +302,9 @@ def runs_clean(
 
 def main(arguments: list[str] | None = None) -> int:
     """The one place where an error becomes a message and an exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # half a character in a name must not end what is printed
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:

@@ -177,7 +177,8 @@ def launcher_pid(run_dir: Path) -> int | None:
         pid = int((run_dir / "lock").read_text())
     except (OSError, ValueError):
         return None
-    return pid if is_running(run_dir) else None
+    # Others are signals to groups of processes, or to all: a damaged file must not send one.
+    return pid if 1 < pid < 2**31 and is_running(run_dir) else None
 
 
 def disk_use(folder: Path) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from distributed.commands.runs import to_json
 from distributed.run_tables import curve_lines, facts, host_table, list_table
 from whisper_tuner.run_folders import OneHost
 from whisper_tuner.run_summary import read_run
+from whisper_tuner.runs import launcher_pid
 
 AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}
 STEP = {
@@ -68,12 +70,6 @@ def summarised(run: Path) -> None:
     curve_lines(summary, width=80)
 
 
-def shown(run: Path) -> None:
-    folder = str(run.parent)
-    for words in (("list",), ("list", "--json"), ("show", "last")):
-        assert command("runs", *words, "--runs-dir", folder) == 0
-
-
 def with_step(**changes: object) -> bytes:
     return LINES[0] + json.dumps(STEP).encode() + b"\n" + json.dumps(STEP | changes).encode() + b"\n"
 
@@ -106,3 +102,33 @@ def test_run_json_summarised(run: Path, data: bytes):
 @example(data=json.dumps(WER).replace("12.5", "NaN").encode())
 def test_wer_json_summarised(run: Path, data: bytes):
     outcome(summarised, written(run, "wer.json", data))
+
+
+def shown(run: Path) -> None:
+    folder = str(run.parent)
+    for words in (("list",), ("list", "--json"), ("show", "last")):
+        assert command("runs", *words, "--runs-dir", folder) == 0
+
+
+@fuzz("events.jsonl, shown", DAMAGED, cost=20)
+@example(data=with_step(host="\ud800"))
+@example(data=with_step(host="[/b]"))
+def test_events_shown(run: Path, data: bytes):
+    shown(written(run, "events.jsonl", data))
+
+
+@fuzz("run.json, shown", damaged_json(RUN), cost=20)
+@example(data=json.dumps(RUN).replace('"mine"', '"[/b]\\ud800"').encode())
+def test_run_json_shown(run: Path, data: bytes):
+    shown(written(run, "run.json", data))
+
+
+@fuzz("lock", damaged(b"4711\n", b"-1\n"))
+@example(data=b"-1\n")
+@example(data=b"9" * 30)
+def test_the_process_that_holds_the_lock(run: Path, data: bytes):
+    (run / "lock").write_bytes(data)
+    with (run / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pid = outcome(launcher_pid, run)
+    assert pid is None or 1 < pid < 2**31
