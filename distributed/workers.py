@@ -21,6 +21,7 @@ from .machine import Process
 
 TAIL_LINES = 20
 SILENCE_S = 12.0  # without a beat a worker counts as lost; it may still be heard again
+LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
 MOST_FAILURES = 3  # of one worker in a row, without a round in between
@@ -58,7 +59,7 @@ class Worker:
     process: Process | None = None
     life: int = 0  # of the process: lines of an earlier one are not listened to
     attempt: int = 0  # the start that is going on; 0 if none is
-    last_heard: float = field(default_factory=time.monotonic)
+    unheard_s: float = 0.0
     last_moved: float = field(default_factory=time.monotonic)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     error: dict | None = None
@@ -71,6 +72,7 @@ class Worker:
     tries: int = 0
     given_up: bool = False
     steps: int = 0
+    lost_for: str = ""  # why, the last time
 
     @property
     def name(self) -> str:
@@ -123,6 +125,7 @@ class Crew:
         self._slowest_step = self._slowest_round = 0.0
         self._trainable = 0
         self._next_beat = 0.0
+        self._last_look = time.monotonic()
         self._committed = False
 
     def work(self, stopping: Callable[[], bool]) -> None:
@@ -136,8 +139,8 @@ class Crew:
             self._turn(stopping)
             if self.roster.ended:
                 self._save()
-            elif all(worker.given_up for worker in self.workers.values()):
-                raise self._failed(next(iter(self.workers.values())))
+            elif sum(not worker.given_up for worker in self.workers.values()) < self.roster.min_hosts:
+                raise self._too_few()
             elif stopping() and not any(worker.alive or worker.attempt for worker in self.workers.values()):
                 raise RunError("stopped while no host was there")
 
@@ -145,6 +148,8 @@ class Crew:
         """Leave no worker behind: ask, wait a moment, kill."""
         for worker in self.workers.values():
             worker.attempt = 0  # what still starts is killed by its own thread
+        self._take(0)
+        for worker in self.workers.values():
             if worker.process:
                 self._tell(worker, "quit")
                 worker.process.close_stdin()
@@ -202,7 +207,7 @@ class Crew:
         self._attempts += 1
         attempt = worker.attempt = self._attempts
         worker.tries += 1
-        again, old = worker.life > 0, worker.process
+        again, old = worker.life != 0, worker.process
 
         def start() -> None:
             try:
@@ -225,13 +230,13 @@ class Crew:
 
     def _started(self, worker: Worker, attempt: int, process: Process) -> None:
         if attempt != worker.attempt:  # the old one was heard again in the last moment
-            threading.Thread(target=process.kill, daemon=True).start()
+            process.kill()
             return
         worker.process, worker.life, worker.attempt = process, attempt, 0
         worker.status = worker.error = worker.hello = None
         worker.silent = worker.ready = False
         worker.steps = 0
-        worker.last_heard = worker.last_moved = time.monotonic()
+        worker.unheard_s, worker.last_moved = 0.0, time.monotonic()
         worker.tail.clear()
         if self.roster.stopping:
             self._tell(worker, "stop")
@@ -266,9 +271,12 @@ class Crew:
         worker.process = None
 
     def _look_for_silence(self) -> None:
+        """Adds up turns and asks no clock: if this machine has slept, it was not the others who were silent."""
         now = time.monotonic()
+        passed, self._last_look = min(now - self._last_look, LONGEST_TURN_S), now
         for worker in self.workers.values():
-            if worker.alive and now - worker.last_heard > SILENCE_S:
+            worker.unheard_s += passed
+            if worker.alive and worker.unheard_s > SILENCE_S:
                 worker.silent = True
                 worker.next_try, worker.tries = now + RECLAIM_S, 0
                 self._lose(worker, worker.describe_failure())
@@ -276,7 +284,7 @@ class Crew:
     def _look_for_stuck(self) -> None:
         """A process that still beats, while others have long been waiting for it."""
         generation = self.roster.generation
-        if not generation or len(generation.members) < 2:
+        if not generation or len(generation.members) < 2 or self.roster.ended:
             return
         members = [self.workers[name] for name in generation.members]
         quiet = time.monotonic() - max(worker.last_moved for worker in members)
@@ -303,6 +311,7 @@ class Crew:
         self._lose(worker, reason)
 
     def _lose(self, worker: Worker, reason: str) -> None:
+        worker.lost_for = reason
         about = {"reason": reason, "given_up": worker.given_up}
         self._events({"type": "lost", "host": worker.name, "rank": worker.post.rank, **about})
         self._tell_roster(lambda: self.roster.lost(worker.name))
@@ -310,7 +319,7 @@ class Crew:
     # Listening.
 
     def _heard(self, worker: Worker, line: str) -> None:
-        worker.last_heard = time.monotonic()
+        worker.unheard_s = 0.0
         if worker.silent:
             worker.silent, worker.attempt = False, 0
             self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
@@ -350,28 +359,30 @@ class Crew:
                 worker.error = event
             elif kind == "hello":
                 worker.hello = event
-                self._compare()
+                self._compare(worker)
             elif kind == "saved":
                 self.saver = worker
             self._events({**event, "host": worker.name, "rank": worker.post.rank})
 
-    def _compare(self) -> None:
-        first, *others = [worker for worker in self.workers.values() if worker.hello] or [None]
-        for worker in others:
-            if worker.hello["system"] != first.hello["system"]:
-                raise RunError(
-                    f"{worker.name} runs {worker.hello['system']}, {first.name} {first.hello['system']}",
-                    remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
-                )
-            if worker.hello["source"] != first.hello["source"]:
-                what = f"{worker.name} runs other code than {first.name}"
-                if self._committed:  # changed during the run: no reason to end what the others do
-                    worker.failures = MOST_FAILURES
-                    self._drop(worker, what)
-                    return
-                raise RunError(
-                    what, remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment."
-                )
+    def _compare(self, worker: Worker) -> None:
+        """With another that is there: the one that has just come is to blame if they differ."""
+        other = next((one for one in self.workers.values() if one is not worker and one.alive and one.hello), None)
+        if other is None:
+            return
+        if worker.hello["system"] != other.hello["system"]:
+            raise RunError(
+                f"{worker.name} runs {worker.hello['system']}, {other.name} {other.hello['system']}",
+                remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
+            )
+        if worker.hello["source"] != other.hello["source"]:
+            what = f"{worker.name} runs other code than {other.name}"
+            if self._committed:  # changed during the run: no reason to end what the others do
+                worker.failures = MOST_FAILURES
+                self._drop(worker, what)
+                return
+            raise RunError(
+                what, remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment."
+            )
 
     # Speaking.
 
@@ -419,21 +430,46 @@ class Crew:
 
     def _save(self) -> None:
         """Have the model written by one of those who have it, on this machine if it is among them."""
-        for worker in [self.workers[name] for name in self.roster.generation.members]:
+        members = [self.workers[name] for name in self.roster.generation.members]
+        for worker in members:
             if not worker.alive:
                 continue
             self._tell(worker, "save")
             deadline = time.monotonic() + SAVE_S
             while worker.alive and self.saver is None and time.monotonic() < deadline:
                 self._turn(lambda: False)
-            if self.saver:
-                try:
-                    worker.post.fetch("final")
-                    return
-                except HostError as error:
-                    self._log(f"{worker.name}: {error}")
-                    self.saver = None
-        raise RunError("every host was lost before the model was saved")
+            if self.saver and self._fetched(worker):
+                return
+            self.saver = None
+        reasons = [
+            f"{worker.name}: {worker.lost_for or worker.describe_failure()}" for worker in members if worker.status
+        ]
+        raise RunError("\n".join(["every host was lost before the model was saved", *reasons]))
+
+    def _fetched(self, worker: Worker) -> bool:
+        """In a thread: the others must hear that this process is alive, for one of them may have to save."""
+        outcome: queue.SimpleQueue[HostError | None] = queue.SimpleQueue()
+
+        def fetch() -> None:
+            try:
+                worker.post.fetch("final")
+                outcome.put(None)
+            except HostError as error:
+                outcome.put(error)
+
+        threading.Thread(target=fetch, daemon=True).start()
+        while outcome.empty():
+            self._turn(lambda: False)
+        if error := outcome.get():
+            worker.lost_for = str(error)
+            self._log(str(error))
+        return error is None
+
+    def _too_few(self) -> RunError:
+        left = [worker.name for worker in self.workers.values() if not worker.given_up]
+        told = [f"{worker.name}: {worker.lost_for}" for worker in self.workers.values() if worker.given_up]
+        few = f"only {', '.join(left)} left, and min_hosts = {self.roster.min_hosts}" if left else "no host is left"
+        return RunError("\n".join([few, *told]))
 
     def _failed(self, worker: Worker) -> RunError:
         return RunError(f"{worker.name}: {worker.describe_failure()}")

@@ -126,8 +126,8 @@ def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
     tree = to_tree(state, tensors)
     listing = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
     flats = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
-    record = {"state": tree, "tensors": listing, "hash": _hash(flats)}
-    text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
+    record = {"state": tree, "tensors": listing, "hash": _hash([_text(tree), *flats])}
+    text = _text(record)
     comm.send(torch.tensor([text.numel(), sum(flat.numel() for flat in flats)]), to)
     for flat in (text, *flats):
         for piece in _pieces(flat):
@@ -151,7 +151,7 @@ def receive_state(comm: Comm, source: int) -> dict[str, Any]:
                 raise ValueError("larger than announced")
             flats.append(_receive(comm, source, count))
             tensors[name] = flats[-1].view(DTYPES[dtype]).reshape(shape)
-        if _hash(flats) != record["hash"]:
+        if _hash([_text(record["state"]), *flats]) != record["hash"]:
             raise ValueError("another hash")
         return from_tree(record["state"], tensors)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -168,6 +168,10 @@ def _receive(comm: Comm, source: int, count: int) -> torch.Tensor:
 
 def _pieces(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return flat.split(PIECE) if flat.numel() else ()
+
+
+def _text(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _hash(flats: list[torch.Tensor]) -> str:

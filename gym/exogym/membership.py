@@ -73,6 +73,7 @@ class Roster:
     _trouble_since: float | None = None
     _fruitless: int = 0
     _formed: int = 0
+    _last_members: list[str] = field(default_factory=list)
     _paused: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -101,6 +102,7 @@ class Roster:
     def stop(self) -> None:
         """Somebody wants the run to end: wait for nobody any more."""
         self.stopping = True
+        self._awaited.clear()
         self._gather()
 
     def vote(self, host: str, message: dict[str, Any]) -> None:
@@ -112,11 +114,15 @@ class Roster:
                 self._count()
 
     def trouble(self, host: str, message: dict[str, Any]) -> None:
-        if self._is_member(host) and message["generation"] == self.generation.number and self._trouble_since is None:
+        if self.ended or not self._is_member(host) or message["generation"] != self.generation.number:
+            return
+        if self._trouble_since is None:
             self._trouble_since = self.clock()
 
     def tick(self) -> str | None:
         """To be called often. Names a member to give up, where one must be to blame and nothing says which."""
+        if self.generation is None:
+            self._trouble_since = None
         if self._trouble_since is None or self.clock() - self._trouble_since < PATIENCE_S:
             return None
         self._trouble_since = None
@@ -151,6 +157,9 @@ class Roster:
 
     def _form(self, members: list[str]) -> None:
         self._formed += 1
+        if members != self._last_members:
+            self._fruitless = 0
+        self._last_members = members
         self.generation = Generation(self._formed, tuple(members), secrets.token_hex(16), self._amid)
         self._votes, self._vote, self._trouble_since, self._paused = {}, 0, None, set()
         self.emit({"type": "generation", "number": self._formed, "hosts": members})

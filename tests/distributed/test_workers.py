@@ -160,7 +160,8 @@ def test_a_killed_worker_is_lost_and_another_one_joins(crew_of):
     assert run.generations() == ["01", "0", "01"]
     [lost] = run.of("lost")
     assert (lost["host"], lost["rank"], lost["given_up"]) == ("host1", 1, False)
-    assert lost["reason"] == "the worker was killed by signal 9; its last lines:\n  host1: last words"
+    assert lost["reason"].startswith("the worker was killed by signal 9")
+    assert lost["reason"].endswith("; its last lines:\n  host1: last words")
     assert run.posts[1].again == [False, True] and run.posts[0].again == [False]
 
 
@@ -331,13 +332,16 @@ def test_files_that_a_worker_wants_are_sent_and_the_others_named(crew_of):
     assert run.posts[0].wanted == [["a.wav", "b.wav"]] and run.log == ["host0: unsent b.wav"]
 
 
-def test_files_are_unsent_when_the_host_cannot_take_them(crew_of):
-    want = "send_event({'type': 'want', 'files': ['a.wav', 'b.wav']})"
-    wait = "while not line.unsent: time.sleep(0.02)"
-    run = crew_of(f"{want}\n{wait}\nprint('unsent', *sorted(line.unsent), flush=True)\ntrain(all_rounds=1)")
-    run.posts[0].send_fails = True
+def test_a_host_that_cannot_take_clips_is_given_up(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "DELIVERY_S", 0.3)
+    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.1)
+    want = "send_event({'type': 'want', 'files': ['a.wav']}); train()"
+    run = crew_of(TRAIN, want)
+    run.posts[1].send_fails = True
+    run.at("lost", 1, run.stop)
     run.work()
-    assert run.log == ["host0: unsent a.wav b.wav"]
+    assert run.of("lost")[0]["reason"] == "clips that it lacks cannot be brought there: host1: the disk is full"
+    assert len(run.posts[1].wanted) > 2
 
 
 # the end
@@ -423,9 +427,6 @@ def test_the_end_leaves_no_process(crew_of):
 # defects that are known
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_drop sets life to -1, and _start takes that for a host that never had a worker"
-)
 def test_a_worker_in_place_of_a_stuck_one_is_told_that_it_is_not_the_first(crew_of):
     run = crew_of(TRAIN, "if life == 1: train(rounds=2); time.sleep(60)\ntrain()", patience_s=0.5)
     run.at("generation", 3, run.stop)
@@ -433,7 +434,6 @@ def test_a_worker_in_place_of_a_stuck_one_is_told_that_it_is_not_the_first(crew_
     assert run.posts[1].again == [False, True]
 
 
-@pytest.mark.xfail(strict=True, reason="describe_failure compares a status that a dropped worker does not have")
 def test_a_run_ends_when_the_last_one_is_given_up_for_being_stuck(crew_of, monkeypatch):
     monkeypatch.setattr(workers, "MOST_FAILURES", 1)
     run = crew_of("train(rounds=2); time.sleep(60)", "train(rounds=9); os._exit(3)", patience_s=0.5)
@@ -441,7 +441,6 @@ def test_a_run_ends_when_the_last_one_is_given_up_for_being_stuck(crew_of, monke
         run.work()
 
 
-@pytest.mark.xfail(strict=True, reason="a lost worker that is replaced ends, which counts as another loss")
 def test_a_worker_that_was_frozen_and_is_replaced_is_lost_once(crew_of, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE_S", 1.0)
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
@@ -461,7 +460,6 @@ def test_a_worker_that_was_frozen_and_is_replaced_is_lost_once(crew_of, monkeypa
     assert len(run.of("lost")) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the others are compared with the first of the hosts file, not with each other")
 def test_the_first_host_that_comes_back_with_other_code_is_the_one_to_be_given_up(crew_of):
     run = crew_of(HELLO % ("Linux", "life") + TRAIN, *[HELLO % ("Linux", "1") + TRAIN] * 2)
     run.at("commit", 2, run.signal(0, signal.SIGKILL))
@@ -470,15 +468,12 @@ def test_the_first_host_that_comes_back_with_other_code_is_the_one_to_be_given_u
     assert [(lost["host"], lost["given_up"]) for lost in run.of("lost")] == [("host0", False), ("host0", True)]
 
 
-@pytest.mark.xfail(strict=True, reason="nobody asks whether min_hosts can still be reached: it waits for ever")
 def test_a_run_ends_when_too_few_are_left_for_min_hosts(crew_of):
     run = crew_of(TRAIN, "os._exit(3)", min_hosts=2)
-    run.at("paused", 1, run.stop)  # instead of waiting for ever
     with pytest.raises(RunError, match="host1: the worker ended with status 3"):
         run.work()
 
 
-@pytest.mark.xfail(strict=True, reason="the roster waits for all to be ready also after a stop")
 def test_a_stop_does_not_wait_for_a_host_that_is_still_loading(crew_of):
     run = crew_of(TRAIN, "line.stopping.wait(); time.sleep(0.6); print('loaded', flush=True); train()")
     run.stop()
@@ -486,7 +481,6 @@ def test_a_stop_does_not_wait_for_a_host_that_is_still_loading(crew_of):
     assert run.log == []
 
 
-@pytest.mark.xfail(strict=True, reason="ranks that wait for the model to be saved are taken for stuck")
 def test_saving_may_take_longer_than_a_round(crew_of):
     slow = "train(all_rounds=1); line.saving.wait(); time.sleep(1)"
     run = crew_of(slow, slow, patience_s=0.2)
@@ -494,7 +488,6 @@ def test_saving_may_take_longer_than_a_round(crew_of):
     assert run.generations() == ["01"] and not run.of("lost")
 
 
-@pytest.mark.xfail(strict=True, reason="no beat is sent while the model is fetched, so the others give the launcher up")
 def test_the_others_are_still_there_when_fetching_a_large_model_fails(crew_of):
     def cut(folder):
         time.sleep(1.2)
@@ -506,7 +499,6 @@ def test_the_others_are_still_there_when_fetching_a_large_model_fails(crew_of):
     assert run.crew.saver.name == "host1"
 
 
-@pytest.mark.xfail(strict=True, reason="what the worker that could not save has said is not in the message")
 def test_the_reason_why_the_model_is_not_saved_is_told(crew_of):
     error = "send_event({'type': 'error', 'kind': 'ModelError', 'foreseen': True, 'message': 'the disk is full'})"
     run = crew_of(f"train(all_rounds=1); line.saving.wait(); {error}; os._exit(4)")
@@ -514,7 +506,6 @@ def test_the_reason_why_the_model_is_not_saved_is_told(crew_of):
         run.work()
 
 
-@pytest.mark.xfail(strict=True, reason="a worker whose start has not been noted yet is not ended")
 def test_the_end_leaves_no_process_that_has_just_started(crew_of):
     run = crew_of(TRAIN)
     run.crew._start(run.crew.workers["host0"])
