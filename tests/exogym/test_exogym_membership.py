@@ -396,9 +396,11 @@ def test_a_vote_of_a_generation_that_is_over_does_not_count_unless_it_had_been_s
     mailbox = Mailbox()
     mailbox.put(generation(3))
     assert not mailbox.superseded(3) and mailbox.superseded(2)
+    assert mailbox.is_called_anew(2) and not mailbox.is_called_anew(3)
     assert waited_for(lambda: mailbox.wait_for_commit(3, 1), mailbox, generation(4)) is None
     mailbox.put(commit(4, 0))
-    mailbox.put(generation(5))
+    mailbox.put(generation(5) | {"amid_round": True})
+    assert not mailbox.is_called_anew(4)
     assert mailbox.wait_for_commit(4, 0) is False
 
 
