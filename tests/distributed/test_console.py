@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from distributed.console import duration, follow, size
+from distributed.console import RunView, duration, follow, size
 from whisper_tuner.errors import ExitStatus, RunError
 
 STEP = {"type": "step", "epoch": 0, "lr": 1e-4, "tokens": 20, "grad_norm": 1.0, "bytes": 0, "memory": 0}
@@ -34,6 +34,90 @@ def test_a_run_in_plain_lines(tmp_path):
     assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, round 0, sent 0 B, 0:06 left" in text
     assert "h2: skipped: clip.wav: damaged" in text
     assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
+
+
+START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"}
+
+
+def generation(number: int, *hosts: str) -> dict:
+    return {"type": "generation", "number": number, "hosts": hosts}
+
+
+def lost(host: str, *, given_up: bool = False) -> dict:
+    return {"type": "lost", "host": host, "rank": 1, "reason": "the SSH connection was lost", "given_up": given_up}
+
+
+def resumed(host: str, step: int, *, exactly: bool = False) -> dict:
+    return {"type": "resume", "host": host, "rank": 1, "step": step, "epoch": 0, "round": 2, "exactly": exactly}
+
+
+def state(view: RunView, host: str) -> str:
+    """A host's row of the table, without its name."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.table())
+    [row] = [line for line in console.file.getvalue().splitlines() if line.startswith(host)]
+    return " ".join(row.split()[1:])
+
+
+def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
+    events = [
+        *EVENTS[:3],
+        generation(1, "h1", "h2", "h3"),
+        lost("h2"),
+        generation(2, "h1", "h3"),
+        {"type": "back", "host": "h2", "rank": 1},
+        generation(3, "h1", "h2", "h3"),
+        resumed("h2", 3),
+        lost("h3"),
+        lost("h3", given_up=True),
+        {"type": "paused", "hosts": ["h1", "h2"], "min_hosts": 3},
+        {"type": "paused", "hosts": [], "min_hosts": 3},
+    ]
+    _, text = show(tmp_path, [*events, {"type": "end", "status": 0, "message": ""}])
+    told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
+    assert told == [
+        "h2 is lost: the SSH connection was lost",
+        "going on with h1, h3",
+        "going on with h1, h2, h3",
+        "h2 joins after step 3; its inner optimizer starts anew",
+        "h3 is lost: the SSH connection was lost",
+        "h3 is lost: the SSH connection was lost; it is not tried again",
+        "paused until 3 hosts are there (min_hosts); now: h1, h2",
+        "paused until 3 hosts are there (min_hosts); now: none",
+    ]
+
+
+def test_a_run_that_goes_on_from_checkpoints_says_so_once():
+    view = RunView()
+    for event in (generation(1, "h1", "h2"), resumed("h1", 4, exactly=True), resumed("h2", 4, exactly=True)):
+        view.take(event)
+    assert view.lines == ["goes on after step 4"]
+    view = RunView()
+    for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
+        view.take(event)
+    assert view.lines == ["begins: no checkpoint"]
+
+
+def test_the_table_tells_what_each_host_does():
+    view = RunView()
+    for host in ("h1", "h2"):
+        view.take(START | {"host": host})
+        view.take(STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 2.0})
+    view.take(generation(1, "h1", "h2"))
+    assert state(view, "h2") == "1 1/4 2.000 2.0 0:06 cpu"
+    for event, expected in [
+        (lost("h2"), "1 1/4 2.000 lost"),
+        (lost("h2", given_up=True), "1 1/4 2.000 given up"),
+        ({"type": "back", "host": "h2"}, "1 1/4 2.000 waiting"),
+        ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
+        (generation(2, "h1"), "1 1/4 2.000 loading"),
+        (resumed("h2", 3), "1 3/4 2.000 2 loading"),
+        (generation(3, "h1", "h2"), "1 3/4 2.000 2 cpu"),
+        ({"type": "plan", "host": "h2", "total_steps": 9, "hosts": 2}, "1 3/9 2.000 2 cpu"),
+    ]:
+        view.take(event)
+        assert state(view, "h2") == expected
+    assert state(view, "h1") == "1 1/4 2.000 2.0 0:06 cpu"
 
 
 def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path):
