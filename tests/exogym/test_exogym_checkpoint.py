@@ -104,14 +104,18 @@ def two_ranks(make_strategy, folder=None, *, stop_at=(None, None), interval=0, r
         model = Tokens()
         if die_at is not None and comm.rank == 1:
             model.register_forward_pre_hook(dies(die_at))
+        kept = Checkpoints(folder, f"rank{comm.rank}") if folder else None
         node = TrainNode(
             model, comm, make_strategy(), Resumable(SOURCES[comm.rank].steps), epochs=4, device="cpu",
             val=Steps([[token_batch(3, seed=99)]]), val_interval=4, events=events.append,
             should_stop=lambda: stop_at[comm.rank] is not None and node._now.step + 1 >= stop_at[comm.rank],
-            checkpoints=Checkpoints(folder, f"rank{comm.rank}") if folder else None, checkpoint_interval=interval,
-            resume=resume,
+            checkpoints=kept, checkpoint_interval=interval, resume=resume,
         )  # fmt: skip
-        result = node.run()
+        try:
+            result = node.run()
+        finally:
+            if kept:
+                kept._writer.shutdown()  # whoever resumes finds nobody who still writes, as after the end of a process
         losses = {e["step"]: e["loss"] for e in events if e["type"] == "step"}
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         return weights, losses, result

@@ -165,7 +165,7 @@ def test_a_run_that_is_going_on(desk, command, status, remedy):
 
 
 def damage(run: Path) -> None:
-    for weights in (run / "checkpoints").glob("*/rank0.safetensors"):
+    for weights in (run / "checkpoints").glob("*/localhost.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-1])
 
 
@@ -175,7 +175,10 @@ def nothing(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "message"),
-    [(damage, "checkpoints: all checkpoints are damaged (2)"), (nothing, "checkpoints is of another run: ")],
+    [
+        (damage, "all checkpoints are damaged: localhost"),
+        (nothing, "checkpoints is of another run: its strategy was DiLoCoStrategy, and is AllReduceStrategy"),
+    ],
     ids=["damaged", "of another run"],
 )
 def test_checkpoints_that_cannot_be_used(desk, harm, message):
@@ -184,7 +187,7 @@ def test_checkpoints_that_cannot_be_used(desk, harm, message):
 
     run = a_run(desk)
     for number in (1, 2):
-        Checkpoints(run / "checkpoints", 0).save(number, {"fits": {"ranks": 7}, "weights": [1.0, 2.0]})
+        Checkpoints(run / "checkpoints", "localhost").save(number, {"strategy": "DiLoCoStrategy"})
     harm(run)
     before = {name: digest for name, digest in desk.snapshot().items() if "/checkpoints/" in name}
     status, _, err = desk.run(RESUME)
