@@ -188,7 +188,7 @@ class Roster:
         commit = {"type": "commit", "generation": self.generation.number, "vote": self._vote, "regroup": regroup}
         for host in self.generation.members:
             self.send(host, commit)
-        self._votes, self._vote = {}, self._vote + 1
+        self._votes, self._vote, self._trouble_since = {}, self._vote + 1, None
         if regroup:
             self._amid, self.generation = False, None
             self._gather()
