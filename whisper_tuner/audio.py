@@ -6,6 +6,7 @@ video files) goes through ffmpeg or, on a Mac without ffmpeg, through the system
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -20,6 +21,11 @@ from whisper_tuner.errors import DataError, MissingProgram
 
 SAMPLE_RATE = 16_000  # Hz, of every Whisper model
 UNCOUNTED = 2**63 - 1  # frames of a FLAC that was written into a pipe, by libsndfile
+LOWEST_RATE = 1000  # Hz: below it a header is damaged, and resampling would make gigabytes of it
+# What soundfile raises for a file that is not for it: ValueError for a length that it does not know, and for a name
+# that is no UTF-8; TypeError for a name that ends in .raw; MemoryError for a header that states hours beyond number.
+REFUSED = (soundfile.LibsndfileError, ValueError, TypeError, MemoryError)
+CAPTURED = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}  # names and tags may be of any encoding
 # A non-interactive SSH session on a Mac starts with a bare PATH that lacks both of Homebrew's folders.
 HOMEBREW_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
 
@@ -33,11 +39,14 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     _require_file(path)
     try:
         samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, ValueError) as error:  # ValueError: a length that it does not know
+    except REFUSED as error:
         samples, rate = _convert(path, sample_rate, reason=str(error)), sample_rate
-    if len(samples) == 0:
+    if rate < LOWEST_RATE:
+        raise DataError(f"{path} states {rate} samples a second", remedy="its header is damaged: copy it again")
+    waveform = resample(samples.mean(axis=1), rate, sample_rate) if len(samples) else samples
+    if len(waveform) == 0:
         raise DataError(f"{path} holds no audio", remedy="remove it from the manifest")
-    return resample(samples.mean(axis=1), rate, sample_rate)
+    return waveform
 
 
 def resample(waveform: np.ndarray, rate: int, to_rate: int) -> np.ndarray:
@@ -55,7 +64,7 @@ def duration(path: str | Path) -> float:
         info = soundfile.info(path)
         if info.frames != UNCOUNTED:
             return info.duration
-    except soundfile.LibsndfileError:
+    except REFUSED:
         pass
     return _probed_duration(path) or len(load_audio(path)) / SAMPLE_RATE
 
@@ -75,11 +84,12 @@ def _probed_duration(path: Path) -> float:
     if not (ffprobe := find_program("ffprobe")):
         return 0.0
     ask = ["-v", "error", "-select_streams", "a:0", "-show_entries", "stream=duration", "-of", "csv=p=0"]
-    said = subprocess.run([ffprobe, *ask, f"file:{path}"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    said = subprocess.run([ffprobe, *ask, f"file:{path}"], stdin=subprocess.DEVNULL, **CAPTURED)
     try:
-        return float(said.stdout.split()[0]) if said.returncode == 0 else 0.0
+        seconds = float(said.stdout.split()[0]) if said.returncode == 0 else 0.0
     except (IndexError, ValueError):
         return 0.0
+    return seconds if 0 < seconds < math.inf else 0.0
 
 
 def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
@@ -92,8 +102,7 @@ def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
         result = subprocess.run(
             _conversion_command(path, wav, sample_rate, reason),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+            **CAPTURED,
         )
         if result.returncode != 0 or not wav.exists():
             said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import soundfile
 
-from whisper_tuner.audio import UNCOUNTED, duration
+from whisper_tuner.audio import REFUSED, UNCOUNTED, duration
 from whisper_tuner.errors import TunerError
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.problems import Kind
@@ -147,7 +147,7 @@ def examine(path: Path) -> tuple[float, str, str]:
         return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
     try:
         file = soundfile.SoundFile(path)
-    except (soundfile.LibsndfileError, OSError):
+    except (*REFUSED, OSError):
         return _examine_slowly(path)
     if file.frames == UNCOUNTED:
         return _examine_slowly(path)
