@@ -22,6 +22,7 @@ from whisper_tuner.errors import DataError, MissingProgram
 SAMPLE_RATE = 16_000  # Hz, of every Whisper model
 UNCOUNTED = 2**63 - 1  # frames of a FLAC that was written into a pipe, by libsndfile
 LOWEST_RATE = 1000  # Hz: below it a header is damaged, and resampling would make gigabytes of it
+LOUDEST = 1e6  # 1 is full scale; a float WAV may hold more, but neither infinity nor what is no number
 # What soundfile raises for a file that is not for it: ValueError for a length that it does not know, and for a name
 # that is no UTF-8; TypeError for a name that ends in .raw; MemoryError for a header that states hours beyond number.
 REFUSED = (soundfile.LibsndfileError, ValueError, TypeError, MemoryError)
@@ -46,6 +47,8 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     waveform = resample(samples.mean(axis=1), rate, sample_rate) if len(samples) else samples
     if len(waveform) == 0:
         raise DataError(f"{path} holds no audio", remedy="remove it from the manifest")
+    if not np.abs(waveform).max() < LOUDEST:
+        raise DataError(f"{path} holds samples that are no sound", remedy="convert it again, or remove it")
     return waveform
 
 

@@ -32,6 +32,7 @@ def heard(file: Path, data: bytes) -> None:
     waveform = outcome(audio.load_audio, file, names=file)
     if waveform is not None:
         assert waveform.ndim == 1 and waveform.dtype == np.float32 and 0 < len(waveform) < LONGEST
+        assert np.isfinite(waveform).all()
     assert (outcome(audio.duration, file, names=file) or 0) >= 0
 
 
@@ -43,12 +44,13 @@ def alone():
         yield
 
 
-WAV, FLAC, MP3 = encoded("WAV"), encoded("FLAC"), encoded("MP3")
+WAV, FLOATS, FLAC, MP3 = encoded("WAV"), encoded("WAV", subtype="FLOAT"), encoded("FLAC"), encoded("MP3")
 ENDLESS = FLAC[:21] + b"\xff" * 5 + FLAC[26:]  # it states 2^36 frames
 
 
-@fuzz("audio.wav", damaged(WAV, encoded("WAV", subtype="FLOAT")), cost=2)
+@fuzz("audio.wav", damaged(WAV, FLOATS), cost=2)
 @example(data=WAV[:24] + (2**31 - 1).to_bytes(4, "little") + WAV[28:])
+@example(data=FLOATS[:-400] + np.float32([np.nan, np.inf]).tobytes() * 50)
 @example(data=WAV[:24] + (1).to_bytes(4, "little") + WAV[28:] + bytes(10_000))
 def test_wav(folder: Path, alone, data: bytes):
     heard(folder / "audio.wav", data)
