@@ -21,14 +21,14 @@ def files(folder: Path, number: int) -> list[Path]:
 
 
 with TemporaryDirectory() as one:
-    Checkpoints(one, rank=0).save(2, STATE)
+    Checkpoints(one, "rank0").save(2, STATE)
     INDEX, WEIGHTS = (file.read_bytes() for file in files(Path(one), 2))
 
 
 @pytest.fixture(scope="module")
 def checkpoints(folder: Path) -> Checkpoints:
     """A good one, number 1, and one to be damaged, number 2."""
-    checkpoints = Checkpoints(folder, rank=0)
+    checkpoints = Checkpoints(folder, "rank0")
     for number in (1, 2):
         checkpoints.save(number, STATE)
     return checkpoints
@@ -65,7 +65,7 @@ def test_an_index_of_brackets(checkpoints: Checkpoints):
 
 @left("checkpoint.py: Checkpoints._read does not compare the number with the folder's", AssertionError)
 def test_a_checkpoint_under_another_number(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path, rank=0)
+    checkpoints = Checkpoints(tmp_path, "rank0")
     checkpoints.save(2, STATE)
     (tmp_path / "0000002").rename(tmp_path / "0000009")
     assert checkpoints.good() == [] and checkpoints.damaged() == [9]

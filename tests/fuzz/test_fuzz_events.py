@@ -222,6 +222,5 @@ def test_following_an_event_that_makes_no_sense(run: Path, event: dict):
     followed(run, b"".join(LINES[:4]) + json.dumps(event).encode() + b"\n")
 
 
-@left("lifeline.py: split_line", RecursionError)
 def test_a_line_of_brackets():
     split("\x1e" + "[" * 3000)
