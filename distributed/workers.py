@@ -126,7 +126,7 @@ class Crew:
         self._trainable = 0
         self._next_beat = 0.0
         self._last_look = time.monotonic()
-        self._committed = False
+        self._committed = self._ending = False
 
     def work(self, stopping: Callable[[], bool]) -> None:
         """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
@@ -146,6 +146,7 @@ class Crew:
 
     def end(self) -> None:
         """Leave no worker behind: ask, wait a moment, kill."""
+        self._ending = True
         for worker in self.workers.values():
             worker.attempt = 0  # what still starts is killed by its own thread
         self._take(0)
@@ -192,6 +193,8 @@ class Crew:
     def _handle(self, worker: Worker, attempt: int, what: str, content: object) -> None:
         if what == "started":
             self._started(worker, attempt, content)
+        elif self._ending:
+            pass
         elif what == "not started" and attempt == worker.attempt:
             self._not_started(worker, content)
         elif what == "line" and attempt == worker.life:
@@ -444,7 +447,8 @@ class Crew:
         reasons = [
             f"{worker.name}: {worker.lost_for or worker.describe_failure()}" for worker in members if worker.status
         ]
-        raise RunError("\n".join(["every host was lost before the model was saved", *reasons]))
+        head = ["every host was lost before the model was saved"] if len(members) > 1 or not reasons else []
+        raise RunError("\n".join([*head, *reasons]))
 
     def _fetched(self, worker: Worker) -> bool:
         """In a thread: the others must hear that this process is alive, for one of them may have to save."""

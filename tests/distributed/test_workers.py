@@ -346,7 +346,7 @@ HELLO = "send_event({'type': 'hello', 'pid': 1, 'system': '%s', 'source': %s});"
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
-    [(("Linux", "'a'"), ("Linux", "'b'"), "host1 runs other code"), (("Darwin", "'a'"), ("Linux", "'a'"), "Macs")],
+    [(("Linux", "'a'"), ("Linux", "'b'"), "host[01] runs other code"), (("Darwin", "'a'"), ("Linux", "'a'"), "Macs")],
 )
 def test_ranks_that_cannot_train_together_are_refused(crew_of, first, second, words):
     run = crew_of(HELLO % first + TRAIN, HELLO % second + TRAIN)
