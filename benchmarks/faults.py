@@ -34,7 +34,6 @@ RATE = "100mbit"
 SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more
 HOSTS = ("h1", "h2", "h3")
 EPOCHS = {"diloco": 10, "allreduce": 4}
-LONG_EPOCHS, WER_EPOCHS = 24, 8
 IN_TURN, FIRST_S, EVERY_S, LASTS_S = ("kill", "freeze", "cut", "slow"), 20.0, 60.0, 20.0
 MOST_MINUTES = 30
 HEAD = (
@@ -51,6 +50,7 @@ HEAD = (
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args, self.out = args, args.out.resolve()
+        self.epochs = {"goodput": 8, "wer": 4} if args.quick else {"goodput": 24, "wer": 8}
 
     def run(self, plan: Plan, folder: Path, cpus: float | None = None) -> dict:
         """Do a run, unless it was done before; then judge it."""
@@ -136,7 +136,13 @@ class Bench:
         ratios, results = [], []
         for number in range(self.args.repeats):
             faults = tuple(every_minute(n) for n in range(MOST_MINUTES))
-            calm = Plan(number=number, hosts=HOSTS, strategy="diloco", seed=self.args.seed + number, epochs=LONG_EPOCHS)
+            calm = Plan(
+                number=number,
+                hosts=HOSTS,
+                strategy="diloco",
+                seed=self.args.seed + number,
+                epochs=self.epochs["goodput"],
+            )
             pair = [
                 self.run(each, self.out / f"goodput-{each.seed}-{name}", SHARE)
                 for name, each in (("calm", calm), ("troubled", replace(calm, legs=(faults,))))
@@ -154,14 +160,14 @@ class Bench:
     def wer(self) -> None:
         results: dict[str, list[dict]] = {"without": [], "with": []}
         for number in range(self.args.seeds):
-            troubled = plan(self.args.seed, number, self.args.kinds, 5, dict.fromkeys(EPOCHS, WER_EPOCHS))
+            troubled = plan(self.args.seed, number, self.args.kinds, 5, dict.fromkeys(EPOCHS, self.epochs["wer"]))
             troubled = replace(troubled, strategy="diloco", test=True)
             calm = replace(troubled, legs=((),), damages=(), clocks=())
             for name, each in (("without", calm), ("with", troubled)):
                 results[name].append(self.run(each, self.out / f"wer-{each.seed}-{name}"))
         lines = [
-            f"WER on the bundled test set after {WER_EPOCHS} epochs of DiLoCo, {self.args.seeds} seeds, the same hosts "
-            "and order of clips with faults and without.",
+            f"WER on the bundled test set after {self.epochs['wer']} epochs of DiLoCo, {self.args.seeds} seeds; "
+            "the same hosts and order of clips with faults and without.",
             "",
             "| faults | WER of each seed | mean | standard deviation | faults in all |",
             "|---|---|---|---|---|",
@@ -258,14 +264,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=kinds, default=list(KINDS), help=f"of {','.join(KINDS)}")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--quick", action="store_true", help="2 runs, 8 faults; leaves RESULTS.md alone")
+    parser.add_argument("--quick", action="store_true", help="2 runs, 8 faults, few epochs; leaves RESULTS.md alone")
     parser.add_argument("--only", type=int, metavar="RUN", help="with the options of the benchmark that it is a run of")
     parser.add_argument("--goodput", action="store_true")
     parser.add_argument("--repeats", type=int, default=3, help="of --goodput")
     parser.add_argument("--seeds", type=int, default=0, metavar="N")
     args = parser.parse_args()
     if args.quick:
-        args.runs, args.faults = 2, 8
+        args.runs, args.faults, args.repeats = 2, 8, 1
     bench = Bench(args)
     if args.only is not None:
         bench.only()

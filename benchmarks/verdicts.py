@@ -14,6 +14,7 @@ from distributed.workers import SILENCE_S
 
 CRASH_S = 3.0  # from a crash to the next generation
 SILENT_S = SILENCE_S + 3.0  # the same for a host that just falls silent
+HEARD_S = 3.0  # from the end of a fault until its host is heard again
 BACK_S = 60.0  # from the end of a fault until its host is a member again: a worker needs its time to start
 MASTER = "h1"
 CUTTING, SILENT = {"cut", "blackhole", "sleep"}, {"cut", "blackhole", "sleep", "freeze"}
@@ -99,7 +100,7 @@ class Story:
         # One that came after the last round had nobody to hit any more.
         self.faults = [f for f in faults if f["began"] < self.last_commit or self.end["status"] != 0]
         self.blind = [f for f in self.faults if self._blinds(f)]
-        # Meanwhile the launcher cannot hear of anybody.
+        # Meanwhile the launcher hears of nobody.
         self.deaf = [*self.blind, *(f for f in self.faults if f["host"] == MASTER and f["kind"] in CUTTING)]
         lost = self.of("lost")
         self.unexplained = [e for e in lost if not any(self._explains(fault, e) for fault in self.faults)]
@@ -138,33 +139,31 @@ class Story:
 
     def _judge_losing(self, fault: dict) -> dict:
         """Its hosts must leave in time, and the run must go on without them; or they come back before."""
-        kill = fault["kind"] == "kill"
-        limit = CRASH_S if kill else SILENT_S
-        deaf = [f["undone"] for f in self.deaf if f is not fault and f["began"] < fault["began"] + limit]
-        began = max([fault["began"], *deaf])
-        members = self.members(fault["began"])
-        gone = self.affected(fault) & members
-        until = max(began, fault["undone"]) + SILENT_S
-        lost = [e for e in self.of("lost") if e["host"] in gone and fault["began"] <= e["time"] <= until]
+        kill, members = fault["kind"] == "kill", self.members(fault["began"])
+        gone, limit = self.affected(fault) & members, CRASH_S if kill else SILENT_S
         if not gone:
             return verdict("was not training just then")
-        if not lost:
-            if kill:
-                return verdict("", f"{fault['host']} was not missed")
-            stayed = min(fault["undone"], self.last_commit) - began
-            late = f"{sorted(gone)} not missed in {stayed:.1f} s"
-            return verdict("was heard again", late if stayed > SILENT_S else "")
-        others = [f for f in self.faults if f["began"] < fault["began"]]
-        if any(self._explains(other, event) for other in others for event in lost):
+        others = [other for other in self.faults if other is not fault]
+        lost = [e for e in self.of("lost") if e["host"] in gone and self._explains(fault, e)]
+        rivals = [[o for o in others if self._explains(o, e, HEARD_S)] for e in lost]
+        if any(other["began"] < fault["began"] for rival in rivals for other in rival):
             return verdict("was being lost already", *self._not_back(fault, lost))
+        lost = [e for e, rival in zip(lost, rivals, strict=True) if self._explains(fault, e, HEARD_S) or not rival]
+        hears = max([fault["began"], *(d["undone"] for d in self.deaf if d["began"] < fault["began"] + limit)])
+        if not lost:
+            stayed = min(fault["undone"], self.last_commit) - hears
+            unseen = f"{sorted(gone)} not missed" if kill or stayed > SILENT_S else ""
+            return verdict("" if kill else "was heard again", unseen)
         names = {event["host"] for event in lost}
         without = self._generation_after(lost[0]["time"], lambda hosts: not names & hosts)
         if without is None or not members - names:
             again = self._generation_after(lost[0]["time"], lambda hosts: True)
             return verdict("nobody was left; went on with who came back", "" if again else "no generation without it")
-        took = without["time"] - began
-        problems = [f"{took:.1f} s to the next generation"] if took > limit else []
-        return verdict("went on without it", *problems, *self._not_back(fault, lost), recovery=max(0.0, took))
+        back, took = self._not_back(fault, lost), without["time"] - fault["began"]
+        if took > limit >= without["time"] - hears:
+            return verdict("went on without it, once the launcher heard anything", *back)
+        late = f"{took:.1f} s to the next generation" if took > limit else ""
+        return verdict("went on without it", late, *back, recovery=took)
 
     def _not_back(self, fault: dict, lost: Sequence[dict]) -> list[str]:
         over = max(fault["undone"], lost[-1]["time"])
@@ -224,8 +223,8 @@ class Story:
         whole = fault["kind"] == "sleep" or (fault["kind"] == "freeze" and fault["words"] == "the whole host")
         return fault["host"] == MASTER and whole
 
-    def _explains(self, fault: dict, lost: dict) -> bool:
-        in_time = fault["began"] <= lost["time"] <= fault["undone"] + SILENT_S
+    def _explains(self, fault: dict, lost: dict, later: float = SILENT_S) -> bool:
+        in_time = fault["began"] <= lost["time"] <= fault["undone"] + later
         who = set(self.hosts) if fault in self.blind else self.affected(fault)
         return fault["kind"] in LOSING and in_time and lost["host"] in who
 
