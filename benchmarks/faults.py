@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
@@ -36,6 +37,7 @@ HOSTS = ("h1", "h2", "h3")
 EPOCHS = {"diloco": 10, "allreduce": 4}
 IN_TURN, FIRST_S, EVERY_S, LASTS_S = ("kill", "freeze", "cut", "slow"), 20.0, 60.0, 20.0
 MOST_MINUTES = 30
+LONGEST_MISS = 300  # characters; events and logs say more
 HEAD = (
     "kind",
     "faults",
@@ -116,7 +118,8 @@ class Bench:
             *(row(kind, [verdict for verdict in verdicts if verdict["kind"] == kind]) for kind in self.args.kinds),
             "",
             *(f"- {what}: {sum(each)} of {len(results)} runs" for what, each in fine.items()),
-            f"- rounds whose digests were compared: {sum(result['compared'] for result in results)}",
+            f"- rounds whose digests were compared: {sum(r['compared'] for r in results)}; AllReduce tells none, "
+            "there the launcher compares every vote",
             f"- longest until nothing was left: {max(result['left_s'] for result in results):.0f} s",
             "",
             f"Misses (`--seed {self.args.seed} --only RUN` repeats one):" if misses else "No misses.",
@@ -228,7 +231,8 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
         found.append(f"ended with status {result['status']}: {story.end['message']}")
     looked_at = ("differing", "inexact", "model") if result["status"] == 0 else ("differing",)
     found += [result[what] for what in looked_at if result[what]]
-    return result | {"misses": [" ".join(miss.split()) for miss in found + result["of_nobody"] + record["troubles"]]}
+    found += result["of_nobody"] + record["troubles"]
+    return result | {"misses": [shorten(miss, LONGEST_MISS) for miss in found]}
 
 
 def row(kind: str, verdicts: Sequence[dict]) -> str:
