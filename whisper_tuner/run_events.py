@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from .json_text import parse_json
 
 # Nearly all lines are steps. This is several times faster than parsing them; a line that it does not fit is parsed.
 STEP = re.compile(
@@ -16,7 +17,6 @@ STEP = re.compile(
     rb'(?:, "seconds_communicating": ([\d.e+-]+))?, "host": "([^"\\]*)"\}'
 )
 PROGRESS = b'"type": "evaluating"'
-DECODE = json.JSONDecoder().decode
 
 
 class Step(NamedTuple):
@@ -72,17 +72,14 @@ def scan(path: Path) -> RunEvents:
         return found
     bad = None  # a line that was cut short, allowed where a launcher was killed: at the end, or before the next one
     for number, line in enumerate(lines[:-1], 1):
-        if match := STEP.fullmatch(line):
-            event = _step(match)
-        elif PROGRESS in line:
+        if PROGRESS in line:
             continue
-        else:
-            try:
-                event = _event(line)
-            except (ValueError, TypeError, KeyError):
-                found.damage = found.damage or (f"{path.name}:{bad} is damaged" if bad else "")
-                bad = number
-                continue
+        try:
+            event = _step(match) if (match := STEP.fullmatch(line)) else _event(line)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            found.damage = found.damage or (f"{path.name}:{bad} is damaged" if bad else "")
+            bad = number
+            continue
         if bad and not _begins(event):
             found.damage = found.damage or f"{path.name}:{bad} is damaged"
         bad = None
@@ -110,8 +107,8 @@ def _step(match: re.Match[bytes]) -> Step:
 
 
 def _event(line: bytes) -> Step | dict:
-    """Raises ValueError, TypeError or KeyError for what is not an event of ours."""
-    event = DECODE(line.decode())
+    """Raises ValueError, TypeError, KeyError or OverflowError for what is not an event of ours."""
+    event = parse_json(line)
     time, kind = float(event["time"]), event["type"]
     if kind == "step":
         return Step(

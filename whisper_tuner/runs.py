@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import RunError
+from .event_fields import makes_sense
 from .json_text import parse_json
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
@@ -127,7 +128,7 @@ def _decode(data: bytes) -> Iterator[dict]:
             event = parse_json(line)
         except ValueError:
             continue  # a line cut short by a crash
-        if isinstance(event, dict):
+        if makes_sense(event):
             yield event
 
 

@@ -102,9 +102,9 @@ class Checkpoints:
         weights, index = self._files(number)
         try:
             record = json.loads(index.read_text(encoding="utf-8"))
-            whole = record["format"] == FORMAT and record.pop("check") == _check(record)
-            return record if whole and record["sha256"] == _sha256(weights) else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            whole = record.pop("check") == _check(record) and record["sha256"] == _sha256(weights)
+            return record if whole and (record["format"], record["number"]) == (FORMAT, number) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def _remove(self, number: int) -> None:

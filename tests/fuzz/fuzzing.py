@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TypeVar
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +24,6 @@ CPU_S = 3.0  # of the processor, that one input may take
 INPUTS: Counter[str] = Counter()  # by format
 
 T = TypeVar("T")
-Known = tuple[type[Exception], ...]
-"""What a reader raises by defects that are known: a test marked with `left` shows each of them."""
 
 
 class TooSlow(Exception):
@@ -60,7 +57,6 @@ def outcome(
     *arguments,
     names: object = "",
     of: bytes | None = None,
-    known: Known = (),
 ) -> T | None:
     """What `read` returns; None where it refuses, in words that name `names` and no line that `of` has not.
 
@@ -71,17 +67,10 @@ def outcome(
             return read(*arguments)
     except (TunerError, ExogymError) as error:
         said = str(error)
-    except known:
-        return None
     assert str(names) in said, f"{names} is not named: {said:.300}"
     if of is not None and (line := re.search(rf"{re.escape(str(names))}(?::| line )(\d+)", said)):
         assert 1 <= int(line[1]) <= len(re.split(rb"\r\n|\r|\n", of)), f"there is no such line: {said:.300}"
     return None
-
-
-def left(where: str, kind: type[Exception]) -> pytest.MarkDecorator:
-    """A defect that is still there."""
-    return pytest.mark.xfail(strict=True, raises=kind, reason=where)
 
 
 def command(*words: str) -> int:

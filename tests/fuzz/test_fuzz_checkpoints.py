@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from damage import damaged, damaged_json
-from fuzzing import Known, fuzz, left, outcome
+from fuzzing import fuzz, outcome
 
 from exogym.checkpoint import Checkpoints
 
@@ -38,19 +38,19 @@ def look(checkpoints: Checkpoints) -> tuple[list[int], list[int]]:
     return checkpoints.good(), checkpoints.damaged()
 
 
-def counts(checkpoints: Checkpoints, index: bytes, weights: bytes, known: Known = ()) -> None:
+def counts(checkpoints: Checkpoints, index: bytes, weights: bytes) -> None:
     """Number 1 always; number 2 only if it still holds what was saved."""
     for file, data in zip(files(checkpoints.folder, 2), (index, weights), strict=True):
         file.write_bytes(data)
-    found = outcome(look, checkpoints, known=known)
-    assert found in (([1, 2], []), ([1], [2])) or (known and found is None)
-    state = outcome(checkpoints.load, 2, names=checkpoints.folder / "0000002", known=known)
+    found = outcome(look, checkpoints)
+    assert found in (([1, 2], []), ([1], [2]))
+    state = outcome(checkpoints.load, 2, names=checkpoints.folder / "0000002")
     assert repr(state) == repr(STATE if found == ([1, 2], []) else None)
 
 
 @fuzz("checkpoint, rank0.json", damaged_json(json.loads(INDEX)))
 def test_an_index(checkpoints: Checkpoints, data: bytes):
-    counts(checkpoints, data, WEIGHTS, known=(RecursionError,))
+    counts(checkpoints, data, WEIGHTS)
 
 
 @fuzz("checkpoint, rank0.safetensors", damaged(WEIGHTS))
@@ -58,12 +58,10 @@ def test_weights(checkpoints: Checkpoints, data: bytes):
     counts(checkpoints, INDEX, data)
 
 
-@left("checkpoint.py: Checkpoints._read", RecursionError)
 def test_an_index_of_brackets(checkpoints: Checkpoints):
     counts(checkpoints, b"[" * 3000, WEIGHTS)
 
 
-@left("checkpoint.py: Checkpoints._read does not compare the number with the folder's", AssertionError)
 def test_a_checkpoint_under_another_number(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, "rank0")
     checkpoints.save(2, STATE)
