@@ -68,11 +68,10 @@ def load_model(
         processor = WhisperProcessor.from_pretrained(folder)
         base.generation_config = GenerationConfig.from_pretrained(folder)
         model = PeftModel.from_pretrained(base, folder)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # of a damaged folder the libraries raise whatever their code stumbles over
         remedy = "the adapter and its base model must be of the same size"
-        raise ModelError(
-            f"{folder} does not load as an adapter: {str(error).splitlines()[0]}", remedy=remedy
-        ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{folder} does not load as an adapter: {reason}", remedy=remedy) from error
     return (model.merge_and_unload() if merge else model), processor
 
 
@@ -129,7 +128,11 @@ def base_of(folder: Path) -> str | Path:
             f"{folder} names no base model",
             remedy=f"write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again",
         )
-    return beside if (beside := folder / name).is_dir() else name
+    try:
+        return beside if (beside := folder / name).is_dir() else name
+    except OSError as error:  # a name longer than names can be
+        what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
+        raise ModelError(what, remedy="copy the folder again") from None
 
 
 def _sync(folder: Path) -> None:

@@ -21,6 +21,7 @@ TRAINED_BYTES = 36
 PROCESS_BYTES = 600_000_000  # Python with torch and transformers, before any model
 FRAMES_PER_S = 50  # encoder positions, after its convolutions
 TOKENS_PER_S = 6  # of fast speech
+MOST, MOST_LAYERS = 10_000_000, 1000  # beyond them a config.json is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +115,11 @@ def shape_of(base_model: str) -> ModelShape | None:
         return PUBLISHED[base_model]
     try:
         config = parse_json((expanded(base_model) / "config.json").read_text(encoding="utf-8"))
-        return ModelShape(**{name: int(config[name]) for name in ModelShape.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, TypeError):
+        shape = ModelShape(**{name: int(config[name]) for name in ModelShape.__dataclass_fields__})
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+    sizes, layers = vars(shape).values(), max(shape.encoder_layers, shape.decoder_layers)
+    return shape if min(sizes) > 0 and max(sizes) < MOST and layers < MOST_LAYERS else None
 
 
 def trained_parameters(

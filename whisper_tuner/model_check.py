@@ -70,7 +70,12 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         yield folder / WEIGHTS
     elif (folder / INDEX).is_file():
         parts = _json(folder / INDEX).get("weight_map") or {}
-        yield from (folder / name for name in sorted(set(map(str, parts.values()))))
+        if not isinstance(parts, dict):
+            raise ModelError(f"{folder / INDEX} is damaged: weight_map is no object", remedy=COPY_AGAIN)
+        names = set(map(str, parts.values()))
+        if odd := [name for name in names if Path(name).name != name]:
+            raise ModelError(f"{folder / INDEX} is damaged: {odd[0]!r} is no file beside it", remedy=COPY_AGAIN)
+        yield from (folder / name for name in sorted(names))
 
 
 def _matrices(file: Path) -> list[str]:
@@ -80,9 +85,9 @@ def _matrices(file: Path) -> list[str]:
             pass
         with safe_open(file, framework="numpy") as weights:
             return [name for name in weights.keys() if len(weights.get_slice(name).get_shape()) > 1]  # noqa: SIM118
-    except OSError as error:
-        remedy = COPY_AGAIN if isinstance(error, FileNotFoundError) else "Check its permissions."
-        raise ModelError(f"{file}: {error.strerror or error}", remedy=remedy) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a name
+        remedy = "Check its permissions." if isinstance(error, PermissionError) else COPY_AGAIN
+        raise ModelError(f"{file}: {getattr(error, 'strerror', None) or error}", remedy=remedy) from None
     except SafetensorError as error:
         raise ModelError(f"{file} is damaged, or was not copied whole: {error}", remedy=COPY_AGAIN) from None
 

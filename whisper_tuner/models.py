@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import gelu
@@ -61,11 +60,11 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
         processor = WhisperProcessor.from_pretrained(name)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        _mend_generation_config(name, model)
+    except Exception as error:  # of a damaged folder the libraries raise whatever their code stumbles over
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{path} does not load as a Whisper model: {reason}", remedy=LAYOUT) from error
     _check_match(path, model, processor)
-    _mend_generation_config(name, model)
     return model, processor
 
 

@@ -58,10 +58,16 @@ def token_limit(base_model: str, *, language: str = "") -> TokenLimit:
             f"{base_model} has no config.json", remedy="Give a folder in transformers layout, or a hub id."
         )
     stated = generation.get("is_multilingual")
-    multilingual = config.get("vocab_size", 0) >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
+    vocabulary, positions = config.get("vocab_size", 0), config.get("max_target_positions", 448)
+    if type(vocabulary) is not int or type(positions) is not int:
+        raise ModelError(
+            f"{base_model}: config.json is damaged: vocab_size or max_target_positions is no whole number",
+            remedy="Copy the model again.",
+        )
+    multilingual = vocabulary >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
     code = _code(language, generation) if multilingual else ""
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
-    longest = int(config.get("max_target_positions", 448)) - prompt - 1
+    longest = positions - prompt - 1
     return TokenLimit(base_model, longest, leading_space=not multilingual or code not in UNSPACED)
 
 
@@ -78,7 +84,8 @@ def settings_of(base_model: str, name: str) -> dict:
 
 
 def _code(language: str, generation: dict) -> str:
-    known = {token.strip("<|>") for token in generation.get("lang_to_id") or {}}
+    stated = generation.get("lang_to_id")
+    known = {token.strip("<|>") for token in stated} if isinstance(stated, dict) else set()
     if (plain := language.strip().strip("<|>").lower()) in known:
         return plain
     from whisper_tuner.labels import language_code  # it knows the names of languages, and takes seconds to import
