@@ -230,7 +230,7 @@ class _HostSync:
         """Send each distinct content once, from where an earlier attempt stopped."""
         parts = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
         need = sum(file.size - have for file, have in parts.values())
-        if need + SPARE_BYTES > state["free"]:
+        if need and need + SPARE_BYTES > state["free"]:  # a full disk keeps no host away that lacks nothing
             raise HostError(
                 self.remote.name,
                 f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {self.root}",

@@ -42,6 +42,7 @@ class Comm(ABC):
         self.bytes_sent = 0
         self.seconds = 0.0
         self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last round, by epoch
+        self.position: tuple[int, ...] = ()  # of this rank in the work: the same on all when a round ends
 
     @abstractmethod
     def all_reduce_(self, flat: Tensor) -> None:

@@ -174,8 +174,8 @@ class ElasticComm(Comm):
     def _decide(self, what: str, vote: dict[str, Any]) -> bool:
         """Vote, and hear whether all have. True if members are to regroup now. Raises PeerLost."""
         about = {"generation": self.generation, "vote": self._vote, "what": what, "digest": self._digest}
-        samples = {"samples": self.trained} if what == ROUND else {}
-        self._send({"type": "vote", **about, **samples, **vote})
+        work = {"samples": self.trained, "position": self.position} if what == ROUND else {}
+        self._send({"type": "vote", **about, **work, **vote})
         with self._counted():
             regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
         if regroup is None:

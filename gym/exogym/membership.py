@@ -174,6 +174,10 @@ class Roster:
                 raise RanksDiverged(
                     f"the weights of {host} are not those of {self.generation.members[0]} before {first['what']}"
                 )
+            if self._where(vote) != self._where(first):
+                raise RanksDiverged(
+                    f"{host} is at {self._where(vote)} in the work, {self.generation.members[0]} at {self._where(first)}"
+                )
         what = first["what"]
         self._amid = True
         if what != ENTER:
@@ -192,6 +196,11 @@ class Roster:
         if regroup:
             self._amid, self.generation = False, None
             self._gather()
+
+    @staticmethod
+    def _where(vote: dict[str, Any]) -> list[int]:
+        """A round that a stop cuts short ends at different steps."""
+        return [vote.get("round"), *(() if vote.get("cut_short") else vote.get("position", ()))]
 
     def _should_regroup(self) -> bool:
         few = len(self.generation.members) < self.min_hosts

@@ -266,7 +266,7 @@ class TrainNode:
         now = replace(now, validation_due=now.validation_due or due)
         if is_last:
             now = replace(now, epoch=now.epoch + 1, in_epoch=0)
-        self.comm.trained = self._trained
+        self.comm.trained, self.comm.position = self._trained, (now.step, now.epoch, now.in_epoch)
         result = self.strategy.step(weight, samples if weight else 0, stopping=bool(self.should_stop()))
         self._now, self._last_epoch = now, before.epoch
         return result
