@@ -174,10 +174,8 @@ class Roster:
                 raise RanksDiverged(
                     f"the weights of {host} are not those of {self.generation.members[0]} before {first['what']}"
                 )
-            if self._where(vote) != self._where(first):
-                raise RanksDiverged(
-                    f"{host} is at {self._where(vote)} in the work, {self.generation.members[0]} at {self._where(first)}"
-                )
+            if (here := self._where(vote)) != (there := self._where(first)):
+                raise RanksDiverged(f"{host} is at {here} in the work, {self.generation.members[0]} at {there}")
         what = first["what"]
         self._amid = True
         if what != ENTER:
