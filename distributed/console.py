@@ -47,8 +47,8 @@ class HostView:
             self.state, self.total_steps, self.device = "training", event["total_steps"], event["device"]
         elif kind == "step":
             self.step, self.epoch = event["step"], event["epoch"] + 1
-            self.loss = event["loss"] if event["loss"] is not None else self.loss
-            self.sent += event["bytes"] or 0
+            self.loss = self.loss if event.get("loss") is None else event["loss"]
+            self.sent += event.get("bytes") or 0
             self.memory = event.get("memory") or 0
             self.recent.append((event["seconds"], event["samples"]))
         elif kind == "round":
@@ -100,7 +100,7 @@ class RunView:
             self.hosts.setdefault(host, HostView(host)).take(event)
         if kind == "phase" and host is None:
             self.phase, self.end = event["phase"], None  # an end was that of an earlier attempt
-            for name in event.get("hosts", []):
+            for name in event.get("hosts") or ():
                 self.hosts.setdefault(name, HostView(name))
         elif kind == "lost":
             ending = "; it is not tried again" if event["given_up"] else ""

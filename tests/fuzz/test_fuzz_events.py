@@ -203,6 +203,7 @@ SENSELESS = {
     "a host that is a list": {"type": "start", "host": []},
     "hosts that are a number": {"type": "phase", "phase": "start", "hosts": 7},
     "a loss in words": {**STEP, "loss": "low"},
+    "no loss": {key: value for key, value in STEP.items() if key != "loss"},
     "bytes without end": {**STEP, "bytes": 10**400},
     "seconds that are none": {**STEP, "seconds": math.nan},
     "a status that is none": {"type": "end", "status": 77, "message": ""},

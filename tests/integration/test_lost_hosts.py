@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import sys
 import time
@@ -111,6 +112,17 @@ def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
     assert run.wait_for("paused", pauses + 1)["hosts"] == [run.address["h1"]]
     assert "paused until 2 hosts are there" in run.end()
     assert len(run.of("generation")[-1]["hosts"]) == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_gets_no_more_memory_is_started_anew(runner):
+    run = Watched(runner, "h2", epochs=6)
+    [worker] = runner.lab.processes("h2", "worker_main")
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (1, 1))
+    lost = run.wait_for("lost", 1, host=run.address["h2"])
+    assert "memory" in lost["reason"].lower(), lost
+    run.wait_for("generation", 3)
+    run.end()
 
 
 @pytest.mark.slow
