@@ -68,13 +68,14 @@ class Plan:
     damages: tuple[Fault, ...] = ()
     clocks: tuple[Fault, ...] = ()
     test: bool = False
+    round_steps: int = ROUND_STEPS
 
     def to_json(self) -> dict:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def round_samples(self) -> int:
-        return BATCH * len(self.hosts) * (1 if self.strategy == "allreduce" else ROUND_STEPS)
+        return BATCH * len(self.hosts) * (1 if self.strategy == "allreduce" else self.round_steps)
 
 
 def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[str, int]) -> Plan:
@@ -147,7 +148,13 @@ class Course:
         plan = self.plan
         self.home.mkdir(exist_ok=True)
         test = f"test = {PROJECT}/bundled/data/test.csv" if plan.test else ""
-        values = {"project": PROJECT, "batch": BATCH, "steps": ROUND_STEPS, "epochs": plan.epochs, "seed": plan.seed}
+        values = {
+            "project": PROJECT,
+            "batch": BATCH,
+            "steps": plan.round_steps,
+            "epochs": plan.epochs,
+            "seed": plan.seed,
+        }
         (self.home / "config.ini").write_text(SETTINGS.format(test=test, **values))
         workers = [{"host": self.lab[n].address, "project_path": f"~/project-{n}"} for n in plan.hosts[1:]]
         settings = {"master": self.lab[MASTER].address, "workers": workers, "python_env": str(Path(sys.prefix))}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import random
 import statistics
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ from textwrap import shorten
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.fault_run import RECORD, Course, Plan, plan  # noqa: E402
+from benchmarks.fault_run import LONG_S, RECORD, SHORT_S, Course, Plan, plan  # noqa: E402
 from benchmarks.results import write_section  # noqa: E402
-from benchmarks.verdicts import CRASH_S, SILENT_S, Story, differing, inexact  # noqa: E402
+from benchmarks.verdicts import CRASH_S, SILENT, SILENT_S, Story, differing, inexact  # noqa: E402
 from lab import Lab  # noqa: E402
 from lab.mischief import KINDS, Fault  # noqa: E402
 
@@ -35,9 +36,17 @@ RATE = "100mbit"
 SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more
 HOSTS = ("h1", "h2", "h3")
 EPOCHS = {"diloco": 10, "allreduce": 4}
-IN_TURN, FIRST_S, EVERY_S, LASTS_S = ("kill", "freeze", "cut", "slow"), 20.0, 60.0, 20.0
-MOST_MINUTES = 30
+GOODPUT_STEPS = 10  # the default, where faults are not to come in every round
+AMID = ("kill", "freeze", "sleep", "cut", "blackhole", "slow", "disk", "garbage")  # kinds that come while all train
+FIRST_S, EVERY_S = 20.0, 60.0
 LONGEST_MISS = 300  # characters; events and logs say more
+GOODPUT_HEAD = (
+    f"Three hosts of {SHARE} core, {RATE} links, DiLoCo with rounds of {GOODPUT_STEPS} steps (the default). A fault each "
+    f"minute: {', '.join(AMID)} in some order, every other one {SHORT_S[0]:.0f} to {SHORT_S[1]:.0f} s long, the rest "
+    f"{LONG_S[0]:.0f} to {LONG_S[1]:.0f} s. The master, where the launcher is, does not freeze, sleep or lose its link; "
+    "its worker is killed as others are. Samples committed, by the time from the first generation to the last commit; "
+    "away: the part of the hosts' time in which they were no members."
+)
 HEAD = (
     "kind",
     "faults",
@@ -52,7 +61,7 @@ HEAD = (
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args, self.out = args, args.out.resolve()
-        self.epochs = {"goodput": 8, "wer": 4} if args.quick else {"goodput": 24, "wer": 8}
+        self.epochs = {"calm": 4, "troubled": 8, "wer": 4} if args.quick else {"calm": 12, "troubled": 30, "wer": 8}
 
     def run(self, plan: Plan, folder: Path, cpus: float | None = None) -> dict:
         """Do a run, unless it was done before; then judge it."""
@@ -130,30 +139,31 @@ class Bench:
 
     def goodput(self) -> None:
         lines = [
-            f"Three hosts of {SHARE} core, {RATE} links, DiLoCo. A fault each minute: {', '.join(IN_TURN)} in turn, "
-            f"{LASTS_S:.0f} s each. Samples committed, by the time from the first generation to the last commit.",
+            GOODPUT_HEAD,
             "",
-            "| repeat | samples/s without faults | with | faults | ratio |",
-            "|---|---|---|---|---|",
+            "| repeat | samples/s without faults | with | faults | away | ratio |",
+            "|---|---|---|---|---|---|",
         ]
         ratios, results = [], []
         for number in range(self.args.repeats):
-            faults = tuple(every_minute(n) for n in range(MOST_MINUTES))
             calm = Plan(
                 number=number,
                 hosts=HOSTS,
                 strategy="diloco",
                 seed=self.args.seed + number,
-                epochs=self.epochs["goodput"],
+                epochs=self.epochs["calm"],
+                round_steps=GOODPUT_STEPS,
             )
+            troubled = replace(calm, epochs=self.epochs["troubled"], legs=(every_minute(calm.seed),))
             pair = [
                 self.run(each, self.out / f"goodput-{each.seed}-{name}", SHARE)
-                for name, each in (("calm", calm), ("troubled", replace(calm, legs=(faults,))))
+                for name, each in (("calm", calm), ("troubled", troubled))
             ]
             speeds = [result["speed"] for result in pair]
             ratios.append(speeds[1] / speeds[0])
             results += pair
             cells = [number + 1, f"{speeds[0]:.2f}", f"{speeds[1]:.2f}", len(pair[1]["verdicts"])]
+            cells.append(f"{100 * pair[1]['away']:.0f} %")
             lines.append(f"| {' | '.join(map(str, cells))} | {100 * ratios[-1]:.0f} % |")
         misses = [f"- {miss}" for result in results for miss in result["misses"]]
         lines += ["", f"Median: {100 * statistics.median(ratios):.0f} %."]
@@ -186,10 +196,16 @@ class Bench:
         self.write("faults: WER", lines, [run for runs in results.values() for run in runs])
 
 
-def every_minute(number: int) -> Fault:
-    kind, host = IN_TURN[number % len(IN_TURN)], HOSTS[(number + 1) % len(HOSTS)]
-    lasts = 0.0 if kind == "kill" else LASTS_S
-    return Fault(at=FIRST_S + EVERY_S * number, host=host, kind=kind, seconds=lasts, seed=number)
+def every_minute(seed: int) -> tuple[Fault, ...]:
+    """Each kind once."""
+    rng = random.Random(f"goodput {seed}")
+    planned = []
+    for number, kind in enumerate(rng.sample(AMID, len(AMID))):
+        host = rng.choice(HOSTS[1:] if kind in SILENT else HOSTS)
+        lasts = 0.0 if kind == "kill" else rng.uniform(*(SHORT_S, LONG_S)[number % 2])
+        at = FIRST_S + EVERY_S * number
+        planned.append(Fault(at=at, host=host, kind=kind, seconds=lasts, seed=rng.randrange(1 << 32)))
+    return tuple(planned)
 
 
 def judge(record: dict, plan: Plan, folder: Path) -> dict:
@@ -223,6 +239,7 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
         "model": f"final/: {final['wrong']}" if final["wrong"] else unagreed,
         "of_nobody": [f"{event['host']} was lost without a fault: {event['reason']}" for event in story.of_nobody()],
         "speed": trained / max(1.0, max(times) - min(times)) if times else 0.0,
+        "away": story.away(),
         "wer": wer,
     }
     wrong = [verdict for verdict in verdicts if verdict["problems"]]

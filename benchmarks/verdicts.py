@@ -213,6 +213,16 @@ class Story:
                 members.discard(event["host"])
         return members
 
+    def away(self) -> float:
+        """The part of all hosts' time, from the first generation to the last commit, in which they were no members."""
+        called = [event for event in self.of("generation") if event["time"] <= self.last_commit]
+        times = [*(event["time"] for event in called), self.last_commit]
+        missing = [len(self.hosts) - len(event["hosts"]) for event in called]
+        gone = sum(
+            count * (end - begin) for count, (begin, end) in zip(missing, itertools.pairwise(times), strict=True)
+        )
+        return gone / (len(self.hosts) * max(1.0, times[-1] - times[0]))
+
     def affected(self, fault: dict) -> set[str]:
         """Hosts that the launcher, which is on the master, may lose by it."""
         if fault["kind"] == "damage" or (fault["host"] == MASTER and fault["kind"] in CUTTING) or self._blinds(fault):

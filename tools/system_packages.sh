@@ -14,6 +14,8 @@ if [ "$(uname -s)" = Linux ]; then
     need ip iproute2
     need nft nftables
     need faketime faketime
+    need wireguard-go wireguard-go
+    need wg wireguard-tools
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3 python3-venv"  # the lab's hosts use it
 fi
 [ -n "$missing" ] || exit 0
