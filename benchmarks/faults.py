@@ -42,10 +42,10 @@ FIRST_S, EVERY_S = 20.0, 60.0
 LONGEST_MISS = 300  # characters; events and logs say more
 GOODPUT_HEAD = (
     f"Three hosts of {SHARE} core, {RATE} links, DiLoCo with rounds of {GOODPUT_STEPS} steps (the default). "
-    f"A fault each minute: {', '.join(AMID)} in some order, every other one {SHORT_S[0]:.0f} to {SHORT_S[1]:.0f} s long, "
-    f"the rest {LONG_S[0]:.0f} to {LONG_S[1]:.0f} s. The master, where the launcher is, does not freeze, sleep or lose "
-    "its link; its worker is killed as others are. Samples committed, by the time from the first generation to the last "
-    "commit; away: the part of the hosts' time in which they were no members."
+    f"A fault each minute: {', '.join(AMID)} in some order, every other one {SHORT_S[0]:.0f} to {SHORT_S[1]:.0f} s "
+    f"long, the rest {LONG_S[0]:.0f} to {LONG_S[1]:.0f} s. The master, where the launcher is, does not freeze, sleep "
+    "or lose its link; its worker is killed as others are. Samples committed, by the time from the first generation to "
+    "the last commit; away: the part of the hosts' time in which they were no members."
 )
 HEAD = (
     "kind",
