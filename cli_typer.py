@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from whisper_tuner.errors import ExitStatus, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 
 PROJECT = Path(__file__).resolve().parent
 if str(PROJECT / "gym") not in sys.path:
@@ -88,6 +88,8 @@ def distributed_train(
     if resume:
         from distributed.commands.resume import resume as go_on
 
+        if dry_run:
+            raise ConfigError("--dry-run shows a new run, --resume goes on with one", remedy="Leave one of them out.")
         return go_on(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
     from distributed.commands.train import distributed_train
 

@@ -1,7 +1,7 @@
 """What became of each fault, and whether a run was right as a whole, from its events alone: no lab, no torch.
 
 A fault is a dict: kind, host, began and undone (Unix seconds), words (what was done). In events, hosts go by the lab's
-names and times are this machine's (see faults.py). What `exact` holds for is a *round*: with AllReduce one step.
+names and times are this machine's (see faults.py). A *round* is one step with AllReduce.
 """
 
 from __future__ import annotations

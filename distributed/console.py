@@ -102,13 +102,16 @@ class RunView:
             self.phase, self.end = event["phase"], None  # an end was that of an earlier attempt
             for name in event.get("hosts") or ():
                 self.hosts.setdefault(name, HostView(name))
+                self._resumed, self._validated = False, 0  # a launcher has just started
         elif kind == "lost":
-            ending = "; it is not tried again" if event["given_up"] else ""
-            self.lines.append(f"{host} is lost: {event['reason']}{ending}")
+            forever = " and not tried again" if event["given_up"] else ""
+            self.lines.append(f"{host} is lost{forever}: {event['reason']}")
         elif kind == "generation":
             self._take_generation(event["number"], event["hosts"])
         elif kind == "paused":
             there = ", ".join(event["hosts"]) or "none"
+            for name in event["hosts"]:
+                self.hosts.setdefault(name, HostView(name)).state = "paused"
             self.lines.append(f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}")
         elif kind == "validation" and event["step"] > self._validated:
             self._validated = event["step"]
@@ -134,15 +137,16 @@ class RunView:
             view.state = "training" if view.total_steps else view.state
         self._generation = number
         if number > 1:
-            self.lines.append(f"going on with {', '.join(hosts)}")
+            self.lines.append(f"training goes on with {', '.join(hosts)}")
 
     def _take_resume(self, host: str, event: dict) -> None:
-        anew = "" if event.get("exactly", True) else "; its inner optimizer starts anew"
+        step, anew = event["step"], event.get("anew") and event["step"]
         if self._generation > 1:
-            self.lines.append(f"{host} joins after step {event['step']}{anew}")
+            self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts anew' if anew else ''}")
         elif not self._resumed:
             self._resumed = True
-            self.lines.append(f"goes on after step {event['step']}{anew}" if event["step"] else "begins: no checkpoint")
+            how = "; inner optimizers start anew" if anew else ""
+            self.lines.append(f"goes on after step {step}{how}" if step else "begins anew: no checkpoint")
 
     def table(self) -> Table:
         table = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))
@@ -203,7 +207,8 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Consol
                 if gone and view.end is None:
                     raise RunError(
                         f"the launcher ended without a word (status {launcher.returncode})",
-                        remedy=f"See {run_dir / 'launcher.log'}.",
+                        remedy=f"What it has, and how to go on: multimac runs show {run_dir.name}. "
+                        f"What it printed: {run_dir / 'launcher.log'}",
                     )
                 time.sleep(0.2)
             except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from exogym.errors import RanksDiverged
 from exogym.membership import Roster
 from whisper_tuner.errors import HostError, RunError
 
-from .lifeline import BEAT_S, split_line
+from .lifeline import BEAT_S, LAUNCHER_GONE, split_line
 from .machine import Process
 
 TAIL_LINES = 20
@@ -94,7 +94,9 @@ class Worker:
             number = -self.status if self.status < 0 else self.status - 128
             reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
             if number in (0, 9):
-                reason += " (that is how a system short of memory does it)"
+                reason += " (most often by a system that has run out of memory)"
+        elif self.status == LAUNCHER_GONE:
+            return "it had lost the master, and ended by itself"
         else:
             reason = f"the worker ended with status {self.status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)
@@ -176,7 +178,7 @@ class Crew:
         self._look_for_silence()
         self._look_for_stuck()
         if blamed := self.roster.tick():
-            self._drop(self.workers[blamed], "no group forms with it")
+            self._drop(self.workers[blamed], "the others cannot connect to it: another network, or a firewall?")
         for worker in self.workers.values():
             if self._is_due(worker):
                 self._start(worker)
@@ -200,7 +202,7 @@ class Crew:
         elif what == "line" and attempt == worker.life:
             self._heard(worker, content)
         elif what == "not delivered" and attempt == worker.life and worker.alive:
-            self._drop(worker, f"clips that it lacks cannot be brought there: {content}")
+            self._drop(worker, f"clips cannot be sent to it: {content}")
         elif what == "ended" and attempt == worker.life:
             self._ended(worker, content)
 
@@ -336,7 +338,7 @@ class Crew:
             try:
                 self._take_event(worker, event)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                self._drop(worker, f"it said {event['type']!r} and what that needs is not there: {error!r}")
+                self._drop(worker, f"its message {event['type']!r} is incomplete: {error!r}")
 
     def _take_event(self, worker: Worker, event: dict) -> None:
         now, kind = time.monotonic(), event["type"]

@@ -135,35 +135,53 @@ which then hold for that machine alone. See `distributed_hosts.example.json`."""
 INTRODUCTION = """\
 What the program says when something is wrong: `error: ` and the message, below it what to do. `<...>` stands for what
 depends on the case, `[...]` for what may be missing, `(... / ...)` for one of several, HOST for a host's address.
-Where a worker raises it, the message ends the run, with the host before it. What `multimac doctor` finds is described
-in [mac.md](mac.md)."""
+Where a worker raises it, it ends the run, with the host before it; a lost peer, an SSH error and, after the first
+round, what nobody foresaw only lose that host, and the run goes on. What `multimac doctor` finds is described in
+[mac.md](mac.md)."""
 
 # Rows of a manifest: no errors by themselves.
 ROWS = "Rows that are left out"
 ROW_REMEDY = "Mend the row; it is left out, or nothing begins with `bad_rows = refuse` (status 4)."
 
 # Messages that are put together from pieces: module, text, remedy, kind. A test looks the words up in the module.
-AWAKE = "Keep its lid open and its charger connected, look at its network, then go on with --resume."
+# Those without a kind end nothing.
+GOES_ON = "Nothing: the run goes on, and takes the host back (lost-hosts.md)."
+AGAIN = "The run goes on; when the same happens three times in a row, the host is not tried again."
 PIECED = [
     (
         "distributed/workers.py",
-        "HOST: nothing heard for <silence s> s: asleep, or its network is gone",
-        AWAKE,
-        "RunError",
+        "HOST is lost: nothing heard for <silence s> s: asleep, or its network is gone",
+        GOES_ON,
+        "",
     ),
-    ("distributed/workers.py", "HOST: the SSH connection was lost; its last lines: <output>", AWAKE, "RunError"),
+    ("distributed/workers.py", "HOST is lost: the SSH connection was lost; its last lines: <output>", GOES_ON, ""),
+    ("distributed/workers.py", "HOST is lost: it had lost the master, and ended by itself", GOES_ON, ""),
     (
         "distributed/workers.py",
-        "HOST: the worker was killed by <signal>; its last lines: <output>",
-        "Signal 9 is most often a lack of memory there: a smaller batch_size, accumulation or method = lora need less.",
-        "RunError",
+        "HOST is lost: the worker was killed by <signal>; its last lines: <output>",
+        f"{AGAIN} Signal 9 is most often a lack of memory there: a smaller batch_size or method = lora need less.",
+        "",
     ),
     (
         "distributed/workers.py",
-        "HOST: the worker ended with status <status>; its last lines: <output>",
-        "All that the hosts printed is in launcher.log in the run's folder.",
+        "HOST is lost: the worker ended with status <status>; its last lines: <output>",
+        f"{AGAIN} All that the hosts printed is in launcher.log in the run's folder.",
+        "",
+    ),
+    (
+        "distributed/workers.py",
+        "HOST is lost: made no step for <seconds> s while others were waiting for it",
+        f"{AGAIN} A host that is only slow needs a larger round_timeout_s.",
+        "",
+    ),
+    (
+        "distributed/workers.py",
+        "only <hosts> left, and min_hosts = <min hosts>",
+        "Look at what the hosts that are not tried again said, then go on with --resume, perhaps with other --hosts.",
         "RunError",
     ),
+    ("distributed/workers.py", "no host is left", "The same.", "RunError"),
+    ("distributed/workers.py", "every host was lost before the model was saved", "Go on with --resume.", "RunError"),
 ]
 
 STATUSES = {

@@ -122,7 +122,7 @@ def all_messages() -> str:
             groups.setdefault(_title(message.module), []).append(message)
     parts = ["# Messages", NOTE, _introduction()]
     for title in _in_order(groups):
-        rows = {(m.text, m.remedy, statuses[m.kind]) for m in groups[title]}
+        rows = {(m.text, m.remedy, statuses.get(m.kind, "")) for m in groups[title]}
         rows = sorted(rows, key=lambda row: (row[0].lower(), row))
         cells = [(_code(text), _escape(remedy), status) for text, remedy, status in rows]
         parts += [f"## {title}", _table(cells, header=("message", "what to do", "status"))]

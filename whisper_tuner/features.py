@@ -6,16 +6,17 @@ computed and kept; `pad_log_mel` appends the constant frames that the padding wo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.audio import load_audio
+from whisper_tuner.runs import DISK
 
 FORMAT = 1  # raise it when decoding, resampling or the file layout changes: old entries are then never read
 _DIGEST_BYTES = 16
@@ -99,13 +100,20 @@ def _read(entry: Path) -> np.ndarray | None:
 
 
 def _write(entry: Path, mel: np.ndarray) -> None:
+    """In place: what is half written, by a process that was killed or by another one just now, fails its hash.
+
+    A full disk costs the entry, and time in the next epoch.
+    """
     body = io.BytesIO()
     np.save(body, np.ascontiguousarray(mel), allow_pickle=False)
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=entry.parent, suffix=".part", delete=False) as file:
-        file.write(hashlib.blake2b(body.getvalue(), digest_size=_DIGEST_BYTES).digest())
-        file.write(body.getvalue())
-    Path(file.name).replace(entry)
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.write_bytes(hashlib.blake2b(body.getvalue(), digest_size=_DIGEST_BYTES).digest() + body.getvalue())
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        with contextlib.suppress(OSError):
+            entry.unlink()
 
 
 def _plain(value: object) -> object:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ExitStatus
+from .event_fields import MOST
 from .json_text import parse_json
 from .run_events import Attempt, RunEvents, Step, scan
 from .runs import disk_use, is_running
@@ -19,7 +20,6 @@ from .runs import disk_use, is_running
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
 NONSENSE = "events.jsonl holds an event that makes no sense"
-MOST = 1e15  # of anything that is counted: bytes, seconds, clips
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 Points = tuple[tuple[float, float], ...]
 

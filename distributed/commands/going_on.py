@@ -12,6 +12,7 @@ from rich.console import Console
 
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.run_folders import find_run
+from whisper_tuner.run_summary import read_run
 from whisper_tuner.runs import is_running, launcher_pid
 
 from ..console import Attached, follow
@@ -41,7 +42,8 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     for _ in range(2 if now else 1):
         Attached(run_dir, pid).send_signal(signal.SIGINT)
         time.sleep(0.2)
-    console.print("stopping now" if now else "finishing the step, then saving")
+    evaluating = read_run(run_dir).message == "evaluate"  # there is nothing to finish and save then
+    console.print("stopping now" if now or evaluating else "finishing the step, then saving")
     while is_running(run_dir):
         time.sleep(0.2)
     console.print(f"stopped; what it has: multimac runs show {run_dir.name}", soft_wrap=True)

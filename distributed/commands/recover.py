@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from rich.console import Console
 
-from whisper_tuner.errors import ExitStatus, HostError, RunError
+from whisper_tuner.errors import ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.runs import is_running
 
 from ..hosts import Host, load_hosts
@@ -39,16 +39,16 @@ class Kept:
 
 def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
     """Raises TunerError."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     machines = _machines(console, hosts_file)
     try:
         kept = [one for machine, project in machines for one in _kept(machine, project)]
         chosen = _of_one_run(kept, run)
         for one in sorted(chosen, key=lambda kept: kept.number, reverse=True):
-            console.print(f"{one.machine.name}: {one.run}, state {one.agreements}", soft_wrap=True)
+            console.print(f"{one.machine.name}: {one.run}, agreed {one.agreements} times", soft_wrap=True)
             try:
                 final = _recover(one)
-            except RunError as error:
+            except (TunerError, OSError) as error:
                 console.print(f"  {error}", soft_wrap=True)
                 continue
             console.print(f"model: {final}", soft_wrap=True)
@@ -93,7 +93,8 @@ def _of_one_run(kept: list[Kept], run: str) -> list[Kept]:
         wanted = names[-1:]
     if len(wanted) != 1:
         known = ", ".join(names) or "none"
-        raise RunError(f"{len(wanted)} runs are called {run}", remedy=f"Runs with checkpoints on these hosts: {known}.")
+        what = f"{len(wanted)} runs begin with {run}" if wanted else f"no host has checkpoints of a run {run}"
+        raise RunError(what, remedy=f"Runs with checkpoints on these hosts: {known}.")
     return [one for one in kept if one.run == wanted[0]]
 
 
@@ -118,7 +119,8 @@ def _recover(one: Kept) -> Path:
         one.machine.get(f"{one.folder}/{one.name}{SPEC}", here / f"{one.name}{SPEC}")
     spec = RunSpec.from_json((here / f"{one.name}{SPEC}").read_text(encoding="utf-8"))
     profile = profile_from_json(spec.profile or {})
-    if not Path(profile.base_model).is_absolute() and not (PROJECT / profile.base_model).exists():
+    is_sent = not Path(profile.base_model).is_absolute() and not isinstance(one.machine, LocalMachine)
+    if is_sent and not (PROJECT / profile.base_model).exists():
         fetch_folder(one.machine, f"{one.project}/{profile.base_model}", PROJECT / profile.base_model)
     try:
         state = Checkpoints(here, unquote(one.name)).load(one.number)["agreed"]["strategy"]

@@ -43,8 +43,11 @@ def resume(
     _check(run_dir, launch, name)
     if any(rank.host for rank in launch.ranks):
         launch = _bring_up_to_date(console, run_dir, launch, hosts_file, no_sync)
+    elif hosts_file or no_sync:
+        what = f"run {launch.run_id} trains on this machine alone"
+        raise ConfigError(what, remedy="Leave --hosts and --no-sync out.")
     hosts = ", ".join(rank.label for rank in launch.ranks)
-    console.print(f"{launch.name}: going on with {launch.run_id} on {hosts}", soft_wrap=True)
+    console.print(f"{launch.name}: resuming {launch.run_id} on {hosts}", soft_wrap=True)
     start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
     launcher = start_launcher(run_dir, resume=True)
     return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console, position=start)

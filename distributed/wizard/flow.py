@@ -64,7 +64,7 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
 def ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
     """Every question, to the last one."""
     draft = Draft(config_path=config, config_text=read_text(config))
-    _banner(console, draft)
+    _banner(console)
     draft.model = ask_model(questions, draft.config)
     from .data import ask_data  # numpy and soundfile, while the first question is read
 
@@ -115,7 +115,7 @@ def _hangup_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _banner(console: Console, draft: Draft) -> None:
+def _banner(console: Console) -> None:
     here = this_machine()
     lines = [
         "Fine-tune Whisper on your own speech",

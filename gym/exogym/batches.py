@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -110,9 +111,18 @@ class DealtDataset:
         order = torch.randperm(len(self), generator=generator) if self._shuffle else torch.arange(len(self))
         order = order.tolist() if left is None else order[left[order]].tolist()
         size = self._batches.batch_size
+        if len(set(weights)) > 1:
+            return self._by_weight(order, weights)
         steps = math.ceil(len(order) / (size * len(members)))
         own = [order[n :: len(members)] for n in range(len(members))]
         return [[mine[step * size : (step + 1) * size] for step in range(steps)] for mine in own]
+
+    def _by_weight(self, order: list[int], weights: Sequence[float]) -> list[list[list[int]]]:
+        """Larger batches for those with more weight."""
+        mean = sum(weights) / len(weights)
+        ends = list(accumulate(max(1, round(self._batches.batch_size * weight / mean)) for weight in weights))
+        steps = [order[first : first + ends[-1]] for first in range(0, len(order), ends[-1])]
+        return [[step[begin:end] for step in steps] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         return map(self._batches.read, steps)

@@ -174,8 +174,8 @@ class Roster:
                 raise RanksDiverged(
                     f"the weights of {host} are not those of {self.generation.members[0]} before {first['what']}"
                 )
-            if (here := self._where(vote)) != (there := self._where(first)):
-                raise RanksDiverged(f"{host} is at {here} in the work, {self.generation.members[0]} at {there}")
+            if (place := self._where(vote)) != (wanted := self._where(first)):
+                raise RanksDiverged(f"{host} is at {place} in the work, {self.generation.members[0]} at {wanted}")
         what = first["what"]
         self._amid = True
         if what != ENTER:

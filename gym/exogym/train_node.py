@@ -126,6 +126,7 @@ class TrainNode:
         self._dealt_in = 0  # the epoch
         self._speed = _Mean()  # samples a second, over the last steps
         self._writing: tuple[int, float, Future[int]] | None = None
+        self._disk_trouble = False
         self._shapes: list[torch.Size] = []
 
     def run(self) -> TrainResult:
@@ -413,8 +414,11 @@ class TrainNode:
         try:
             written = writing.result()
         except CheckpointError as error:
-            self._emit("warning", what=str(error))
+            if not self._disk_trouble:
+                self._emit("warning", what=f"no checkpoint is kept here while this lasts: {error}")
+            self._disk_trouble = True
             return
+        self._disk_trouble = False
         self._emit("checkpoint", round=agreements, bytes=written, seconds=time.perf_counter() - started)
 
     def _state_dict(self) -> dict[str, Any]:
@@ -488,7 +492,8 @@ class TrainNode:
         if not self._begun:
             self._begun, self._ranks = True, self.comm.world_size
             if self.resume or entered.checkpoint is not None:
-                self._emit("resume", round=self._now.rounds, exactly=entered.exactly)
+                anew = not entered.exactly and bool(self.strategy.own_state())
+                self._emit("resume", round=self._now.rounds, exactly=entered.exactly, anew=anew)
         elif entered.received:
             self.comm.rejoined()
         self._digest = self.digest()

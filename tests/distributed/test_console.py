@@ -47,8 +47,8 @@ def lost(host: str, *, given_up: bool = False) -> dict:
     return {"type": "lost", "host": host, "rank": 1, "reason": "the SSH connection was lost", "given_up": given_up}
 
 
-def resumed(host: str, step: int, *, exactly: bool = False) -> dict:
-    return {"type": "resume", "host": host, "rank": 1, "step": step, "epoch": 0, "round": 2, "exactly": exactly}
+def resumed(host: str, step: int, *, anew: bool = True) -> dict:
+    return {"type": "resume", "host": host, "rank": 1, "step": step, "epoch": 0, "round": 2, "anew": anew}
 
 
 def state(view: RunView, host: str) -> str:
@@ -77,11 +77,11 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
     assert told == [
         "h2 is lost: the SSH connection was lost",
-        "going on with h1, h3",
-        "going on with h1, h2, h3",
+        "training goes on with h1, h3",
+        "training goes on with h1, h2, h3",
         "h2 joins after step 3; its inner optimizer starts anew",
         "h3 is lost: the SSH connection was lost",
-        "h3 is lost: the SSH connection was lost; it is not tried again",
+        "h3 is lost and not tried again: the SSH connection was lost",
         "paused until 3 hosts are there (min_hosts); now: h1, h2",
         "paused until 3 hosts are there (min_hosts); now: none",
     ]
@@ -89,13 +89,16 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
 
 def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     view = RunView()
-    for event in (generation(1, "h1", "h2"), resumed("h1", 4, exactly=True), resumed("h2", 4, exactly=True)):
+    for event in (generation(1, "h1", "h2"), resumed("h1", 4, anew=False), resumed("h2", 4, anew=False)):
         view.take(event)
     assert view.lines == ["goes on after step 4"]
+    view.take({"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
+    view.take(resumed("h1", 8))
+    assert view.lines[1:] == ["goes on after step 8; inner optimizers start anew"]
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
         view.take(event)
-    assert view.lines == ["begins: no checkpoint"]
+    assert view.lines == ["begins anew: no checkpoint"]
 
 
 def test_the_table_tells_what_each_host_does():
@@ -112,6 +115,7 @@ def test_the_table_tells_what_each_host_does():
         ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
         (generation(2, "h1"), "1 1/4 2.000 loading"),
         (resumed("h2", 3), "1 3/4 2.000 2 loading"),
+        ({"type": "paused", "hosts": ["h2"], "min_hosts": 3}, "1 3/4 2.000 2 paused"),
         (generation(3, "h1", "h2"), "1 3/4 2.000 2 cpu"),
         ({"type": "plan", "host": "h2", "total_steps": 9, "hosts": 2}, "1 3/9 2.000 2 cpu"),
     ]:

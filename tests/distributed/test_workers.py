@@ -161,7 +161,7 @@ def test_a_killed_worker_is_lost_and_another_one_joins(crew_of):
     assert run.generations() == ["01", "0", "01"]
     [lost] = run.of("lost")
     assert (lost["host"], lost["rank"], lost["given_up"]) == ("host1", 1, False)
-    reason = "the worker was killed by signal 9 (that is how a system short of memory does it); its last lines:"
+    reason = "the worker was killed by signal 9 (most often by a system that has run out of memory); its last lines:"
     assert lost["reason"] == f"{reason}\n  host1: last words"
     assert run.posts[1].again == [False, True] and run.posts[0].again == [False]
 
@@ -286,7 +286,7 @@ def test_a_worker_that_says_less_than_it_must_is_replaced(crew_of, event):
     run.at("generation", 3, run.stop)
     run.work()
     assert run.generations() == ["01", "0", "01"]
-    assert "and what that needs is not there" in run.of("lost")[0]["reason"]
+    assert "is incomplete" in run.of("lost")[0]["reason"]
 
 
 def test_a_worker_that_makes_no_step_while_others_wait_is_replaced(crew_of):
@@ -313,7 +313,9 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
     run.at("generation", 5, run.stop)
     run.work()
     assert run.generations() == ["01", "01", "01", "0", "01"]
-    assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [("host1", "no group forms with it")]
+    assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [
+        ("host1", "the others cannot connect to it: another network, or a firewall?")
+    ]
 
 
 # starting
@@ -407,7 +409,7 @@ def test_a_host_that_does_not_take_its_files_is_given_up(crew_of, monkeypatch):
     run.posts[1].send_errors = [HostError("host1", "the disk is full")] * 1000
     run.at("lost", 1, run.stop)
     run.work()
-    assert run.of("lost")[0]["reason"] == "clips that it lacks cannot be brought there: host1: the disk is full"
+    assert run.of("lost")[0]["reason"] == "clips cannot be sent to it: host1: the disk is full"
     assert len(run.posts[1].wanted) > 2
 
 

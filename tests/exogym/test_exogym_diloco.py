@@ -77,7 +77,7 @@ def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
     assert (last is None) == (steps % H == 0)
     assert strategy.finish() is None
     assert model.w.item() == pytest.approx(1 - 0.1 * steps, rel=1e-6)
-    assert strategy.agreed().item() == model.w.item()
+    assert strategy.agreed_weights().item() == model.w.item()
     assert strategy.rounds == -(-steps // H)
 
 
@@ -93,7 +93,7 @@ def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
     strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1, **PLAIN)
     model = Scalar()
     drive(SingleComm(), strategy, [1.0], model, total=3)
-    assert strategy.agreed().data_ptr() != model.w.data_ptr()
+    assert strategy.agreed_weights().data_ptr() != model.w.data_ptr()
     positions = []
     for _ in range(3):
         model.w.grad = torch.tensor([1.0])

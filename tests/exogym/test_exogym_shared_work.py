@@ -233,6 +233,12 @@ def test_a_dataset_is_dealt_in_turn_and_read_in_micro_batches():
     assert [batch["square"].tolist() for batch in first] == [[0, 4], [16]] and empty == []
 
 
+def test_more_weight_has_larger_batches():
+    dealt = DealtDataset(Squares(), batch_size=2, shuffle=False)
+    assert dealt.plan(0, None, HOSTS[:2], (3, 1)) == [[[0, 1, 2], [4, 5, 6]], [[3], []]]
+    assert dealt.plan(0, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (3, 1)) == [[], []]
+
+
 def test_what_is_left_keeps_its_order():
     dealt = DealtDataset(Squares(), batch_size=2, seed=3)
     [whole] = dealt.plan(4, None, ("ada",), (1,))

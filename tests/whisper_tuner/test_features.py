@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +83,14 @@ def test_damaged_entries_are_computed_again(tmp_path, audio_file, damage):
     np.testing.assert_array_equal(cache.log_mel(path), first)
     assert entry.read_bytes() == whole
     assert entries(cache) == [entry]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_costs_the_entry_only(tmp_path):
+    (entry := tmp_path / "00" / "entry.mel").parent.mkdir()
+    entry.symlink_to("/dev/full")
+    features._write(entry, np.zeros((80, 3), dtype=np.float32))
+    assert not entry.is_symlink()
 
 
 def test_missing_audio_is_named(tmp_path):

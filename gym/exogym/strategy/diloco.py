@@ -86,9 +86,6 @@ class DiLoCoStrategy(Strategy):
             return None
         return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)
 
-    def agreed(self) -> Tensor:
-        return self._master
-
     def _inner_step(self, weight: float) -> float:
         scale_grads(self.parameters.parameters, 1 / weight)
         norm = clip(self.parameters.parameters, self.config.max_norm, self._where())
