@@ -131,7 +131,7 @@ def check_sleep() -> Finding:
 
 
 def judge_sleep(sleep: mac.Sleep | None, power: mac.Power | None, caffeinate: bool) -> Finding:
-    """A Mac that sleeps is lost for a run, and a master that sleeps ends it."""
+    """A Mac that sleeps is lost for a run as long; while the master does, nobody trains."""
     if sleep is None:
         return warning("`pmset -g` says nothing that is understood", "Send us its output.")
     awake = "never sleeps by itself" if not sleep.minutes else f"sleeps after {sleep.minutes} min"

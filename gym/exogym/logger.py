@@ -1,6 +1,6 @@
 """Where events go. Any callable that takes a dict will do; these are the ones that ship.
 
-Types of event: start, step, round, validation (see TrainNode). Training never waits for what a sink does with them.
+Types of event: see TrainNode. Training never waits for what a sink does with them.
 """
 
 from __future__ import annotations
