@@ -77,7 +77,7 @@ def demo() -> int:
 @app.command("distributed-train")
 def distributed_train(
     profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
-    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; wins over hosts_config, and over a resumed run's own.")] = None,
+    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; wins over others that are named.")] = None,
     resume: Resume = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,

@@ -17,7 +17,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from distributed import wheelhouse
 from distributed.ask import ask
@@ -128,7 +128,7 @@ def _public(version: str | None) -> str:
     """Without its local tag; as it stands where it is no version, as of a package that was not installed whole."""
     try:
         return Version(version).public
-    except (InvalidVersion, TypeError):
+    except (ValueError, TypeError):
         return str(version)
 
 

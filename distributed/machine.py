@@ -21,7 +21,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 # A session's first line tells its process group, so that it can be killed with all that it started. In words: a number
 # alone may be what a shell has to say, and `kill -9 -1` ends everything that the user has there.
 ANNOUNCE = 'cd "$0" && echo "process group $$" && exec "$@"'
-ANNOUNCED = re.compile(r"process group ([2-9]|[1-9][0-9]+)")
+ANNOUNCED = re.compile(r"process group ([2-9]|[1-9][0-9]{1,9})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # What an expression inside a message stands for, where its own name would tell a reader nothing.
@@ -19,6 +19,7 @@ NAMES = {
     **{"parser": "sections", "stated": "value", "bad": "line", "there": "address"},
 }
 WARNING = "a warning"
+LOADING = "loading"  # a context that makes a ModelError of whatever is raised inside
 EITHER = "\x00"  # between alternatives, until the text is whole
 # The same for whole expressions.
 EXPRESSIONS = {
@@ -61,7 +62,10 @@ class _Module:
     def messages(self) -> Iterator[Message]:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and (name := _called(node)):
-                if name in self.kinds and self._made_of_parameters(node) is None:
+                if name == LOADING:
+                    message = self._message(node, "ModelError", {})
+                    found = [replace(message, text=f"{message.text}: <reason>")]
+                elif name in self.kinds and self._made_of_parameters(node) is None:
                     found = [self._message(node, name, {})]
                 else:
                     found = self._through(node, self.makers[name]) if name in self.makers else self._told(node, name)

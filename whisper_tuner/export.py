@@ -19,6 +19,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.loading import loading
 from whisper_tuner.models import load_base, whisper_of
 from whisper_tuner.paths import expanded
 from whisper_tuner.runs import write_atomically
@@ -64,14 +65,11 @@ def load_model(
     if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
         return load_base(folder)
     base, _ = load_base(base_model or base_of(folder))
-    try:
+    remedy = "the adapter and its base model must be of the same size"
+    with loading(f"{folder} does not load as an adapter", remedy=remedy):
         processor = WhisperProcessor.from_pretrained(folder)
         base.generation_config = GenerationConfig.from_pretrained(folder)
         model = PeftModel.from_pretrained(base, folder)
-    except Exception as error:  # of a damaged folder the libraries raise whatever their code stumbles over
-        remedy = "the adapter and its base model must be of the same size"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{folder} does not load as an adapter: {reason}", remedy=remedy) from error
     return (model.merge_and_unload() if merge else model), processor
 
 

@@ -26,6 +26,7 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.hub import HUB_ID
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.labels import is_multilingual, language_code
+from whisper_tuner.loading import loading
 from whisper_tuner.paths import expanded
 from whisper_tuner.token_limit import settings_of
 
@@ -56,14 +57,11 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
     """
     name = str(expanded(path)) if expanded(path).exists() else str(path)
     _check_kind(path, name)
-    try:
+    with loading(f"{path} does not load as a Whisper model", remedy=LAYOUT):
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
         processor = WhisperProcessor.from_pretrained(name)
         _mend_generation_config(name, model)
-    except Exception as error:  # of a damaged folder the libraries raise whatever their code stumbles over
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{path} does not load as a Whisper model: {reason}", remedy=LAYOUT) from error
     _check_match(path, model, processor)
     return model, processor
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.hub import model_file
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.loading import loading
 from whisper_tuner.wer import UNSPACED
 
 MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
@@ -35,18 +36,13 @@ class TokenLimit:
         if file := model_file(self.base_model, "tokenizer.json"):
             from tokenizers import Tokenizer
 
-            try:
+            with loading(f"{file} does not load", remedy="Copy the model again."):
                 tokenizer = Tokenizer.from_file(str(file))
-            except Exception as error:  # the bindings raise no narrower class
-                raise ModelError(f"{file} does not load: {error}", remedy="Copy the model again.") from None
             return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
         from transformers import WhisperTokenizer
 
-        try:
+        with loading(f"{self.base_model} has no tokenizer", remedy="Copy the model again."):
             slow = WhisperTokenizer.from_pretrained(self.base_model)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ModelError(f"{self.base_model} has no tokenizer: {reason}", remedy="Copy the model again.") from None
         return lambda text: len(slow(text, add_special_tokens=False).input_ids)
 
 

@@ -85,6 +85,7 @@ def test_the_preflight_reads_on(data: bytes):
 @fuzz("what an environment holds", damaged_json(PROBED))
 @example(data=b'[true, {"torch": "unknown", "numpy": null}]')
 @example(data=b"1.5")
+@example(data=b'[true, {"torch": "' + b"9" * 5000 + b'"}]')
 def test_an_environment(data: bytes):
     found = outcome(environment.probe, FakeHost(data), "python", ["torch"])
     assert found is None or len(outcome(environment.unlike, PINS, found[1])) <= 2

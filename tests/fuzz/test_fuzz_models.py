@@ -87,7 +87,11 @@ def test_a_generation_config(model: Path, data: bytes):
     with_file(model, "generation_config.json", data, before_a_run)
 
 
+PANIC = {**JSON["tokenizer.json"], "model": {**JSON["tokenizer.json"]["model"], "continuing_subword_prefix": "xx"}}
+
+
 @fuzz("tokenizer.json", damaged_json(JSON["tokenizer.json"]), cost=10)
+@example(data=json.dumps(PANIC).encode())
 def test_a_tokenizer(model: Path, data: bytes):
     with_file(model, "tokenizer.json", data, before_a_run)
 

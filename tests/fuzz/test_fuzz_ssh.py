@@ -90,6 +90,7 @@ class FakeChannel:
 @fuzz("first line of a session", damaged(b"process group 4711\nhello\n"))
 @example(data=b"1\nhello\n")
 @example(data="²\nhello\n".encode())
+@example(data=b"process group " + b"9" * 5000 + b"\nhello\n")
 def test_a_session_tells_its_process_group(data: bytes):
     """It is killed by that number: a shell's own words must never be taken for it, least of all `1`, which is all."""
     process = outcome(remote.RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
