@@ -27,9 +27,21 @@ RESCUE_S = 8.0
 LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
 
 
+_writing = threading.Lock()
+
+
 def send_event(event: dict) -> None:
-    """One write, so that lines of several threads never mix."""
-    os.write(1, f"{MARK}{json.dumps(event)}\n".encode())
+    """The whole line, with none of another thread's amid it: a long one needs several writes.
+
+    Where nobody reads any more it does not return: the lifeline saves what is to be saved, and ends the process.
+    """
+    line = f"{MARK}{json.dumps(event)}\n".encode()
+    with _writing:
+        try:
+            while line:
+                line = line[os.write(1, line) :]
+        except OSError:
+            threading.Event().wait()
 
 
 def split_line(line: str) -> tuple[str, dict | None]:

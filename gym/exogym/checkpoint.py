@@ -83,6 +83,10 @@ class Checkpoints:
         """Numbers of those that are there and do not count."""
         return [number for number in self._numbers() if self._read(number) is None]
 
+    def has(self, number: int) -> bool:
+        """Whether this one is there and undamaged."""
+        return self._read(number) is not None
+
     def load(self, number: int) -> dict[str, Any]:
         """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
         record = self._read(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from exogym.membership import END, SHARES, VALIDATION
 from exogym.shared_work import SharedWork
 from exogym.strategy.strategy import StepResult, Strategy
 
+RESCUE_TRIES, RESCUE_AGAIN_S = 50, 0.1
 SPEED_MEMORY = 0.9  # of a step's speed in the next
 MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
 
@@ -121,6 +123,7 @@ class TrainNode:
         self._trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last agreement, by epoch
         self._loss = _Mean()
         self._digest: int | None = None
+        self._settled: int | None = 0  # agreements after which all of this rank's state has followed
         self._last_epoch = 0
         self._begun = self._dealt_anew = False
         self._dealt_in = 0  # the epoch
@@ -173,10 +176,13 @@ class TrainNode:
         stopped = self._catch_up()
         while not stopped:
             stopped = self._all_steps()
+            self._tell_place()
             last = None if stopped else self.strategy.finish()
             if last:
                 self._after_agreement(last)
                 stopped = last.stop
+                if not stopped:
+                    self._at_agreement(last)  # somebody may have come, and brought work
             # What a rank lost in the last round had left undone is dealt out again.
             if not self._work_left():
                 break
@@ -205,6 +211,7 @@ class TrainNode:
 
     def _catch_up(self) -> bool:
         """End the round that a stop cut short when this rank was through with it. True if somebody asks to stop."""
+        self._tell_place()
         result = self.strategy.catch_up()
         if result is None:
             return False
@@ -267,10 +274,15 @@ class TrainNode:
         now = replace(now, validation_due=now.validation_due or due)
         if is_last:
             now = replace(now, epoch=now.epoch + 1, in_epoch=0)
-        self.comm.trained, self.comm.position = self._trained, (now.step, now.epoch, now.in_epoch)
+        self._tell_place(now)
         result = self.strategy.step(weight, samples if weight else 0, stopping=bool(self.should_stop()))
         self._now, self._last_epoch = now, before.epoch
         return result
+
+    def _tell_place(self, now: Position | None = None) -> None:
+        """What goes with this rank's next vote on a round."""
+        now = now or self._now
+        self.comm.trained, self.comm.position = self._trained, (now.step, now.epoch, now.in_epoch)
 
     def _accumulate(self, batch: Batch, mean: _Mean) -> int:
         """Add one micro-batch's weighted gradient and loss; returns its number of samples."""
@@ -349,6 +361,7 @@ class TrainNode:
         if isinstance(self.train, SharedWork):
             until = (self._now.epoch, self._now.in_epoch)
             self.train.settle((since.epoch, since.in_epoch), until, self.comm.members)
+        self._settled = self.strategy.agreements
 
     def _deal(self) -> None:
         """Deal out anew what is left, if it was dealt to others than those who are here now."""
@@ -396,15 +409,25 @@ class TrainNode:
         self._note_written(at_once=at_once)
 
     def save_agreed(self) -> None:
-        """From another thread, when this process must end: what ranks last agreed on, if it is whole just now."""
+        """From another thread, when this process must end: what ranks last agreed on.
+
+        A strategy counts an agreement before it changes anything, and `_settled` is set after all is changed.
+        """
         if self.checkpoints is None or not self._begun or self.strategy.cut_short:
             return
         if writing := self._writing:
             wait([writing[2]])
-        number, digest_then = 2 * self.strategy.agreements, self._digest
-        state = {"strategy": type(self.strategy).__name__, "agreed": self.agreed_state(), "own": None}
-        if digest_then is not None and self.digest() == digest_then and number not in self.checkpoints.good():
-            self.checkpoints.save(number, state)
+        for _ in range(RESCUE_TRIES):
+            agreements = self.strategy.agreements
+            if self._settled == agreements:
+                if self.checkpoints.has(2 * agreements):
+                    return
+                state = copy.deepcopy(self.agreed_state())
+                if self.strategy.agreements == agreements:
+                    name = type(self.strategy).__name__
+                    self.checkpoints.save(2 * agreements, {"strategy": name, "agreed": state, "own": None})
+                    return
+            time.sleep(RESCUE_AGAIN_S)
 
     def _note_written(self, *, at_once: bool = False) -> None:
         """Tell of the checkpoint that was being written, once it is."""
@@ -465,6 +488,8 @@ class TrainNode:
             raise CheckpointError(f"{self.checkpoints.folder} is of another run: {was}")
         self.load_agreed_state(state["agreed"])
         own = state["own"] if exactly else None
+        if own and isinstance(self.train, SharedWork) and not set(self.comm.members) <= set(self.train.members):
+            own = None  # one of them has another name now: what was dealt to the old one is nobody's
         if own:
             self.strategy.load_own_state(own["strategy"])
             self._now, self._trained = Position(**own["now"]), own["trained"]
@@ -476,6 +501,7 @@ class TrainNode:
         return self._common_state(self.strategy.agreed_state())
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
+        self._settled = None
         self.strategy.load_agreed_state(state["strategy"])
         self._now = self._agreed = Position(**state["now"])
         self._last_epoch = self._now.epoch
@@ -483,6 +509,7 @@ class TrainNode:
         if isinstance(self.train, SharedWork):
             self.train.load_state_dict(state["work"])
         self._trained = {}
+        self._settled = self.strategy.agreements
 
     def _enter(self) -> int:
         """Come to one state with the others; returns the digest of the weights that ranks agree on."""

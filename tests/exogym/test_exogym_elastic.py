@@ -59,13 +59,14 @@ class Died(BaseException):
 class Site:
     """The roster, and a thread for each host that runs a TrainNode until the work is done or it is made to die."""
 
-    def __init__(self, strategy, *, epochs=2, min_hosts=1, folder=None, work=None, **settings):
+    def __init__(self, strategy, *, hosts=HOSTS, epochs=2, min_hosts=1, folder=None, work=None, **settings):
         self.lock = threading.RLock()  # the roster is not made for threads
         self.events, self.nodes, self.results, self.errors, self.threads = [], {}, {}, [], []
         self.mailboxes, self.groups, self.dead, self.lives = {}, {}, set(), Counter()
         self.strategy, self.epochs, self.folder, self.settings = strategy, epochs, folder, settings
-        self.roster = Roster(HOSTS, self.deliver, self.emit, min_hosts)
-        self.work = work or (lambda host: SharedWork(Sentences(), HOSTS, host))
+        self.hosts = hosts
+        self.roster = Roster(hosts, self.deliver, self.emit, min_hosts)
+        self.work = work or (lambda host: SharedWork(Sentences(), hosts, host))
         self.at_step = {}  # (host, life, step): what it does when it has made that step
         self.script = {}  # number of commits: what happens then
         self.doomed = set()  # die after their next step
@@ -119,7 +120,7 @@ class Site:
 
     def live(self, host, life, resume):
         say = lambda message: self.say(host, life, message)  # noqa: E731
-        comm = ElasticComm(host, HOSTS, self.mailboxes[host], say, self.connect)
+        comm = ElasticComm(host, self.hosts, self.mailboxes[host], say, self.connect)
         node = TrainNode(
             Slow(self.slow.get(host, 0)), comm, self.strategy(), self.work(host), epochs=self.epochs, device="cpu",
             events=lambda event: self.heard(host, life, event), resume=resume, val=self.work(host),
@@ -337,3 +338,94 @@ def test_a_source_that_cannot_be_dealt_out_anew_ends_the_run():
     site.start(*HOSTS)
     with pytest.raises(PeerLost, match="3 ranks had begun, now there are 2, and Fixed cannot be dealt out anew"):
         site.end()
+
+
+def test_stopped_while_a_fast_rank_waits_for_a_slow_one_and_resumed(tmp_path):
+    """The fast one is through with its round; its next vote is on that round, before any step."""
+    asked = threading.Event()
+    site = Site(STRATEGIES["diloco"], folder=tmp_path, should_stop=asked.is_set)
+    site.slow = {"bob": 0.05, "cy": 0.05}
+
+    def stop():
+        time.sleep(0.2)
+        site.roster.stop()
+        asked.set()
+
+    site.at_step["bob", 1, 6] = stop
+    results = site.start(*HOSTS).end()
+    assert results["ada"].steps > results["bob"].steps
+    again = Site(STRATEGIES["diloco"], folder=tmp_path)
+    again.events += site.commits()
+    again.start(*HOSTS, resume=True)
+    again.check(HOSTS)
+
+
+@both
+def test_lost_in_the_last_short_round_and_back_before_its_end(strategy):
+    """What it had is dealt out when that round has ended; and a validation is due then."""
+    site = Site(strategy if strategy is STRATEGIES["allreduce"] else lambda: DiLoCoStrategy(lr=0.02, H=12))
+    site.slow = {"ada": 0.05, "bob": 0.05}
+
+    def die():
+        threading.Timer(0.2, site.start, ["cy"]).start()
+        site.die("cy")
+
+    site.at_step["cy", 1, 14] = die
+    site.start(*HOSTS)
+    site.check(("ada", "bob"))
+
+
+def test_resumed_under_another_name(tmp_path):
+    """As when the master has another address than before: what was dealt to the old name is dealt out anew."""
+    asked = threading.Event()
+    site = Site(STRATEGIES["diloco"], folder=tmp_path, checkpoint_interval=1, should_stop=asked.is_set)
+    site.at_step["bob", 1, 6] = asked.set
+    site.start(*HOSTS).end()
+    (tmp_path / "ada").rename(tmp_path / "dee")
+    for file in (tmp_path / "dee").rglob("ada.*"):
+        file.rename(file.with_name(file.name.replace("ada", "dee")))
+    hosts = ("dee", *HOSTS[1:])
+    work = lambda host: SharedWork(Sentences(), hosts, host)  # noqa: E731
+    again = Site(STRATEGIES["diloco"], hosts=hosts, folder=tmp_path, work=work)
+    again.events += site.commits()
+    again.start(*hosts, resume=True)
+    again.check(hosts)
+
+
+def test_what_was_agreed_can_be_saved_between_any_two_steps(tmp_path):
+    """By another thread, as when the launcher is gone; no ranks have compared anything yet."""
+    site = Site(lambda: AllReduceStrategy(lr=0.02, check_interval=100), folder=tmp_path)
+    site.slow = dict.fromkeys(HOSTS, 0.01)
+    rescues = []
+
+    def rescue():
+        rescues.append(threading.Thread(target=site.nodes["ada"].save_agreed))
+        rescues[-1].start()
+
+    for step in (3, 9):
+        site.at_step["ada", 1, step] = rescue
+    site.start(*HOSTS).end()
+    for thread in rescues:
+        thread.join()
+    kept = Checkpoints(tmp_path / "ada", "ada")
+    assert len(kept.good()) == 2 and kept.good()[0] >= 2 * 3
+    assert kept.load(kept.good()[0])["agreed"]["now"]["step"] == kept.good()[0] // 2
+
+
+@both
+def test_losing_a_host_with_buffers_that_a_forward_pass_changes(strategy, monkeypatch):
+    class Norm(Slow):
+        def __init__(self, seconds):
+            super().__init__(seconds)
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def forward(self, batch):
+            self.norm(batch["inputs"].float().reshape(-1, 1))
+            return super().forward(batch)
+
+    monkeypatch.setitem(globals(), "Slow", Norm)
+    site = Site(strategy)
+    site.at_step["cy", 1, 7] = lambda: site.die("cy")
+    site.start(*HOSTS)
+    results = site.end()
+    assert results["ada"].digest == results["bob"].digest

@@ -58,9 +58,9 @@ class AllReduceStrategy(Strategy):
         with metered(self.comm) as spent:
             round = {"round": self.steps + 1, "cut_short": False}
             sums = self.comm.together(ROUND, lambda: self._sum(weight, stopping), about=lambda _: round)
+            self.steps += 1  # it counts; only now anything changes
             total, stop = self._divide(*sums) if sums else self._alone(weight, stopping)
-            lr = self.schedule.set(self.steps)
-            self.steps += 1
+            lr = self.schedule.set(self.steps - 1)
             norm = self._move() if total > 0 else None
             due = self.config.check_interval and self.steps % self.config.check_interval == 0
             compared = self._compare() if due else None
@@ -145,7 +145,10 @@ class AllReduceStrategy(Strategy):
         self._agreed_buffers = self.parameters.read_buffers()
 
     def agreed_weights(self) -> Tensor:
-        return self.parameters.read()
+        """The buffers as agreed: a forward pass that has not counted yet may have changed the model's."""
+        flat = self.parameters.read()
+        flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
+        return flat
 
 
 SimpleReduceStrategy = AllReduceStrategy
