@@ -140,7 +140,10 @@ class Story:
     def _judge_losing(self, fault: dict) -> dict:
         """Its hosts must leave in time, and the run must go on without them; or they come back before."""
         kill, members = fault["kind"] == "kill", self.members(fault["began"])
-        gone, limit = self.affected(fault) & members, CRASH_S if kill else SILENT_S
+        gone = self.affected(fault) & members
+        # A crash that the launcher cannot be told of is one more silence.
+        unheard = any(deaf["began"] < fault["began"] < deaf["undone"] for deaf in self.deaf)
+        limit = CRASH_S if kill and not unheard else SILENT_S
         if not gone:
             return verdict("was not training just then")
         others = [other for other in self.faults if other is not fault]

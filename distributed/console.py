@@ -113,6 +113,8 @@ class RunView:
             for name in event["hosts"]:
                 self.hosts.setdefault(name, HostView(name)).state = "paused"
             self.lines.append(f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}")
+        elif kind == "orphaned":
+            self.lines.append(f"waiting for {', '.join(event['hosts'])}, who may have the newest state")
         elif kind == "validation" and event["step"] > self._validated:
             self._validated = event["step"]
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")

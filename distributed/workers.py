@@ -319,7 +319,7 @@ class Crew:
         worker.lost_for = reason
         about = {"reason": reason, "given_up": worker.given_up}
         self._events({"type": "lost", "host": worker.name, "rank": worker.post.rank, **about})
-        self._tell_roster(lambda: self.roster.lost(worker.name))
+        self._tell_roster(lambda: self.roster.lost(worker.name, for_good=worker.given_up))
 
     # Listening.
 
@@ -329,7 +329,7 @@ class Crew:
             worker.silent, worker.attempt = False, 0
             self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
             if worker.ready:
-                self._tell_roster(lambda: self.roster.ready(worker.name))
+                self._tell_roster(lambda: self.roster.ready(worker.name, anew=False))
         text, event = split_line(line)
         if text.strip():
             worker.tail.append(text)

@@ -50,6 +50,7 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "lost": {"reason": _text, "given_up": _flag} | OF_HOST,
     "generation": {"number": _count, "hosts": _texts},
     "paused": {"hosts": _texts, "min_hosts": _count},
+    "orphaned": {"hosts": _texts},
     "problem": {"what": _text},
     "warning": {"what": _text},
     "model": {"path": _text},

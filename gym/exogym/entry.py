@@ -81,8 +81,9 @@ def enter(comm: Comm, rank: Entrant) -> Entered:
                 raise RanksDiverged(f"{name} and {comm.members[comm.rank]} do not share {what}")
     progress = [values[count] for values in all_ranks]
     digests = [values[count + 1] for values in all_ranks]
-    if max(progress) == NOT_BEGUN:
-        return _begin(comm, rank, digests, [set(values[count + 2 :]) - {NONE} for values in all_ranks])
+    offered = [set(values[count + 2 :]) - {NONE} for values in all_ranks]
+    if max(progress) == NOT_BEGUN or max(set.union(*offered), default=NONE) // 2 > max(progress):
+        return _begin(comm, rank, digests, offered)
     ahead = [n for n, reached in enumerate(progress) if reached == max(progress)]
     for n in ahead:
         if digests[n] != digests[ahead[0]]:
@@ -91,7 +92,7 @@ def enter(comm: Comm, rank: Entrant) -> Entered:
 
 
 def _begin(comm: Comm, rank: Entrant, digests: list[int], offers: list[set[int]]) -> Entered:
-    """Nobody remembers anything: from checkpoints if there are any, else from the weights of rank 0."""
+    """Nobody remembers anything as new as a checkpoint: from these if there are any, else from rank 0's weights."""
     damaged = [name for name, numbers in zip(comm.members, offers, strict=True) if DAMAGED in numbers]
     offers = [numbers - {DAMAGED} for numbers in offers]
     if damaged and not any(offers):

@@ -25,6 +25,8 @@ from exogym.errors import RanksDiverged
 
 ENTER, ROUND, VALIDATION, SHARES, END = "enter", "round", "validation", "shares", "end"  # what votes are for
 PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lost
+# How long to wait for those who have the newest state: where some are there who had it too, and where nobody is.
+RETURN_SOON_S, RETURN_S = 20.0, 600.0
 FRUITLESS = 2  # generations of the same members, without a vote that counted
 
 
@@ -54,7 +56,8 @@ class Roster:
 
     hosts: all names, in rank order. send(name, message) reaches one of them; emit takes events for the log.
     Members may be amid a round. If one is then lost, the others end that round among themselves; whoever has come
-    meanwhile joins at the next. Below `min_hosts` the next round has to wait.
+    meanwhile joins at the next. Below `min_hosts` the next round has to wait; so it has for those who were in when a
+    round last counted, if nobody is there who remembers it.
     """
 
     hosts: Sequence[str]
@@ -66,6 +69,9 @@ class Roster:
     ended: bool = False  # all members have voted that there is nothing left to do
     stopping: bool = False
     _present: set[str] = field(default_factory=set)
+    _last: set[str] = field(default_factory=set)  # who was in when ranks last agreed, and has that in a checkpoint
+    _remembering: set[str] = field(default_factory=set)  # those of them whose processes are the same still
+    _orphaned_since: float | None = None
     _awaited: set[str] = field(default_factory=set)
     _votes: dict[str, dict] = field(default_factory=dict)
     _vote: int = 0  # the number of the vote that is going on
@@ -84,16 +90,21 @@ class Roster:
         """Whether a generation has been called, and not all of it have entered yet."""
         return self.generation is not None and self._vote == 0
 
-    def ready(self, host: str) -> None:
-        """A process of this host has loaded what it needs, and waits to be called."""
+    def ready(self, host: str, *, anew: bool = True) -> None:
+        """A process of this host has loaded what it needs, and waits to be called. anew: it has just started."""
         self._awaited.discard(host)
         self._present.add(host)
+        if anew:
+            self._remembering.discard(host)
         self._gather()
 
-    def lost(self, host: str) -> None:
-        """It crashed, fell silent or was given up; or it never came."""
+    def lost(self, host: str, *, for_good: bool = False) -> None:
+        """It crashed, fell silent or was given up (for_good); or it never came."""
         self._awaited.discard(host)
         self._present.discard(host)
+        if for_good:
+            self._last.discard(host)
+            self._remembering.discard(host)
         if self._is_member(host) and not self.ended:
             self._regroup()
         else:
@@ -123,6 +134,7 @@ class Roster:
         """To be called often. Names a member to give up, where one must be to blame and nothing says which."""
         if self.generation is None:
             self._trouble_since = None
+            self._gather()
         if self._trouble_since is None or self.clock() - self._trouble_since < PATIENCE_S:
             return None
         self._trouble_since = None
@@ -146,7 +158,7 @@ class Roster:
 
     def _gather(self) -> None:
         """Begin a round with all who are there, if they are enough and none is amid one."""
-        if self.ended or self.generation or self._awaited or not self._present:
+        if self.ended or self.generation or self._awaited or not self._present or self._is_orphaned():
             return
         if len(self._present) < self.min_hosts and not self.stopping:
             if self._paused != self._present:
@@ -154,6 +166,18 @@ class Roster:
             self._paused = set(self._present)
         else:
             self._form([host for host in self.hosts if host in self._present])
+
+    def _is_orphaned(self) -> bool:
+        """Nobody is there who remembers the last agreement: those who may have it are waited for, not for ever."""
+        missing = self._last - self._present
+        if self.stopping or not missing or self._present & self._remembering:
+            self._orphaned_since = None
+            return False
+        if self._orphaned_since is None:
+            self._orphaned_since = self.clock()
+            self.emit({"type": "orphaned", "hosts": sorted(missing)})
+        limit = RETURN_SOON_S if self._present & self._last else RETURN_S
+        return self.clock() - self._orphaned_since < limit
 
     def _form(self, members: list[str]) -> None:
         self._formed += 1
@@ -178,6 +202,7 @@ class Roster:
                 raise RanksDiverged(f"{host} is at {place} in the work, {self.generation.members[0]} at {wanted}")
         what = first["what"]
         self._amid = True
+        self._last, self._remembering = set(self.generation.members), set(self.generation.members)
         if what != ENTER:
             self._fruitless = 0
         if what == END:

@@ -429,3 +429,39 @@ def test_losing_a_host_with_buffers_that_a_forward_pass_changes(strategy, monkey
     site.start(*HOSTS)
     results = site.end()
     assert results["ada"].digest == results["bob"].digest
+
+
+def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_path):
+    """Its newest checkpoint is ahead of what the other one remembers."""
+    site = Site(STRATEGIES["diloco"], hosts=HOSTS[:2], epochs=6, folder=tmp_path, checkpoint_interval=1)
+    awake = threading.Event()
+
+    def sleep():
+        site.tell("lost", "bob")
+        awake.wait(20)
+        site.roster.ready("bob", anew=False)
+
+    def die():
+        """Once bob has been called: the state is asked for to hand it over."""
+        if site.roster.generation.members == HOSTS[:2] and site.roster.generation.number > 2:
+            del node.agreed_state
+            site.dead.add("ada")
+            threading.Timer(0.3, site.start, ["ada"], {"resume": True}).start()
+            site.die("ada")
+        return TrainNode.agreed_state(node)
+
+    site.at_step["bob", 1, 6] = sleep
+    site.script[12] = awake.set
+    site.start(*HOSTS[:2])
+    while "ada" not in site.nodes:
+        time.sleep(0.01)
+    node = site.nodes["ada"]
+    node.agreed_state = die
+    while not site.roster.ended and not site.errors:
+        time.sleep(0.02)
+    site.end()
+    commits = site.commits()
+    kept = {commit["round"]: commit for commit in commits}  # the newest checkpoint may be a round behind
+    assert site.lives["ada"] == 2 and len(commits) - len(kept) <= 1
+    site.events[:] = kept.values()
+    site.check(HOSTS[:2])

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from exogym.errors import RanksDiverged
-from exogym.membership import END, ENTER, FRUITLESS, PATIENCE_S, ROUND, VALIDATION, Generation, Mailbox, Roster
+from exogym.membership import (
+    END,
+    ENTER,
+    FRUITLESS,
+    PATIENCE_S,
+    RETURN_S,
+    RETURN_SOON_S,
+    ROUND,
+    VALIDATION,
+    Generation,
+    Mailbox,
+    Roster,
+)
 
 HOSTS = ("ada", "bob", "cy")
 
@@ -138,8 +150,63 @@ def test_when_all_are_lost_those_who_come_begin_a_round(meeting):
     for host in HOSTS:
         meeting.roster.lost(host)
     assert meeting.generations() == [HOSTS, ("bob", "cy"), ("cy",)] and meeting.roster.generation is None
-    meeting.come("bob")
-    assert meeting.generations()[3:] == [("bob",)] and not meeting.roster.generation.amid_round
+    meeting.come(*HOSTS)
+    assert meeting.generations()[3:] == [HOSTS] and not meeting.roster.generation.amid_round
+
+
+def test_when_all_are_lost_they_wait_for_each_other_but_not_for_long(meeting):
+    """Each may have a checkpoint that the others lack."""
+    for host in HOSTS:
+        meeting.roster.lost(host)
+    meeting.come("bob", "cy")
+    assert meeting.roster.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["ada", "cy"]}
+    meeting.wait(RETURN_SOON_S - 1)
+    assert meeting.roster.generation is None
+    meeting.wait(1)
+    assert meeting.roster.generation.members == ("bob", "cy")
+
+
+def test_one_that_was_only_asleep_remembers_and_waits_for_nobody(meeting):
+    for host in HOSTS:
+        meeting.roster.lost(host)
+    meeting.roster.ready("cy", anew=False)
+    assert meeting.roster.generation.members == ("cy",)
+
+
+def test_nobody_waits_for_one_that_is_given_up(meeting):
+    for host in HOSTS:
+        meeting.roster.lost(host, for_good=host == "ada")
+    meeting.come("bob", "cy")
+    assert meeting.roster.generation.members == ("bob", "cy")
+
+
+def test_who_alone_has_the_newest_state_is_waited_for(meeting):
+    """It is lost while it hands that state over to one who was away."""
+    for host in ("bob", "cy"):
+        meeting.roster.lost(host)
+    meeting.vote(ENTER)
+    meeting.vote(ROUND)
+    meeting.roster.ready("bob", anew=False)
+    meeting.vote(ROUND)
+    assert meeting.roster.generation.members == ("ada", "bob")
+    meeting.roster.lost("ada")
+    assert meeting.roster.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["ada"]}
+    meeting.wait(RETURN_S - 1)
+    assert meeting.roster.generation is None
+    meeting.come("ada")
+    assert meeting.roster.generation.members == ("ada", "bob")
+
+
+@pytest.mark.parametrize("how", ["stop", "too late"])
+def test_the_wait_for_the_newest_state_has_an_end(meeting, how):
+    for host in HOSTS:
+        meeting.roster.lost(host)
+    meeting.come("cy")
+    if how == "stop":
+        meeting.roster.stop()
+    else:
+        meeting.wait(RETURN_SOON_S)
+    assert meeting.roster.generation.members == ("cy",)
 
 
 def test_losing_a_newcomer_is_no_matter_for_the_others(meeting):
@@ -478,7 +545,7 @@ class Meetings(RuleBasedStateMachine):
                 self.members[host] = Member(host)
             self.there.add(host)
             self.awaited.discard(host)
-            self.roster.ready(host)
+            self.roster.ready(host, anew=anew)
 
     @rule(host=any_host)
     def lose(self, host):
@@ -535,7 +602,7 @@ class Meetings(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_in_vain(self):
         enough = self.there and (self.roster.stopping or len(self.there) >= self.roster.min_hosts)
-        if enough and not self.awaited:
+        if enough and not self.awaited and self.roster._orphaned_since is None:
             assert self.roster.generation
 
     def teardown(self):
