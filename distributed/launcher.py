@@ -131,6 +131,10 @@ class Launcher:
             if not self._interrupts:
                 for post in self._posts:
                     post.drop_checkpoints()
+        except TunerError:
+            if crew:
+                crew.end(rescue=True)
+            raise
         finally:
             if crew:
                 crew.end()

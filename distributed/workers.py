@@ -16,7 +16,7 @@ from exogym.errors import RanksDiverged
 from exogym.membership import Roster
 from whisper_tuner.errors import HostError, RunError
 
-from .lifeline import BEAT_S, LAUNCHER_GONE, split_line
+from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
@@ -128,7 +128,7 @@ class Crew:
         self._trainable = 0
         self._next_beat = 0.0
         self._last_look = time.monotonic()
-        self._committed = self._ending = False
+        self._committed = self._ending = self._diverged = False
 
     def work(self, stopping: Callable[[], bool]) -> None:
         """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
@@ -146,17 +146,22 @@ class Crew:
             elif stopping() and not any(worker.alive or worker.attempt for worker in self.workers.values()):
                 raise RunError("stopped while no host was there")
 
-    def end(self) -> None:
-        """Leave no worker behind: ask, wait a moment, kill."""
+    def end(self, *, rescue: bool = False) -> None:
+        """Leave no worker behind: ask, wait a moment, kill.
+
+        rescue: the run broke off, so each first saves what was agreed, as if the launcher had died.
+        """
         self._ending = True
+        rescue = rescue and not self._diverged
         for worker in self.workers.values():
             worker.attempt = 0  # what still starts is killed by its own thread
         self._take(0)
         for worker in self.workers.values():
             if worker.process:
-                self._tell(worker, "quit")
+                if not rescue:
+                    self._tell(worker, "quit")
                 worker.process.close_stdin()
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + GRACE_S + (RESCUE_S if rescue else 0.0)
         for worker in self.workers.values():
             left = max(0.0, deadline - time.monotonic())
             if worker.process and (worker.silent or worker.process.wait(left) is None):
@@ -395,6 +400,7 @@ class Crew:
         try:
             tell()
         except RanksDiverged as error:
+            self._diverged = True
             remedy = "`multimac hosts check` compares code and packages; then start again, or resume."
             raise RunError(str(error), remedy=remedy) from error
 

@@ -525,6 +525,21 @@ def test_the_end_leaves_no_process(crew_of):
         wait_until(lambda process=process: process.poll() is not None, tell=lambda process=process: process.name)
 
 
+@pytest.mark.parametrize("breaks_off", [True, False])
+def test_when_a_run_breaks_off_the_others_save_what_was_agreed(crew_of, tmp_path, breaks_off):
+    saves = "line.rescue = lambda: Path('saved').touch()\ntrain()"
+    fails = """
+        train(rounds=2)
+        send_event({"type": "error", "kind": "NotFinite", "foreseen": True, "message": "the loss is nan"})
+        os._exit(1)
+    """
+    run = crew_of(fails, saves)
+    with pytest.raises(RunError, match="the loss is nan"):
+        run.work()
+    run.crew.end(rescue=breaks_off)
+    assert (tmp_path / "saved").exists() == breaks_off
+
+
 def test_the_end_leaves_no_process_that_has_just_started(crew_of):
     run = crew_of(TRAIN)
     run.crew._start(run.crew.workers["host0"])
