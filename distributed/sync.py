@@ -5,6 +5,7 @@ It travels as `.sync/<sha256>.part` in the host's project folder; the host check
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -175,12 +176,17 @@ class LocalHashes:
         return _File(item=item, size=stat.st_size, sha256=digest)
 
     def save(self) -> None:
+        """A full disk here keeps no host away: then files are hashed again the next time."""
         if not self.changed:
             return
-        self.index.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.index.with_name(f"{self.index.name}.{os.getpid()}-{threading.get_ident()}")
-        temporary.write_text(json.dumps(self.known))
-        temporary.replace(self.index)
+        try:
+            self.index.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(self.known))
+            temporary.replace(self.index)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 class _HostSync:

@@ -69,6 +69,13 @@ def test_only_what_changed_travels(remote, there, tmp_path):
     assert (there / "data/b").read_bytes() == b"3" * 1000
 
 
+def test_hashes_that_cannot_be_kept_keep_no_host_away(remote, there, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sync_module, "INDEX", tmp_path / "file" / "index.json")
+    run(remote, make(tmp_path / "src", {"a": b"1"}))
+    assert (there / "data/a").read_bytes() == b"1"
+
+
 def test_same_content_travels_once(remote, there, tmp_path):
     items = make(tmp_path / "src", dict.fromkeys(("a", "b", "c"), b"x" * 5000))
     assert run(remote, items).bytes == 5000
