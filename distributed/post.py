@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from .hosts import Host
 from .machine import LocalMachine, Machine, Process
 from .remote import Remote
 from .spec import CHECKPOINTS, Rendezvous, RunSpec
-from .sync import sync
+from .sync import SyncItem, sync
 
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER = "distributed.worker_main"
@@ -55,7 +56,7 @@ class HostPost:
         self._process: Process | None = None
 
     def start(self, *, again: bool) -> Process:
-        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError."""
+        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError, DataError."""
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
         machine = self._connect()
         try:
@@ -126,10 +127,17 @@ class HostPost:
         if self._process:
             machine.run(["/bin/sh", "-c", KILL_WORKER, str(self._process.pid)], timeout=10)
         if self.host:
-            from .shipment import load_items
+            from .shipment import load_audio, load_items
 
             with contextlib.suppress(RunError):  # started with --no-sync
-                sync([machine], {self.host.address: load_items(self._run_dir)[self.host.address]})
+                audio = load_audio(self._run_dir)
+                items = load_items(self._run_dir)[self.host.address]
+                # A clip that is gone here need not be gone there: it keeps no host away.
+                sync([machine], {self.host.address: [i for i in items if i.remote not in audio or _readable(i)]})
+
+
+def _readable(item: SyncItem) -> bool:
+    return os.access(item.local, os.R_OK) and item.local.is_file()
 
 
 def fetch_folder(machine: Machine, there: str, here: Path) -> None:

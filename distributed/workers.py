@@ -14,7 +14,7 @@ from typing import Protocol
 
 from exogym.errors import RanksDiverged
 from exogym.membership import Roster
-from whisper_tuner.errors import HostError, RunError
+from whisper_tuner.errors import HostError, RunError, TunerError
 
 from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
 from .machine import Process
@@ -42,7 +42,7 @@ class Post(Protocol):
     rank: int
 
     def start(self, *, again: bool) -> Process:
-        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError."""
+        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError, DataError."""
 
     def send(self, files: Sequence[str]) -> list[str]:
         """Bring files of the run to the host; returns those that cannot be sent. Raises HostError."""
@@ -222,7 +222,7 @@ class Crew:
         def start() -> None:
             try:
                 process = worker.post.start(again=again)
-            except HostError as error:
+            except TunerError as error:  # the host's, or a file of the run that cannot be read here
                 self._inbox.put((worker, attempt, "not started", error))
                 return
             if attempt != worker.attempt:
@@ -251,7 +251,7 @@ class Crew:
         if self.roster.stopping:
             self._tell(worker, "stop")
 
-    def _not_started(self, worker: Worker, error: HostError) -> None:
+    def _not_started(self, worker: Worker, error: TunerError) -> None:
         worker.attempt = 0
         if not self._committed and worker.life == 0:
             raise error

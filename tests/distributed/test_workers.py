@@ -21,7 +21,7 @@ from distributed.machine import LocalMachine
 from distributed.post import PROJECT, environment
 from distributed.workers import Crew
 from exogym import membership
-from whisper_tuner.errors import HostError, RunError
+from whisper_tuner.errors import DataError, HostError, RunError
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_worker.py"))]
 TRAIN = "train()"
@@ -39,6 +39,7 @@ class ToyPost:
         self.name, self.rank = f"host{rank}", rank
         self.do, self.folder = do, folder
         self.unreachable: set[int] = set()
+        self.refusal: Exception = HostError(self.name, "no route to host")
         self.silence_s = 20.0
         self.tries: list[tuple[float, bool]] = []  # when, and `again`
         self.processes = []
@@ -53,7 +54,7 @@ class ToyPost:
     def start(self, *, again: bool):
         self.tries.append((time.monotonic(), again))
         if len(self.tries) in self.unreachable:
-            raise HostError(self.name, "no route to host")
+            raise self.refusal
         process = LocalMachine(self.name).start(TOY, env=environment(PROJECT), cwd=str(self.folder))
         self.processes.append(process)
         process.write(spec_of(self.do, life=len(self.processes), silence_s=self.silence_s))
@@ -341,6 +342,25 @@ def test_a_host_that_cannot_be_reached_later_is_tried_again_and_again(crew_of, m
     assert waits[1] >= 0.1 and waits[2] >= 0.2 and waits[3] >= 0.2
     assert len(run.of("lost")) == 1 and len([line for line in run.log if "no route to host" in line]) == 3
     assert run.generations() == ["01", "0", "01"]
+
+
+def test_a_host_whose_files_cannot_be_read_here_is_tried_again(crew_of):
+    run = crew_of(TRAIN, TRAIN, min_hosts=2)
+    run.posts[1].unreachable, run.posts[1].refusal = {2, 3}, DataError("model.safetensors: cannot be read")
+    run.at("commit", 2, run.signal(1, signal.SIGKILL))
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert run.posts[1].again == [False, True, True, True]
+    assert run.log == ["host1: model.safetensors: cannot be read"] * 2
+
+
+def test_the_first_stop_ends_a_run_whose_files_cannot_be_read_here(crew_of):
+    run = crew_of(TRAIN)
+    run.posts[0].unreachable, run.posts[0].refusal = set(range(2, 100)), DataError("train.csv: cannot be read")
+    run.at("commit", 1, run.signal(0, signal.SIGKILL))
+    run.at("lost", 1, lambda: threading.Timer(0.3, run.stop).start())
+    with pytest.raises(RunError, match="stopped while no host was there"):
+        run.work()
 
 
 HELLO = "send_event({'type': 'hello', 'pid': 1, 'system': '%s', 'source': %s});"

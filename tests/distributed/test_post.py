@@ -1,0 +1,68 @@
+"""A post over real SSH, with a worker that only repeats what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distributed import sync as sync_module
+from distributed.post import HostPost, Rank
+from distributed.shipment import save_items
+from distributed.spec import RunSpec
+from distributed.sync import SyncItem
+from whisper_tuner.errors import DataError
+
+MODEL = "model/weights"
+
+
+@pytest.fixture(autouse=True)
+def own_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(sync_module, "INDEX", tmp_path / "index.json")
+
+
+@pytest.fixture
+def there(ssh_server) -> Path:
+    return Path(ssh_server.host.project_path)
+
+
+@pytest.fixture
+def post(ssh_server, tmp_path, there):
+    """Its run has a model and the clips 0.wav to 39.wav, of which this host has the first three in its shard."""
+    worker = tmp_path / "python"
+    worker.write_text("#!/bin/sh\nexec cat\n")
+    worker.chmod(0o700)
+    there.mkdir()
+    host = replace(ssh_server.host, python_env=str(worker))
+    items = [SyncItem(local=tmp_path / name, remote=name) for name in (MODEL, *clips(40))]
+    for item in items:
+        item.local.parent.mkdir(exist_ok=True)
+        item.local.write_bytes(item.remote.encode() * 1000)
+    save_items(tmp_path, {host.address: items[:4]}, items[1:])
+    spec = RunSpec(run_id="run", run_dir="runs/run", cache_dir="cache")
+    post = HostPost(Rank(label="host", spec=spec, host=host), tmp_path, None, resume=False)
+    yield post
+    post.close()
+
+
+def clips(count: int) -> list[str]:
+    return [f"{number}.wav" for number in range(count)]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.wav")}
+
+
+def test_a_worker_started_again_finds_its_files_but_a_clip_that_is_gone_here(post, there, tmp_path):
+    (tmp_path / "1.wav").unlink()
+    process = post.start(again=True)
+    assert RunSpec.from_json(next(process.lines())).resume
+    process.kill()
+    assert (there / MODEL).is_file() and names(there) == {"0.wav", "2.wav"}
+
+
+def test_no_worker_is_started_again_while_its_model_is_gone_here(post, tmp_path):
+    (tmp_path / MODEL).unlink()
+    with pytest.raises(DataError, match="weights: cannot be read"):
+        post.start(again=True)
