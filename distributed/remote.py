@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import os
 import shlex
 import socket
 import threading
@@ -115,12 +116,15 @@ class Remote:
     def append(
         self, local: Path, remote: str, *, offset: int = 0, sent: Callable[[int], None], chunk: int = 1 << 18
     ) -> None:
-        """Write `local` from `offset` on into the absolute path `remote`; calls sent(bytes) as it goes, mode 0600."""
+        """Write `local` from `offset` on into the absolute path `remote`; calls sent(bytes) as it goes, mode 0600.
+
+        Raises HostError, and OSError if `local` cannot be opened.
+        """
         mode = "ab" if offset else "wb"
         with (
+            local.open("rb") as source,  # not the host's fault
             self._errors(f"cannot write {remote}"),
             self.sftp() as sftp,
-            local.open("rb") as source,
             sftp.open(remote, mode) as target,
         ):
             target.chmod(0o600)
@@ -130,8 +134,8 @@ class Remote:
                 target.write(block)
                 sent(len(block))
             # Pipelined writes do not report their failure.
-            arrived = sftp.stat(remote).st_size
-        if arrived < local.stat().st_size:
+            arrived, size = sftp.stat(remote).st_size, os.fstat(source.fileno()).st_size
+        if arrived < size:
             remedy = "Is its disk full?"
             raise HostError(self.name, f"cannot write {remote}: it stops at {arrived} bytes", remedy=remedy)
 

@@ -171,8 +171,7 @@ class LocalHashes:
                     self.known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
                     self.changed = True
         except OSError as error:
-            remedy = "Look at its permissions, or whether it was moved."
-            raise DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy) from error
+            raise _unreadable(item, error) from error
         return _File(item=item, size=stat.st_size, sha256=digest)
 
     def save(self) -> None:
@@ -187,6 +186,11 @@ class LocalHashes:
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def _unreadable(item: SyncItem, error: OSError) -> DataError:
+    remedy = "Look at its permissions, or whether it was moved."
+    return DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
 class _HostSync:
@@ -260,6 +264,8 @@ class _HostSync:
                 self.remote.append(file.item.local, target, offset=have, sent=sent)
             except HostError as error:
                 self.explain(error, name)
+            except OSError as error:
+                raise _unreadable(file.item, error) from error
 
     def explain(self, error: HostError, name: str) -> NoReturn:
         """SFTP says no more than 'Failure' when a disk is full: look, if the host still answers."""

@@ -138,6 +138,26 @@ def test_a_file_that_changes_while_it_is_sent_is_refused(remote, there, tmp_path
     assert not (there / "data/big").exists()
 
 
+def test_a_file_that_is_moved_while_it_is_sent_arrives(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"big": b"1" * 600_000})
+    run(remote, items, progress=lambda *_: (tmp_path / "src/big").unlink(missing_ok=True))
+    assert (there / "data/big").read_bytes() == b"1" * 600_000
+
+
+def test_a_file_that_is_moved_before_it_is_sent_is_named(remote, tmp_path, monkeypatch):
+    items = make(tmp_path / "src", {"a": b"1"})
+    check = sync_module._HostSync.check
+
+    def check_and_move(self):
+        state = check(self)
+        (tmp_path / "src/a").unlink()
+        return state
+
+    monkeypatch.setattr(sync_module._HostSync, "check", check_and_move)
+    with pytest.raises(DataError, match="src/a: cannot be read"):
+        run(remote, items)
+
+
 def test_stale_code_is_removed_but_nothing_of_others(remote, there, tmp_path):
     items = make(tmp_path / "src", {"pkg/old.py": b"old", "pkg/new.py": b"new", "other/x": b"x"})
     run(remote, items)
