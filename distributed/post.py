@@ -7,19 +7,20 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from whisper_tuner.errors import HostError, RunError
+from whisper_tuner.errors import DataError, HostError, RunError
 
 from .hosts import Host
 from .machine import LocalMachine, Machine, Process
 from .remote import Remote
 from .spec import CHECKPOINTS, Rendezvous, RunSpec
-from .sync import SyncItem, sync
+from .sync import Progress, SyncItem, sync
 
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER = "distributed.worker_main"
+GROUP_FILES, GROUP_BYTES = 16, 8 << 20  # of the audio that is sent at once: over a slow link a step waits for no more
 # The number of a process may long be another's when the host has been restarted.
 KILL_WORKER = f'case "$(ps -o args= -p "$0")" in *{WORKER}*) kill -9 "-$0";; esac'
 
@@ -76,19 +77,30 @@ class HostPost:
             old.close()
         return process
 
-    def send(self, files: Sequence[str]) -> list[str]:
-        """Bring audio of the run to the host; returns what cannot be brought. Raises HostError, RunError."""
+    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+        """Bring audio of the run to the host, in this order and a few files at a time, each usable at once.
+
+        Yields after each time how many files are done with, and which of these cannot be brought. Raises RunError, and
+        HostError, also as soon as it is not `wanted` any more.
+        """
         if not self.host:
-            return list(files)
+            yield len(files), list(files)
+            return
         from .shipment import load_audio
+
+        def go_on(*_progress) -> None:
+            if not wanted():
+                raise HostError(self.name, "nobody waits for its audio any more")
 
         known = load_audio(self._run_dir)
         remote = Remote.connect(self.host)
         try:
-            sync([remote], {self.host.address: [known[name] for name in files if name in known]})
+            for names in _groups(files, known):
+                items = [known[name] for name in names if name in known]
+                unsent = _bring(remote, items, go_on)
+                yield len(names), [name for name in names if name in unsent or name not in known]
         finally:
             remote.close()
-        return [name for name in files if name not in known]
 
     def fetch(self, folder: str) -> None:
         """Copy a folder of the run's folder there to the one here. Raises HostError."""
@@ -134,6 +146,30 @@ class HostPost:
                 items = load_items(self._run_dir)[self.host.address]
                 # A clip that is gone here need not be gone there: it keeps no host away.
                 sync([machine], {self.host.address: [i for i in items if i.remote not in audio or _readable(i)]})
+
+
+def _groups(files: Sequence[str], known: Mapping[str, SyncItem]) -> Iterator[list[str]]:
+    group, size = [], 0
+    for name in files:
+        group.append(name)
+        with contextlib.suppress(KeyError, OSError):
+            size += known[name].local.stat().st_size
+        if len(group) == GROUP_FILES or size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _bring(remote: Remote, items: Sequence[SyncItem], progress: Progress) -> list[str]:
+    """Returns those that cannot be read here: they do not keep the others. Raises HostError."""
+    try:
+        sync([remote], {remote.name: items}, progress)
+    except DataError:
+        if len(items) == 1:
+            return [items[0].remote]
+        return [name for item in items for name in _bring(remote, [item], progress)]
+    return []
 
 
 def _readable(item: SyncItem) -> bool:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,8 +44,11 @@ class Post(Protocol):
     def start(self, *, again: bool) -> Process:
         """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError, DataError."""
 
-    def send(self, files: Sequence[str]) -> list[str]:
-        """Bring files of the run to the host; returns those that cannot be sent. Raises HostError."""
+    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+        """Bring files of the run to the host, a few at a time, in this order and as long as they are wanted.
+
+        Yields how many are done with each time, and which of these cannot be sent. Raises HostError, RunError.
+        """
 
     def fetch(self, folder: str) -> None:
         """Copy a folder of the run's folder there to the one here. Raises HostError."""
@@ -363,7 +366,8 @@ class Crew:
         elif kind == "alive":
             pass
         elif kind == "want":
-            threading.Thread(target=self._deliver, args=(worker, worker.life, event["files"]), daemon=True).start()
+            files = [str(name) for name in event["files"]]
+            threading.Thread(target=self._deliver, args=(worker, worker.life, files), daemon=True).start()
         else:
             if kind == "error":
                 worker.error = event
@@ -421,21 +425,30 @@ class Crew:
 
     def _deliver(self, worker: Worker, life: int, files: list[str]) -> None:
         """Again and again: clips that do not come would be left out. A host that cannot take them is given up."""
+
+        def wanted() -> bool:
+            return worker.life == life and worker.status is None
+
         deadline = time.monotonic() + DELIVERY_S
-        while worker.life == life and worker.status is None:
+        while files and wanted():
             try:
-                unsent = worker.post.send(files)
-            except RunError:
-                unsent = files
+                for count, unsent in worker.post.send(files, wanted):
+                    files, deadline = files[count:], time.monotonic() + DELIVERY_S
+                    self._tell_unsent(worker, unsent)
             except HostError as error:
-                if time.monotonic() > deadline:
+                if worker.silent:  # when it wakes up it still waits for them
+                    deadline = time.monotonic() + DELIVERY_S
+                elif time.monotonic() > deadline:
                     self._inbox.put((worker, life, "not delivered", error))
                     return
                 time.sleep(DELIVERY_AGAIN_S)
-                continue
-            if unsent:
-                self._tell(worker, json.dumps({"type": "unsent", "files": unsent}))
-            return
+            except TunerError:  # what is to be sent is not known
+                self._tell_unsent(worker, files)
+                return
+
+    def _tell_unsent(self, worker: Worker, files: list[str]) -> None:
+        if files:
+            self._tell(worker, json.dumps({"type": "unsent", "files": files}))
 
     # The end.
 

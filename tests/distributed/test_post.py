@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from distributed import post as post_module
 from distributed import sync as sync_module
 from distributed.post import HostPost, Rank
 from distributed.shipment import save_items
 from distributed.spec import RunSpec
 from distributed.sync import SyncItem
-from whisper_tuner.errors import DataError
+from whisper_tuner.errors import DataError, HostError
 
 MODEL = "model/weights"
 
@@ -66,3 +67,25 @@ def test_no_worker_is_started_again_while_its_model_is_gone_here(post, tmp_path)
     (tmp_path / MODEL).unlink()
     with pytest.raises(DataError, match="weights: cannot be read"):
         post.start(again=True)
+
+
+def test_clips_are_sent_in_order_and_a_few_at_a_time(post, there, monkeypatch):
+    done = post.send(clips(40), lambda: True)
+    assert next(done) == (16, []) and names(there) == set(clips(16))
+    monkeypatch.setattr(post_module, "GROUP_BYTES", 10_000)
+    assert next(done) == (2, [])  # of 6000 bytes each
+    assert [count for count, _ in done] == [2] * 11 and names(there) == set(clips(40))
+
+
+def test_a_clip_that_cannot_be_read_here_does_not_keep_the_others(post, there, tmp_path):
+    (tmp_path / "1.wav").unlink()
+    (tmp_path / "2.wav").unlink()
+    (tmp_path / "2.wav").mkdir()
+    assert list(post.send([*clips(4), "unknown.wav"], lambda: True)) == [(5, ["1.wav", "2.wav", "unknown.wav"])]
+    assert names(there) == {"0.wav", "3.wav"}
+
+
+def test_nothing_is_sent_that_nobody_waits_for(post, there):
+    with pytest.raises(HostError, match="nobody waits"):
+        list(post.send(clips(4), lambda: False))
+    assert not names(there)

@@ -44,7 +44,7 @@ class ToyPost:
         self.tries: list[tuple[float, bool]] = []  # when, and `again`
         self.processes = []
         self.wanted, self.unsendable = [], []
-        self.send_errors: list[Exception] = []  # of the first tries
+        self.send_errors: list[Exception | None] = []  # of the first files
         self.fetched, self.fetch = [], lambda folder: self.fetched.append(folder)
 
     @property
@@ -60,11 +60,13 @@ class ToyPost:
         process.write(spec_of(self.do, life=len(self.processes), silence_s=self.silence_s))
         return process
 
-    def send(self, files):
+    def send(self, files, wanted):
+        """One file at a time."""
         self.wanted.append(files)
-        if self.send_errors:
-            raise self.send_errors.pop(0)
-        return self.unsendable
+        for name in files:
+            if self.send_errors and (error := self.send_errors.pop(0)):
+                raise error
+            yield 1, [name] if name in self.unsendable else []
 
 
 class Run:
@@ -412,6 +414,61 @@ def test_files_that_a_worker_wants_are_sent_and_the_others_named(crew_of, monkey
     run.work()
     assert run.posts[0].wanted == [["a.wav", "b.wav"]] * (1 + len(first)) and run.log == ["host0: unsent b.wav"]
     assert not run.of("lost")
+
+
+def test_what_has_arrived_before_the_connection_was_lost_is_not_sent_again(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.1)
+    run = crew_of(f"{WANT}\ntrain(all_rounds=1)")
+    run.posts[0].send_errors, run.posts[0].unsendable = [None, HostError("host0", "lost")], ["b.wav"]
+    run.work()
+    assert run.posts[0].wanted == [["a.wav", "b.wav"], ["b.wav"]]
+
+
+def test_a_host_that_takes_its_files_slowly_is_not_given_up(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.3)
+    monkeypatch.setattr(workers, "DELIVERY_S", 0.25)
+    run = crew_of(f"{WANT}\ntrain(all_rounds=1)")
+    lost = HostError("host0", "lost")
+    run.posts[0].send_errors, run.posts[0].unsendable = [lost, None, lost], ["b.wav"]
+    run.work()
+    assert not run.of("lost")
+
+
+def test_a_host_that_sleeps_is_sent_its_files_when_it_wakes_up(crew_of, monkeypatch):
+    for name, value in {"SILENCE_S": 0.8, "DELIVERY_AGAIN_S": 0.05, "DELIVERY_S": 1.2}.items():
+        monkeypatch.setattr(workers, name, value)
+    run = crew_of(TRAIN, f"train(rounds=1)\n{WANT}\ntrain()")
+    send = run.posts[1].send
+
+    def send_if_awake(files, wanted):
+        if not run.of("back"):
+            if not run.of("lost"):
+                run.signal(1, signal.SIGSTOP)()
+            raise HostError("host1", "no route to host")
+        yield from send(files, wanted)
+
+    run.posts[1].send, run.posts[1].unsendable = send_if_awake, ["b.wav"]
+    run.at("lost", 1, lambda: threading.Timer(1.5, run.signal(1, signal.SIGCONT)).start())
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert len(run.of("lost")) == 1 and "host1: unsent b.wav" in run.log
+
+
+def test_nothing_more_is_sent_once_the_worker_has_ended(crew_of):
+    run = crew_of(TRAIN, f"train(rounds=1)\nif life == 1:\n{textwrap.indent(WANT, '    ')}\ntrain()")
+    ended = threading.Event()
+
+    def send(files, wanted):
+        run.signal(1, signal.SIGKILL)()
+        while wanted():
+            time.sleep(0.02)
+            yield 0, []
+        ended.set()
+
+    run.posts[1].send = send
+    run.at("lost", 1, run.stop)
+    run.work()
+    assert ended.wait(5)
 
 
 def test_no_file_is_sent_of_a_run_that_does_not_know_them(crew_of):

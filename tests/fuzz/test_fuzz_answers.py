@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from damage import damaged_json
 from fuzzing import fuzz, outcome
@@ -101,8 +101,8 @@ class FakePost:
     def __init__(self, rank: int):
         self.name, self.rank = f"host{rank}", rank
 
-    def send(self, files: list[str]) -> list[str]:
-        return files
+    def send(self, files: list[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+        yield len(files), files
 
 
 def followed(data: bytes) -> list[dict]:
