@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from whisper_tuner.dataset import Sample
 
 from .lifeline import Lifeline
 
 POLL_S = 0.2
-LONGEST_S = 600.0
+LOOK_S = 5.0  # between two words to the launcher, which otherwise takes a worker that makes no step for stuck
+LONGEST_S = 600.0  # without the arrival of a single file
 
 
 class Delivery:
@@ -20,6 +22,8 @@ class Delivery:
     def __init__(self, events: Callable[[dict], None], lifeline: Lifeline):
         self._events, self._lifeline = events, lifeline
         self._wanted: set[str] = set()
+        self._next_look = 0.0
+        self._last_arrival = 0.0
 
     def order(self, samples: Sequence[Sample]) -> None:
         """In the order in which they will be needed; what is there already, or on its way, is not asked for again."""
@@ -30,11 +34,24 @@ class Delivery:
 
     def wait(self, sample: Sample) -> None:
         """Until the file is there, or will not come: then whoever opens it will say so."""
-        deadline = time.monotonic() + LONGEST_S
-        while _name(sample) in self._wanted and not sample.audio.exists():
-            if _name(sample) in self._lifeline.unsent or time.monotonic() > deadline:
+        name, began = _name(sample), time.monotonic()
+        while name in self._wanted and not sample.audio.exists():
+            self._look()
+            quiet_since = max(began, self._last_arrival)
+            if name in self._lifeline.unsent or time.monotonic() - quiet_since > LONGEST_S:
                 return
             time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Now and then: what has arrived? The launcher hears that this worker waits."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        if arrived := {name for name in list(self._wanted) if Path(name).exists()}:
+            self._wanted -= arrived
+            self._last_arrival = now
+        self._events({"type": "alive"})
 
 
 def _name(sample: Sample) -> str:

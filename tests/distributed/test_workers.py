@@ -303,6 +303,14 @@ def test_a_worker_that_makes_no_step_while_others_wait_is_replaced(crew_of):
     assert run.posts[1].processes[0].poll() is not None
 
 
+def test_a_worker_that_says_why_it_makes_no_step_is_waited_for(crew_of):
+    waits = "train(rounds=2)\nfor _ in range(10):\n    send_event({'type': 'alive'})\n    time.sleep(0.1)"
+    run = crew_of(TRAIN, f"{waits}\nos._exit(3)", patience_s=0.5)
+    run.at("lost", 1, run.stop)
+    run.work()
+    assert "ended with status 3" in run.of("lost")[0]["reason"]
+
+
 def test_one_with_whom_no_group_forms_is_replaced(crew_of):
     never_enters = """
         send_event({"type": "ready"})
