@@ -37,43 +37,64 @@ class Checkpoints:
     def save(self, number: int, state: dict[str, Any]) -> int:
         """Write and then drop the oldest; `state` may nest dicts, lists, tuples, tensors, numbers and text.
 
-        Returns the bytes written. Raises CheckpointError (disk full, no permission).
+        Later ones stay: this may be the agreement before a state inside a round. Returns the bytes written.
+        Raises CheckpointError (disk full, no permission).
         """
         tensors: dict[str, torch.Tensor] = {}
-        return self._write(number, to_tree(state, tensors), tensors)
+        return self._writer.submit(self._write, number, to_tree(state, tensors), tensors).result()
 
     def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
-        """As save, from a copy of the state; waits for an earlier one that is still being written."""
+        """As save, from a copy of the state, and waits for an earlier one that is still being written.
+
+        Later ones are void: they are of a course that was given up when this rank went on from an earlier state.
+        """
         wait([self._writing] if self._writing else [])
         tensors: dict[str, torch.Tensor] = {}
         tree = to_tree(state, tensors)
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._writing = self._writer.submit(self._write, number, tree, copies)
+        self._writing = self._writer.submit(self._write, number, tree, copies, later_void=True)
         return self._writing
 
-    def _write(self, number: int, tree: Any, tensors: dict[str, torch.Tensor]) -> int:
+    def _write(self, number: int, tree: Any, tensors: dict[str, torch.Tensor], *, later_void: bool = False) -> int:
         weights, index = self._files(number)
+        weights_part, index_part = _part(weights), _part(index)
         try:
+            self._sweep()
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             weights.parent.mkdir(exist_ok=True)
-            part = index.with_name(index.name + ".part")
-            save_file(tensors, part)
-            part.chmod(0o600)
-            record = {"format": FORMAT, "number": number, "sha256": _sha256(part), "state": tree}
+            save_file(tensors, weights_part)
+            weights_part.chmod(0o600)
+            record = {"format": FORMAT, "number": number, "sha256": _sha256(weights_part), "state": tree}
             record["check"] = _check(record)
-            _sync(part)
-            part.replace(weights)
-            part.touch(mode=0o600)
-            part.write_text(json.dumps(record), encoding="utf-8")
-            _sync(part)
-            part.replace(index)
+            index_part.touch(mode=0o600)
+            index_part.write_text(json.dumps(record), encoding="utf-8")
+            for part in (weights_part, index_part):
+                _sync(part)
+            weights_part.replace(weights)  # from here on one that was there before is gone
+            index_part.replace(index)
+            size = weights.stat().st_size + index.stat().st_size
         except (OSError, SafetensorError) as error:
-            with contextlib.suppress(OSError):
-                self._remove(number)
+            _unlink(weights_part, index_part)
             raise CheckpointError(f"{weights.parent}: cannot be written: {error}") from error
-        for old in self._numbers()[: -self.keep]:
-            self._remove(old)
-        return weights.stat().st_size + index.stat().st_size
+        self._prune(number, later_void)
+        return size
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left half done: it may be what fills the disk."""
+        for number in self._folders():
+            weights, index = self._files(number)
+            _unlink(_part(weights), _part(index), *([] if index.is_file() else [weights]))
+
+    def _prune(self, number: int, later_void: bool) -> None:
+        kept = [earlier for earlier in self._numbers() if earlier <= number][-self.keep :]
+        for other in self._folders():
+            if other in kept or (other > number and not later_void):
+                continue
+            weights, index = self._files(other)
+            _unlink(index, weights)
+            if other < number:  # into a later one another rank of this machine may just be writing
+                with contextlib.suppress(OSError):
+                    weights.parent.rmdir()
 
     def good(self) -> list[int]:
         """Numbers of the undamaged checkpoints, ascending."""
@@ -95,8 +116,10 @@ class Checkpoints:
         return from_tree(record["state"], load_file(self._files(number)[0]))
 
     def _numbers(self) -> list[int]:
-        names = [path.name for path in self.folder.glob("*") if path.name.isdecimal()]
-        return sorted(int(name) for name in names if self._files(int(name))[1].is_file())
+        return [number for number in self._folders() if self._files(number)[1].is_file()]
+
+    def _folders(self) -> list[int]:
+        return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdecimal())
 
     def _files(self, number: int) -> tuple[Path, Path]:
         folder = self.folder / f"{number:07d}"
@@ -110,13 +133,6 @@ class Checkpoints:
             return record if whole and (record["format"], record["number"]) == (FORMAT, number) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-
-    def _remove(self, number: int) -> None:
-        weights, index = self._files(number)
-        for file in (index, weights, index.with_name(index.name + ".part")):
-            file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other ranks of this machine may have theirs in it
-            weights.parent.rmdir()
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -163,6 +179,16 @@ def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {from_tree(key, tensors): from_tree(item, tensors) for key, item in content}
     items = [from_tree(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items
+
+
+def _part(file: Path) -> Path:
+    return file.with_name(file.name + ".part")
+
+
+def _unlink(*files: Path) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def _check(record: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@ import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, TrainNode
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, TrainNode, checkpoint
 from exogym.errors import CheckpointError
 
 STATE = {
@@ -52,6 +52,58 @@ def test_a_damaged_one_does_not_count(tmp_path, name, damage):
         kept.load(2)
     kept.save(2, STATE)
     assert kept.good() == [1, 2]
+
+
+@pytest.mark.parametrize("left", [["rank0.json.part"], ["rank0.safetensors.part"], ["rank0.safetensors"]])
+@pytest.mark.parametrize("number", [2, 3, 9])
+def test_what_a_killed_process_left_half_done_goes_with_the_next_write(tmp_path, left, number):
+    kept, other = Checkpoints(tmp_path, "rank0"), Checkpoints(tmp_path, "rank1")
+    kept.save(2, STATE)
+    other.save(number, STATE)
+    whole = {path for path in tmp_path.rglob("*") if path.is_file()}
+    for name in left:
+        (tmp_path / f"{number:07d}" / name).touch()
+    kept.save(4, STATE)
+    assert kept.good() == [2, 4] and other.good() == [number]
+    files = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert files - whole == {tmp_path / "0000004" / f"rank0.{kind}" for kind in ("json", "safetensors")}
+
+
+@pytest.mark.parametrize("full_at", [1, 2])
+def test_one_that_cannot_be_written_again_stays_as_it_was(tmp_path, monkeypatch, full_at):
+    kept, synced, sync = Checkpoints(tmp_path, "rank0"), [], checkpoint._sync
+    kept.save(3, STATE)
+
+    def sync_until_it_is_full(path):
+        synced.append(path)
+        if len(synced) == full_at:
+            raise OSError("No space left on device")
+        sync(path)
+
+    monkeypatch.setattr(checkpoint, "_sync", sync_until_it_is_full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        kept.save(3, {"steps": 4})
+    assert kept.good() == [3] and kept.load(3)["steps"] == STATE["steps"]
+    assert len(list((tmp_path / "0000003").iterdir())) == 2
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_an_earlier_one_makes_later_ones_void(tmp_path, keep):
+    kept, other = Checkpoints(tmp_path, "rank0", keep=keep), Checkpoints(tmp_path, "rank1")
+    for number in (2, 4, 6, 8):
+        kept.save(number, STATE)
+    other.save(8, STATE)
+    kept.save_in_background(5, STATE).result()
+    assert kept.good() == [5] and other.good() == [8]
+    kept.save(6, STATE)
+    assert kept.good() == [5, 6][-keep:]
+
+
+def test_the_agreement_before_a_state_inside_a_round_can_be_saved_beside_it(tmp_path):
+    kept = Checkpoints(tmp_path, "rank0", keep=1)
+    kept.save(9, STATE)
+    kept.save(8, STATE)
+    assert kept.good() == [8, 9]
 
 
 def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path):
