@@ -26,6 +26,7 @@ class FlatParameters:
         self.parameters: list[nn.Parameter] = list(parameters.values())
         self._buffers = [(model.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in buffers]
         self.names = [*parameters, *buffers]
+        self._frozen_digest: int | None = None
         self.num_parameters = sum(p.numel() for p in self.parameters)
         self.numel = self.num_parameters + sum(b.numel() for b in buffers.values())
 
@@ -39,11 +40,16 @@ class FlatParameters:
         return _hash(repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)]).encode())
 
     def frozen_digest(self) -> int:
-        """64 bits of the hash of what is not trained, which ranks must have in common and never send."""
-        hasher = hashlib.blake2b(digest_size=8)
-        for piece in _pieces(self._frozen):
-            hasher.update(_bytes(piece))
-        return _signed(hasher.digest())
+        """64 bits of the hash of what is not trained, which ranks must have in common and never send.
+
+        Gigabytes with LoRA, and asked for at every generation: computed once.
+        """
+        if self._frozen_digest is None:
+            hasher = hashlib.blake2b(digest_size=8)
+            for piece in _pieces(self._frozen):
+                hasher.update(_bytes(piece))
+            self._frozen_digest = _signed(hasher.digest())
+        return self._frozen_digest
 
     def empty(self, extra: int = 0) -> Tensor:
         """A fresh zeroed flat with room for `extra` more values at its end."""

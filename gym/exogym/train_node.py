@@ -477,7 +477,7 @@ class TrainNode:
         return digest(self.strategy.agreed_weights())
 
     def offers(self) -> list[int]:
-        if not (self.resume and self.checkpoints):
+        if self._begun or not (self.resume and self.checkpoints):  # one that has begun remembers more
             return []
         return self.checkpoints.good() or ([DAMAGED] if self.checkpoints.damaged() else [])
 

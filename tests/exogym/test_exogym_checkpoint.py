@@ -123,6 +123,15 @@ def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path
     assert kept.good() == [2, 4]
 
 
+def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
+    node = TrainNode(
+        Line(), SingleComm(), DiLoCoStrategy(H=1, lr=0.01), Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4),
+        epochs=1, device="cpu", checkpoints=Checkpoints(tmp_path, "rank0"), checkpoint_interval=1, resume=True,
+    )  # fmt: skip
+    node.run()
+    assert node.checkpoints.good() and node.offers() == []
+
+
 STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", warmup_steps=3),
     "diloco": lambda: DiLoCoStrategy(lr=0.02, H=5, schedule="cosine", warmup_steps=3),

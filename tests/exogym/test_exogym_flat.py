@@ -74,6 +74,13 @@ def test_digest_of_what_is_frozen():
     assert FlatParameters(model).frozen_digest() != FlatParameters(other).frozen_digest()
 
 
+def test_what_is_frozen_is_hashed_once(monkeypatch):
+    flat = FlatParameters(Zoo().requires_grad_(False))
+    first = flat.frozen_digest()
+    monkeypatch.setattr(flat_module, "_bytes", None)
+    assert flat.frozen_digest() == first
+
+
 def test_digest():
     values = torch.arange(5.0)
     assert digest(values) == digest(values.clone()) != digest(values + 1)
