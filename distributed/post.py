@@ -179,9 +179,12 @@ def _readable(item: SyncItem) -> bool:
 def fetch_folder(machine: Machine, there: str, here: Path) -> None:
     """The files of a folder there; `here` appears whole or not at all. Raises HostError."""
     part = here.with_name(here.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for name in machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines():
-        machine.get(f"{there}/{name}", part / name)
-    shutil.rmtree(here, ignore_errors=True)
-    part.replace(here)
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name in machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines():
+            machine.get(f"{there}/{name}", part / name)
+        shutil.rmtree(here, ignore_errors=True)
+        part.replace(here)
+    except OSError as error:
+        raise HostError(machine.name, f"{there} cannot be copied to {here}: {error.strerror}") from error

@@ -9,6 +9,7 @@ import pytest
 
 from distributed import post as post_module
 from distributed import sync as sync_module
+from distributed.machine import LocalMachine
 from distributed.post import HostPost, Rank
 from distributed.shipment import save_items
 from distributed.spec import RunSpec
@@ -89,3 +90,9 @@ def test_nothing_is_sent_that_nobody_waits_for(post, there):
     with pytest.raises(HostError, match="nobody waits"):
         list(post.send(clips(4), lambda: False))
     assert not names(there)
+
+
+def test_a_folder_that_finds_no_place_here_is_an_error_of_its_own(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match="cannot be copied"):
+        post_module.fetch_folder(LocalMachine("host"), str(tmp_path), tmp_path / "file" / "final")
