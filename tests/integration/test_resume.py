@@ -44,7 +44,9 @@ def resume(runner, *options: str):
     return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
 
 
-@pytest.mark.parametrize("text", [DILOCO, ALL_REDUCE], ids=["diloco", "allreduce"])
+@pytest.mark.parametrize(
+    "text", [DILOCO, pytest.param(ALL_REDUCE, marks=pytest.mark.slow)], ids=["diloco", "allreduce"]
+)
 def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, text):
     runner.run("d", "h2", text=text)
     whole = runner.run_dir
