@@ -162,7 +162,7 @@ def begin(fault: Fault, host: LabHost, aim: Aim, undo: ExitStack) -> str:
     words = ""
     match fault.kind:
         case "kill":
-            words = ", ".join(map(str, faults.kill(host, aim.process)))
+            words = ", ".join(process.command[-1] for process in faults.kill(host, aim.process))
         case "freeze":
             pattern = rng.choice((aim.process, ""))
             enter(faults.frozen(host, pattern))
