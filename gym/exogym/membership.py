@@ -186,6 +186,7 @@ class Roster:
         self._last_members = members
         self.generation = Generation(self._formed, tuple(members), secrets.token_hex(16), self._amid)
         self._votes, self._vote, self._trouble_since, self._paused = {}, 0, None, set()
+        self._orphaned_since = None
         self.emit({"type": "generation", "number": self._formed, "hosts": members})
         for host in members:
             self.send(host, self.generation.message())

@@ -164,6 +164,11 @@ def test_when_all_are_lost_they_wait_for_each_other_but_not_for_long(meeting):
     assert meeting.roster.generation is None
     meeting.wait(1)
     assert meeting.roster.generation.members == ("bob", "cy")
+    meeting.vote(ENTER)
+    for host in ("bob", "cy"):
+        meeting.roster.lost(host)
+    meeting.come("bob")  # and once more: an earlier wait does not count
+    assert meeting.roster.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["cy"]}
 
 
 def test_one_that_was_only_asleep_remembers_and_waits_for_nobody(meeting):
