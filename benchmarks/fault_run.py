@@ -28,7 +28,7 @@ BATCH, ROUND_STEPS = 4, 5
 DISK = "192m"  # holds the project, the run and some checkpoints
 SHORT_S, LONG_S = (2.0, 9.0), (16.0, 28.0)  # a host comes back before it is given up, or after
 FIRST_S, GAP_S, REST_S = 3.0, (4.0, 12.0), 2.0
-START_S, RUN_S, LEFT_S = 180.0, 600.0, 25.0
+START_S, RUN_S, LEFT_S = 180.0, 900.0, 25.0
 SETTINGS = """
 [profile:bench]
 base_model = {project}/bundled/model

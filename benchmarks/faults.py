@@ -141,7 +141,7 @@ class Bench:
         lines = [
             GOODPUT_HEAD,
             "",
-            "| repeat | samples/s without faults | with | faults | away | ratio |",
+            "| repeat | samples/s without faults, before and after | with | faults | away | ratio |",
             "|---|---|---|---|---|---|",
         ]
         ratios, results = [], []
@@ -155,15 +155,15 @@ class Bench:
                 round_steps=GOODPUT_STEPS,
             )
             troubled = replace(calm, epochs=self.epochs["troubled"], legs=(every_minute(calm.seed),))
-            pair = [
+            before, with_faults, after = (
                 self.run(each, self.out / f"goodput-{each.seed}-{name}", SHARE)
-                for name, each in (("calm", calm), ("troubled", troubled))
-            ]
-            speeds = [result["speed"] for result in pair]
-            ratios.append(speeds[1] / speeds[0])
-            results += pair
-            cells = [number + 1, f"{speeds[0]:.2f}", f"{speeds[1]:.2f}", len(pair[1]["verdicts"])]
-            cells.append(f"{100 * pair[1]['away']:.0f} %")
+                for name, each in (("before", calm), ("troubled", troubled), ("after", calm))
+            )
+            undisturbed = [before["speed"], after["speed"]]  # the machine itself gets faster and slower
+            ratios.append(with_faults["speed"] / statistics.mean(undisturbed))
+            results += [before, with_faults, after]
+            cells = [number + 1, ", ".join(f"{speed:.2f}" for speed in undisturbed), f"{with_faults['speed']:.2f}"]
+            cells += [len(with_faults["verdicts"]), f"{100 * with_faults['away']:.0f} %"]
             lines.append(f"| {' | '.join(map(str, cells))} | {100 * ratios[-1]:.0f} % |")
         misses = [f"- {miss}" for result in results for miss in result["misses"]]
         lines += ["", f"Median: {100 * statistics.median(ratios):.0f} %."]

@@ -1,9 +1,9 @@
 """The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
 
-The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every 2 s, `stop`, `save` or `quit`, and as
+The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every second, `stop`, `save` or `quit`, and as
 JSON what the roster says (see exogym.membership), and {"type": "unsent", "files"} for audio that cannot be sent. The
-worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints. A
-pulled cable sends no end of file, so silence counts as well.
+worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints; its
+beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exogym.membership import Mailbox
 from whisper_tuner.json_text import parse_json
 
 MARK = "\x1e"
-BEAT_S = 2.0
+BEAT_S = 1.0
 SILENCE_S = 15.0  # without a word from the launcher a worker ends
 TICK_S = 0.5
 RESCUE_S = 8.0
@@ -72,7 +72,7 @@ class Lifeline:
         self.unsent: set[str] = set()
         self.rescue: Callable[[], None] = lambda: None
         self._stream, self._silence_s = stream, silence_s
-        self._heard = True
+        self._heard, self._lines = True, 0
         # The thread that counts the silence never writes: a dead link may block every writer.
         for target in (self._listen, self._count_silence, self._beat):
             threading.Thread(target=target, daemon=True).start()
@@ -80,6 +80,7 @@ class Lifeline:
     def _listen(self) -> None:
         for line in self._stream:
             self._heard = True
+            self._lines += 1
             word = line.strip()
             if word == b"stop":
                 self.stopping.set()
@@ -108,7 +109,7 @@ class Lifeline:
 
     def _beat(self) -> None:
         while True:
-            send_event({"type": "beat"})
+            send_event({"type": "beat", "heard": self._lines})
             time.sleep(BEAT_S)
 
     def _give_up(self, reason: str) -> None:

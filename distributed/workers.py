@@ -20,7 +20,8 @@ from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
-SILENCE_S = 12.0  # without a beat a worker counts as lost; it may still be heard again
+SILENCE_S = 6.0  # without a beat a worker that others may wait for counts as lost; it may still be heard again
+LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
@@ -69,7 +70,10 @@ class Worker:
     status: int | None = None
     hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
     ready: bool = False
+    fresh: bool = True  # the roster has not been told of this process
     silent: bool = False
+    told: int = 0  # lines that were written to it
+    deaf_until: int | None = None  # so many of them it has to hear before it is one of the group again
     failures: int = 0
     next_try: float = 0.0
     tries: int = 0
@@ -86,9 +90,13 @@ class Worker:
         """Whether there is a process that was heard lately."""
         return self.process is not None and self.status is None and not self.silent
 
+    @property
+    def silence_s(self) -> float:
+        return SILENCE_S if self.ready else LOADING_SILENCE_S
+
     def describe_failure(self) -> str:
         if self.silent:
-            return f"nothing heard for {SILENCE_S:.0f} s: asleep, or its network is gone"
+            return f"nothing heard for {self.silence_s:.0f} s: asleep, or its network is gone"
         if self.error:
             return str(self.error.get("message"))
         if self.status == 255:
@@ -248,7 +256,8 @@ class Crew:
         worker.process, worker.life, worker.attempt = process, attempt, 0
         worker.status = worker.error = worker.hello = None
         worker.silent = worker.ready = False
-        worker.steps = 0
+        worker.fresh, worker.deaf_until = True, None
+        worker.steps = worker.told = 0
         worker.unheard_s, worker.last_moved = 0.0, time.monotonic()
         worker.tail.clear()
         if self.roster.stopping:
@@ -289,7 +298,7 @@ class Crew:
         passed, self._last_look = min(now - self._last_look, LONGEST_TURN_S), now
         for worker in self.workers.values():
             worker.unheard_s += passed
-            if worker.alive and worker.unheard_s > SILENCE_S:
+            if worker.alive and worker.unheard_s > worker.silence_s:
                 worker.silent = True
                 worker.next_try, worker.tries = now + RECLAIM_S, 0
                 self._lose(worker, worker.describe_failure())
@@ -335,14 +344,14 @@ class Crew:
         worker.unheard_s = 0.0
         if worker.silent:
             worker.silent, worker.attempt = False, 0
+            worker.deaf_until = worker.told + 1
+            self._tell(worker, "beat")
             self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
-            if worker.ready:
-                self._tell_roster(lambda: self.roster.ready(worker.name, anew=False))
         text, event = split_line(line)
         if text.strip():
             worker.tail.append(text)
             self._log(f"{worker.name}: {text}")
-        if event and event["type"] != "beat":
+        if event:
             try:
                 self._take_event(worker, event)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -350,6 +359,11 @@ class Crew:
 
     def _take_event(self, worker: Worker, event: dict) -> None:
         now, kind = time.monotonic(), event["type"]
+        if kind == "beat":
+            if worker.deaf_until is not None and event["heard"] >= worker.deaf_until:
+                worker.deaf_until = None
+                self._offer(worker)
+            return
         if kind == "step":
             self._slowest_step = max(self._slowest_step, event["seconds"])
             worker.steps = event["step"]
@@ -360,7 +374,7 @@ class Crew:
         worker.last_moved = now
         if kind == "ready":
             worker.ready = True
-            self._tell_roster(lambda: self.roster.ready(worker.name))
+            self._offer(worker)
         elif kind in ("vote", "trouble"):
             self._tell_roster(lambda: getattr(self.roster, kind)(worker.name, event))
         elif kind == "alive":
@@ -377,6 +391,15 @@ class Crew:
             elif kind == "saved":
                 self.saver = worker
             self._events({**event, "host": worker.name, "rank": worker.post.rank})
+
+    def _offer(self, worker: Worker) -> None:
+        """To the roster, once it is ready and hears us: others wait for whoever is called.
+
+        After an outage one direction may work many seconds before the other, where TCP waits longer to send again.
+        """
+        if worker.ready and worker.deaf_until is None:
+            self._tell_roster(lambda: self.roster.ready(worker.name, anew=worker.fresh))
+            worker.fresh = False
 
     def _compare(self, worker: Worker) -> None:
         """With another that is there: the one that has just come is to blame if they differ."""
@@ -422,6 +445,7 @@ class Crew:
         if worker.process and worker.status is None:
             with contextlib.suppress(HostError):
                 worker.process.write(f"{line}\n".encode())
+                worker.told += 1
 
     def _deliver(self, worker: Worker, life: int, files: list[str]) -> None:
         """Again and again: clips that do not come would be left out. A host that cannot take them is given up."""

@@ -191,6 +191,42 @@ def test_a_frozen_worker_is_lost_and_heard_again_when_it_thaws(crew_of, monkeypa
     assert len(run.posts[1].tries) == 1
 
 
+def test_one_that_is_heard_again_is_called_once_it_hears_too(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    run = crew_of(TRAIN, TRAIN)
+    held, order = [], []
+
+    def cut():
+        """Half of the link: from now on nothing gets to the worker."""
+        process = run.posts[1].processes[0]
+        write, process.write = process.write, held.append
+        run.signal(1, signal.SIGSTOP)()
+
+        def mend():
+            order.append(f"hears again, {len(run.of('generation'))} generations so far")
+            process.write = write
+            for data in held:
+                write(data)
+
+        run.at("back", 1, threading.Timer(0.7, mend).start)
+
+    run.at("commit", 2, cut)
+    run.at("generation", 2, run.signal(1, signal.SIGCONT))
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert run.generations() == ["01", "0", "01"]
+    assert order == ["hears again, 2 generations so far"]
+
+
+def test_one_that_still_loads_may_be_silent_for_longer(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", 0.4)
+    thaw = "import subprocess; subprocess.Popen(['sh', '-c', f'sleep 1.2; kill -CONT {os.getpid()}'])"
+    run = crew_of(TRAIN, f"{thaw}; os.kill(os.getpid(), 19); {TRAIN}")
+    run.at("commit", 2, run.stop)
+    run.work()
+    assert run.generations() == ["01"] and not run.of("lost")
+
+
 def test_a_frozen_worker_is_replaced_in_the_end(crew_of, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE_S", 0.8)
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
