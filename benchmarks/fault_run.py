@@ -69,13 +69,14 @@ class Plan:
     clocks: tuple[Fault, ...] = ()
     test: bool = False
     round_steps: int = ROUND_STEPS
+    batch: int = BATCH
 
     def to_json(self) -> dict:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def round_samples(self) -> int:
-        return BATCH * len(self.hosts) * (1 if self.strategy == "allreduce" else self.round_steps)
+        return self.batch * len(self.hosts) * (1 if self.strategy == "allreduce" else self.round_steps)
 
 
 def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[str, int]) -> Plan:
@@ -150,7 +151,7 @@ class Course:
         test = f"test = {PROJECT}/bundled/data/test.csv" if plan.test else ""
         values = {
             "project": PROJECT,
-            "batch": BATCH,
+            "batch": plan.batch,
             "steps": plan.round_steps,
             "epochs": plan.epochs,
             "seed": plan.seed,

@@ -36,12 +36,13 @@ RATE = "100mbit"
 SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more
 HOSTS = ("h1", "h2", "h3")
 EPOCHS = {"diloco": 10, "allreduce": 4}
-GOODPUT_STEPS = 10  # the default, where faults are not to come in every round
+GOODPUT_BATCH, GOODPUT_STEPS = 8, 10  # the defaults, where faults are not to come in every round
 AMID = ("kill", "freeze", "sleep", "cut", "blackhole", "slow", "disk", "garbage")  # kinds that come while all train
 FIRST_S, EVERY_S = 20.0, 60.0
 LONGEST_MISS = 300  # characters; events and logs say more
 GOODPUT_HEAD = (
-    f"Three hosts of {SHARE} core, {RATE} links, DiLoCo with rounds of {GOODPUT_STEPS} steps (the default). "
+    f"Three hosts of {SHARE} core, {RATE} links, DiLoCo with rounds of {GOODPUT_STEPS} steps of {GOODPUT_BATCH} clips "
+    "on each host (the defaults). "
     f"A fault each minute: {', '.join(AMID)} in some order, every other one {SHORT_S[0]:.0f} to {SHORT_S[1]:.0f} s "
     f"long, the rest {LONG_S[0]:.0f} to {LONG_S[1]:.0f} s. The master, where the launcher is, does not freeze, sleep "
     "or lose its link; its worker is killed as others are. Samples committed, by the time from the first generation to "
@@ -153,6 +154,7 @@ class Bench:
                 seed=self.args.seed + number,
                 epochs=self.epochs["calm"],
                 round_steps=GOODPUT_STEPS,
+                batch=GOODPUT_BATCH,
             )
             troubled = replace(calm, epochs=self.epochs["troubled"], legs=(every_minute(calm.seed),))
             before, with_faults, after = (

@@ -56,12 +56,14 @@ class HostPost:
         self._machine: Machine | None = None
         self._process: Process | None = None
 
-    def start(self, *, again: bool) -> Process:
-        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError, DataError."""
+    def start(self, *, again: bool, may_replace: Callable[[], bool] = lambda: True) -> Process:
+        """See Post in workers.py."""
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
         machine = self._connect()
         try:
             if again:
+                if not may_replace():
+                    raise HostError(self.name, "the worker there is heard again")
                 self._make_way(machine)
             process = machine.start(
                 [self._python(machine), "-m", WORKER],

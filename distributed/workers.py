@@ -24,6 +24,8 @@ SILENCE_S = 6.0  # without a beat a worker that others may wait for counts as lo
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
+LISTEN_S = 3.0  # for a worker whose host has just been reached again: it may be there, and keep what it has in memory
+DEAF_S = 5.0  # after which one is replaced that is heard, but does not hear
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
 MOST_FAILURES = 3  # of one worker in a row, without a round in between
 DELIVERY_S, DELIVERY_AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
@@ -42,8 +44,11 @@ class Post(Protocol):
     name: str
     rank: int
 
-    def start(self, *, again: bool) -> Process:
-        """Connect, start, hand over the spec. again: in place of one that was lost. Raises HostError, DataError."""
+    def start(self, *, again: bool, may_replace: Callable[[], bool]) -> Process:
+        """Connect, start, hand over the spec. Raises HostError, DataError.
+
+        again: in place of one that was lost, if it `may_replace` it, asked once the host is reached.
+        """
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
         """Bring files of the run to the host, a few at a time, in this order and as long as they are wanted.
@@ -71,9 +76,9 @@ class Worker:
     hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
     ready: bool = False
     fresh: bool = True  # the roster has not been told of this process
-    silent: bool = False
+    silent: bool = False  # lost for that; there again once it hears as well, which after an outage can take TCP longer
     told: int = 0  # lines that were written to it
-    deaf_until: int | None = None  # so many of them it has to hear before it is one of the group again
+    deaf_until: int | None = None  # of these, how many a silent one that is heard again has to have heard
     failures: int = 0
     next_try: float = 0.0
     tries: int = 0
@@ -230,9 +235,15 @@ class Crew:
         worker.tries += 1
         again, old = worker.life != 0, worker.process
 
+        def may_replace() -> bool:
+            deadline = time.monotonic() + LISTEN_S
+            while worker.silent and attempt == worker.attempt and time.monotonic() < deadline:
+                time.sleep(0.05)
+            return attempt == worker.attempt
+
         def start() -> None:
             try:
-                process = worker.post.start(again=again)
+                process = worker.post.start(again=again, may_replace=may_replace)
             except TunerError as error:  # the host's, or a file of the run that cannot be read here
                 self._inbox.put((worker, attempt, "not started", error))
                 return
@@ -256,7 +267,7 @@ class Crew:
         worker.process, worker.life, worker.attempt = process, attempt, 0
         worker.status = worker.error = worker.hello = None
         worker.silent = worker.ready = False
-        worker.fresh, worker.deaf_until = True, None
+        worker.fresh = True
         worker.steps = worker.told = 0
         worker.unheard_s, worker.last_moved = 0.0, time.monotonic()
         worker.tail.clear()
@@ -299,7 +310,7 @@ class Crew:
         for worker in self.workers.values():
             worker.unheard_s += passed
             if worker.alive and worker.unheard_s > worker.silence_s:
-                worker.silent = True
+                worker.silent, worker.deaf_until = True, None
                 worker.next_try, worker.tries = now + RECLAIM_S, 0
                 self._lose(worker, worker.describe_failure())
 
@@ -342,11 +353,10 @@ class Crew:
 
     def _heard(self, worker: Worker, line: str) -> None:
         worker.unheard_s = 0.0
-        if worker.silent:
-            worker.silent, worker.attempt = False, 0
+        if worker.silent and worker.deaf_until is None:
             worker.deaf_until = worker.told + 1
+            worker.next_try = max(worker.next_try, time.monotonic() + DEAF_S)
             self._tell(worker, "beat")
-            self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
         text, event = split_line(line)
         if text.strip():
             worker.tail.append(text)
@@ -360,8 +370,9 @@ class Crew:
     def _take_event(self, worker: Worker, event: dict) -> None:
         now, kind = time.monotonic(), event["type"]
         if kind == "beat":
-            if worker.deaf_until is not None and event["heard"] >= worker.deaf_until:
-                worker.deaf_until = None
+            if worker.silent and event["heard"] >= worker.deaf_until:
+                worker.silent, worker.attempt = False, 0
+                self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
                 self._offer(worker)
             return
         if kind == "step":
@@ -393,11 +404,8 @@ class Crew:
             self._events({**event, "host": worker.name, "rank": worker.post.rank})
 
     def _offer(self, worker: Worker) -> None:
-        """To the roster, once it is ready and hears us: others wait for whoever is called.
-
-        After an outage one direction may work many seconds before the other, where TCP waits longer to send again.
-        """
-        if worker.ready and worker.deaf_until is None:
+        """To the roster, once it is ready and there."""
+        if worker.ready and not worker.silent:
             self._tell_roster(lambda: self.roster.ready(worker.name, anew=worker.fresh))
             worker.fresh = False
 

@@ -51,10 +51,12 @@ class ToyPost:
     def again(self) -> list[bool]:
         return [again for _, again in self.tries]
 
-    def start(self, *, again: bool):
+    def start(self, *, again: bool, may_replace=lambda: True):
         self.tries.append((time.monotonic(), again))
         if len(self.tries) in self.unreachable:
             raise self.refusal
+        if again and not may_replace():
+            raise HostError(self.name, "heard again")
         process = LocalMachine(self.name).start(TOY, env=environment(PROJECT), cwd=str(self.folder))
         self.processes.append(process)
         process.write(spec_of(self.do, life=len(self.processes), silence_s=self.silence_s))
@@ -107,7 +109,7 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    for name, value in {"BEAT_S": 0.1, "GRACE_S": 0.5, "BACK_OFF_S": (0.02, 0.1)}.items():
+    for name, value in {"BEAT_S": 0.1, "GRACE_S": 0.5, "BACK_OFF_S": (0.02, 0.1), "LISTEN_S": 0.3}.items():
         monkeypatch.setattr(workers, name, value)
     monkeypatch.setattr(membership, "PATIENCE_S", 0.1)
 
@@ -194,28 +196,71 @@ def test_a_frozen_worker_is_lost_and_heard_again_when_it_thaws(crew_of, monkeypa
 def test_one_that_is_heard_again_is_called_once_it_hears_too(crew_of, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE_S", 0.8)
     run = crew_of(TRAIN, TRAIN)
-    held, order = [], []
+    mend, before = half_of_the_link(run), []
 
-    def cut():
-        """Half of the link: from now on nothing gets to the worker."""
-        process = run.posts[1].processes[0]
-        write, process.write = process.write, held.append
-        run.signal(1, signal.SIGSTOP)()
+    def thaw():
+        run.signal(1, signal.SIGCONT)()
+        threading.Timer(0.7, lambda: (before.extend(run.generations()), mend())).start()
 
-        def mend():
-            order.append(f"hears again, {len(run.of('generation'))} generations so far")
-            process.write = write
-            for data in held:
-                write(data)
+    run.at("generation", 2, thaw)
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert before == ["01", "0"] and run.generations() == ["01", "0", "01"]
+    assert len(run.of("back")) == 1 and len(run.posts[1].tries) == 1
 
-        run.at("back", 1, threading.Timer(0.7, mend).start)
 
-    run.at("commit", 2, cut)
+def test_one_that_is_heard_and_stays_deaf_is_replaced(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "DEAF_S", 0.5)
+    monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
+    run = crew_of(TRAIN, TRAIN)
+    half_of_the_link(run)
     run.at("generation", 2, run.signal(1, signal.SIGCONT))
     run.at("generation", 3, run.stop)
     run.work()
     assert run.generations() == ["01", "0", "01"]
-    assert order == ["hears again, 2 generations so far"]
+    assert not run.of("back") and run.posts[1].again == [False, True]
+
+
+def half_of_the_link(run: Run):
+    """After the second commit worker 1 freezes, and nothing gets to it any more until the function returned here."""
+    held = []
+
+    def cut():
+        process = run.posts[1].processes[0]
+        process.write_all, process.write = process.write, held.append
+        run.signal(1, signal.SIGSTOP)()
+
+    def mend():
+        process = run.posts[1].processes[0]
+        process.write = process.write_all
+        for data in held:
+            process.write(data)
+
+    run.at("commit", 2, cut)
+    return mend
+
+
+def test_one_that_is_heard_again_just_before_it_is_replaced_is_kept(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
+    monkeypatch.setattr(workers, "LISTEN_S", 3.0)
+    run = crew_of(TRAIN, TRAIN)
+    start, kept = run.posts[1].start, []
+
+    def reach_and_start(*, again, may_replace):
+        if again:  # the network is there again, for both
+            run.signal(1, signal.SIGCONT)()
+            kept.append(not may_replace())
+        return start(again=again, may_replace=may_replace)
+
+    run.posts[1].start = reach_and_start
+    run.at("commit", 2, run.signal(1, signal.SIGSTOP))
+    run.at("generation", 3, run.stop)
+    run.work()
+    wait_until(lambda: kept == [True])
+    assert len(run.posts[1].processes) == 1
+    assert run.generations() == ["01", "0", "01"]
 
 
 def test_one_that_still_loads_may_be_silent_for_longer(crew_of, monkeypatch):
@@ -233,11 +278,11 @@ def test_a_frozen_worker_is_replaced_in_the_end(crew_of, monkeypatch):
     run = crew_of(TRAIN, TRAIN)
     start = run.posts[1].start
 
-    def make_way_and_start(*, again):
+    def make_way_and_start(*, again, may_replace):
         if again:
             run.signal(1, signal.SIGKILL)()
             time.sleep(0.2)  # its end is noticed first
-        return start(again=again)
+        return start(again=again, may_replace=may_replace)
 
     run.posts[1].start = make_way_and_start
     run.at("commit", 2, run.signal(1, signal.SIGSTOP))
@@ -625,9 +670,10 @@ def test_the_end_leaves_no_process(crew_of):
     run = crew_of(TRAIN, TRAIN, "if life == 1: os._exit(3)\ntrain()")
     start, starting, may_start = run.posts[2].start, threading.Event(), threading.Event()
 
-    def start_slowly(*, again):
+    def start_slowly(*, again, may_replace):
         if again:
             starting.set()
+            assert may_replace()
             may_start.wait(10)
         return start(again=again)
 
