@@ -26,7 +26,6 @@ from lab.lab import Lab
 KINDS = ("kill", "freeze", "sleep", "cut", "blackhole", "slow", "disk", "clock", "garbage", "damage")
 RATES = ("256kbit", "1mbit", "10mbit")
 SKEWS_S = (-86400.0, -90.0, 90.0, 3600.0, 400 * 86400.0)
-REST_S = 1.0  # between two faults of one host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,35 +65,6 @@ class Deed:
     wall: float
     monotonic: float
     took: float
-
-
-def schedule(
-    seed: int,
-    hosts: Sequence[str],
-    seconds: float,
-    kinds: Sequence[str] = KINDS,
-    *,
-    every: float = 10.0,
-    longest: float = 30.0,
-) -> list[Fault]:
-    """Faults in the order of their times, about one each `every` seconds, all undone when `seconds` are over.
-
-    They last 1 s to `longest`, each power of two of it as often as another. A host has one at a time, so that undoing
-    one does not undo another.
-    """
-    rng = random.Random(seed)
-    free = dict.fromkeys(hosts, 0.0)
-    planned = []
-    at = rng.expovariate(1 / every)
-    while at < seconds:
-        idle = [host for host in hosts if free[host] <= at]
-        if idle:
-            host, kind = rng.choice(idle), rng.choice(kinds)
-            lasts = 0.0 if kind == "kill" else min(longest ** rng.random(), seconds - at)
-            planned.append(Fault(at=at, host=host, kind=kind, seconds=lasts, seed=rng.randrange(1 << 32)))
-            free[host] = at + lasts + REST_S
-        at += rng.expovariate(1 / every)
-    return planned
 
 
 class Mischief:
