@@ -27,7 +27,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.fault_run import LONG_S, RECORD, SHORT_S, Course, Plan, plan  # noqa: E402
 from benchmarks.results import write_section  # noqa: E402
-from benchmarks.verdicts import CRASH_S, SILENT, SILENT_S, Story, differing, inexact  # noqa: E402
+from benchmarks.verdicts import CRASH_S, LATE_S, SILENT, Story, differing, inexact  # noqa: E402
 from lab import Lab  # noqa: E402
 from lab.mischief import KINDS, Fault  # noqa: E402
 
@@ -121,7 +121,8 @@ class Bench:
             f"{len(verdicts)} faults in {len(results)} runs, seed {self.args.seed}: {three} runs of three hosts, "
             f"{len(results) - three} of four; {reduce} with AllReduce, "
             f"the others DiLoCo; {RATE} links. Allowed per fault: {CRASH_S:.0f} s from a crash to the next generation, "
-            f"{SILENT_S:.0f} s from falling silent; one round undone, and one trained in vain.",
+            f"the silence that the launcher bears and {LATE_S:.0f} s from falling silent; one round undone, and one "
+            "trained in vain.",
             "",
             f"| {' | '.join(HEAD)} |",
             "|---" * len(HEAD) + "|",

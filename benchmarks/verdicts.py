@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from distributed.workers import SILENCE_S
 
 CRASH_S = 3.0  # from a crash to the next generation
-SILENT_S = SILENCE_S + 3.0  # the same for a host that just falls silent
+LATE_S = 3.0  # the same for a host that just falls silent, once the launcher has waited as long as it meant to
+SILENT_S = max(SILENCE_S) + LATE_S
 HEARD_S = 3.0  # from the end of a fault until its host is heard again
 BACK_S = 60.0  # from the end of a fault until its host is a member again: a worker needs its time to start
 MASTER = "h1"
@@ -158,6 +159,8 @@ class Story:
             unseen = f"{sorted(gone)} not missed" if kill or stayed > SILENT_S else ""
             return verdict("" if kill else "was heard again", unseen)
         names = {event["host"] for event in lost}
+        if limit == SILENT_S:
+            limit = lost[0].get("silent_for", max(SILENCE_S)) + LATE_S
         without = self._generation_after(lost[0]["time"], lambda hosts: not names & hosts)
         if without is None or not members - names:
             again = self._generation_after(lost[0]["time"], lambda hosts: True)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 from exogym.errors import RanksDiverged
@@ -20,7 +21,9 @@ from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
-SILENCE_S = 6.0  # without a beat a worker that others may wait for counts as lost; it may still be heard again
+# Without a beat a worker counts as lost, though it may be heard again. The others wait for it, but its work of this
+# round is worth something: so that is after a part of a round's time, within these limits.
+SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
@@ -69,6 +72,7 @@ class Worker:
     life: int = 0  # of the process: lines of an earlier one are not listened to
     attempt: int = 0  # the start that is going on; 0 if none is
     unheard_s: float = 0.0
+    silent_for: float = 0.0  # seconds after which it was lost
     last_moved: float = field(default_factory=time.monotonic)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     error: dict | None = None
@@ -95,13 +99,9 @@ class Worker:
         """Whether there is a process that was heard lately."""
         return self.process is not None and self.status is None and not self.silent
 
-    @property
-    def silence_s(self) -> float:
-        return SILENCE_S if self.ready else LOADING_SILENCE_S
-
     def describe_failure(self) -> str:
         if self.silent:
-            return f"nothing heard for {self.silence_s:.0f} s: asleep, or its network is gone"
+            return f"nothing heard for {self.silent_for:.0f} s: asleep, or its network is gone"
         if self.error:
             return str(self.error.get("message"))
         if self.status == 255:
@@ -141,6 +141,8 @@ class Crew:
         self._inbox: queue.SimpleQueue[tuple[Worker, int, str, object]] = queue.SimpleQueue()
         self._attempts = 0
         self._slowest_step = self._slowest_round = 0.0
+        self._rounds: deque[float] = deque(maxlen=5)  # seconds from one commit to the next
+        self._last_commit = (0, 0.0)  # its generation, and when
         self._trainable = 0
         self._next_beat = 0.0
         self._last_look = time.monotonic()
@@ -309,10 +311,15 @@ class Crew:
         passed, self._last_look = min(now - self._last_look, LONGEST_TURN_S), now
         for worker in self.workers.values():
             worker.unheard_s += passed
-            if worker.alive and worker.unheard_s > worker.silence_s:
-                worker.silent, worker.deaf_until = True, None
+            limit = self._silence_limit() if worker.ready else LOADING_SILENCE_S
+            if worker.alive and worker.unheard_s > limit:
+                worker.silent, worker.silent_for, worker.deaf_until = True, limit, None
                 worker.next_try, worker.tries = now + RECLAIM_S, 0
                 self._lose(worker, worker.describe_failure())
+
+    def _silence_limit(self) -> float:
+        shortest, longest = SILENCE_S
+        return min(max(SILENT_PART * median(self._rounds), shortest), longest) if self._rounds else longest
 
     def _look_for_stuck(self) -> None:
         """A process that still beats, while others have long been waiting for it."""
@@ -346,6 +353,8 @@ class Crew:
     def _lose(self, worker: Worker, reason: str) -> None:
         worker.lost_for = reason
         about = {"reason": reason, "given_up": worker.given_up}
+        if worker.silent:
+            about["silent_for"] = worker.silent_for
         self._events({"type": "lost", "host": worker.name, "rank": worker.post.rank, **about})
         self._tell_roster(lambda: self.roster.lost(worker.name, for_good=worker.given_up))
 
@@ -442,6 +451,10 @@ class Crew:
     def _roster_event(self, event: dict) -> None:
         if event["type"] == "commit":
             self._committed = True
+            now, (generation, before) = time.monotonic(), self._last_commit
+            if event["generation"] == generation:
+                self._rounds.append(now - before)
+            self._last_commit = (event["generation"], now)
             for name in event["samples"]:
                 self.workers[name].failures = self.workers[name].tries = 0
         self._events(event)

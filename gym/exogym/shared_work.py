@@ -26,8 +26,9 @@ class Samples(Protocol):
     def plan(self, epoch: int, left: Tensor | None, members: Sequence[str], weights: Sequence[float]) -> Plan:
         """Each sample to one step of one member, all with equally many steps, some of which may be empty.
 
-        left: bool [len], the samples that are still to be trained in this epoch; None if all are. weights: how much a
-        member should get, in proportion. The same on every rank.
+        left: bool [len], the samples that are still to be trained in this epoch; None if all are, and then the number
+        of steps does not depend on the epoch. weights: how much a member should get, in proportion. The same on every
+        rank.
         """
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
@@ -49,13 +50,18 @@ class SharedWork:
         self._done: dict[int, Tensor] = {}  # bool [samples] for each epoch that is begun and not finished
         self._done_at_deal: dict[int, Tensor] = {}
         self._plans: dict[int, Plan] = {}
+        self._whole_steps: int | None = None  # of an epoch of which all was left at the deal
 
     @property
     def steps_per_epoch(self) -> int:
         return self.steps_in(self.first_epoch)
 
     def steps_in(self, epoch: int) -> int:
-        return len(self._plan(epoch)[0])
+        if epoch in self._done_at_deal:
+            return len(self._plan(epoch)[0])
+        if self._whole_steps is None:
+            self._whole_steps = len(self._plan(epoch)[0])
+        return self._whole_steps
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         return self.samples.read(self._plan(epoch)[self.members.index(self.member)][first_step:])
@@ -78,7 +84,7 @@ class SharedWork:
         self.members, self.weights = tuple(members), tuple(weights or [1.0] * len(members))
         self.is_stale = False
         self._done_at_deal = {epoch: done.clone() for epoch, done in self._done.items()}
-        self._plans = {}
+        self._plans, self._whole_steps = {}, None
 
     def mark(self) -> int:
         """64 bits of a hash, the same on ranks that share the same work."""
@@ -100,7 +106,7 @@ class SharedWork:
         self.first_epoch, self.is_stale = state["first_epoch"], state["is_stale"]
         self._done = {epoch: done.clone() for epoch, done in state["done"].items()}
         self._done_at_deal = {epoch: done.clone() for epoch, done in state["done_at_deal"].items()}
-        self._plans = {}
+        self._plans, self._whole_steps = {}, None
 
     def _plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:

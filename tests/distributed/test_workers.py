@@ -181,7 +181,7 @@ def test_the_reason_of_a_loss_is_what_the_worker_said_of_it(crew_of):
 
 
 def test_a_frozen_worker_is_lost_and_heard_again_when_it_thaws(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     run = crew_of(TRAIN, TRAIN)
     run.at("commit", 2, run.signal(1, signal.SIGSTOP))
     run.at("generation", 2, run.signal(1, signal.SIGCONT))
@@ -194,7 +194,7 @@ def test_a_frozen_worker_is_lost_and_heard_again_when_it_thaws(crew_of, monkeypa
 
 
 def test_one_that_is_heard_again_is_called_once_it_hears_too(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     run = crew_of(TRAIN, TRAIN)
     mend, before = half_of_the_link(run), []
 
@@ -210,7 +210,7 @@ def test_one_that_is_heard_again_is_called_once_it_hears_too(crew_of, monkeypatc
 
 
 def test_one_that_is_heard_and_stays_deaf_is_replaced(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     monkeypatch.setattr(workers, "DEAF_S", 0.5)
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
     run = crew_of(TRAIN, TRAIN)
@@ -242,7 +242,7 @@ def half_of_the_link(run: Run):
 
 
 def test_one_that_is_heard_again_just_before_it_is_replaced_is_kept(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
     monkeypatch.setattr(workers, "LISTEN_S", 3.0)
     run = crew_of(TRAIN, TRAIN)
@@ -263,8 +263,21 @@ def test_one_that_is_heard_again_just_before_it_is_replaced_is_kept(crew_of, mon
     assert run.generations() == ["01", "0", "01"]
 
 
+def test_the_longer_rounds_are_the_longer_silence_is_borne(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", (0.5, 2.0))
+    monkeypatch.setattr(workers, "SILENT_PART", 2.0)
+    short, long = TRAIN, "STEP_S = 0.6\ntrain()"
+    for body, expected in ((short, 0.5), (long, 1.2)):
+        run = crew_of(body, body)
+        run.at("commit", 3, run.signal(1, signal.SIGSTOP))
+        run.at("lost", 1, run.stop)
+        run.work()
+        [lost] = run.of("lost")
+        assert lost["silent_for"] == pytest.approx(expected, rel=0.2)
+
+
 def test_one_that_still_loads_may_be_silent_for_longer(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.4)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.4, 0.4))
     thaw = "import subprocess; subprocess.Popen(['sh', '-c', f'sleep 1.2; kill -CONT {os.getpid()}'])"
     run = crew_of(TRAIN, f"{thaw}; os.kill(os.getpid(), 19); {TRAIN}")
     run.at("commit", 2, run.stop)
@@ -273,7 +286,7 @@ def test_one_that_still_loads_may_be_silent_for_longer(crew_of, monkeypatch):
 
 
 def test_a_frozen_worker_is_replaced_in_the_end(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
     run = crew_of(TRAIN, TRAIN)
     start = run.posts[1].start
@@ -294,7 +307,7 @@ def test_a_frozen_worker_is_replaced_in_the_end(crew_of, monkeypatch):
 
 
 def test_one_that_is_still_there_beside_its_successor_is_killed(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", 0.8)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
     run = crew_of(TRAIN)
     run.at("commit", 2, run.signal(0, signal.SIGSTOP))
@@ -524,7 +537,7 @@ def test_a_host_that_takes_its_files_slowly_is_not_given_up(crew_of, monkeypatch
 
 
 def test_a_host_that_sleeps_is_sent_its_files_when_it_wakes_up(crew_of, monkeypatch):
-    for name, value in {"SILENCE_S": 0.8, "DELIVERY_AGAIN_S": 0.05, "DELIVERY_S": 1.2}.items():
+    for name, value in {"SILENCE_S": (0.8, 0.8), "DELIVERY_AGAIN_S": 0.05, "DELIVERY_S": 1.2}.items():
         monkeypatch.setattr(workers, name, value)
     run = crew_of(TRAIN, f"train(rounds=1)\n{WANT}\ntrain()")
     send = run.posts[1].send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 import sys
@@ -94,7 +95,7 @@ def test_one_host_after_the_other_is_lost_and_all_finish(runner):
     out = run.end()
     assert [len(event["hosts"]) for event in run.of("generation")] == [3, 2, 3, 2, 3, 2, 3]
     assert f"{run.address['h2']} is lost: the worker was killed by" in out
-    assert f"{run.address['h3']} is lost: nothing heard for 6 s" in out
+    assert re.search(rf"{run.address['h3']} is lost: nothing heard for (\d|1[0-2]) s: asleep", out)
     assert len(run.of("hello", host=run.address["h3"])) == 1  # it slept, with its model in memory
     assert len(run.of("done")) == 3
 
