@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import signal
@@ -40,8 +41,10 @@ def main() -> int:
     lifeline = Lifeline(sys.stdin.buffer)
     try:
         spec = RunSpec.from_json(line.decode())
+        gc.disable()  # a sixth of the time of so many imports
         from .run import run  # torch and transformers: seconds, in which the lifeline is already watched
 
+        gc.enable()
         about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
         about["awake"] = keep_awake(os.getpid())
         send_event({"type": "hello", **about})

@@ -26,9 +26,9 @@ TAIL_LINES = 20
 SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
-RECLAIM_S = 10.0  # after which it is replaced, if its host can be reached
+RECLAIM_S = 12.0  # after which it is replaced, if its host can be reached
 LISTEN_S = 3.0  # for a worker whose host has just been reached again: it may be there, and keep what it has in memory
-DEAF_S = 5.0  # after which one is replaced that is heard, but does not hear
+DEAF_S = 6.0  # after which one is replaced that is heard, but does not hear
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
 MOST_FAILURES = 3  # of one worker in a row, without a round in between
 DELIVERY_S, DELIVERY_AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
@@ -83,6 +83,7 @@ class Worker:
     silent: bool = False  # lost for that; there again once it hears as well, which after an outage can take TCP longer
     told: int = 0  # lines that were written to it
     deaf_until: int | None = None  # of these, how many a silent one that is heard again has to have heard
+    heard_until: float = 0.0  # the moment until which it is given time for that
     failures: int = 0
     next_try: float = 0.0
     tries: int = 0
@@ -239,7 +240,7 @@ class Crew:
 
         def may_replace() -> bool:
             deadline = time.monotonic() + LISTEN_S
-            while worker.silent and attempt == worker.attempt and time.monotonic() < deadline:
+            while worker.silent and attempt == worker.attempt and time.monotonic() < max(deadline, worker.heard_until):
                 time.sleep(0.05)
             return attempt == worker.attempt
 
@@ -364,7 +365,8 @@ class Crew:
         worker.unheard_s = 0.0
         if worker.silent and worker.deaf_until is None:
             worker.deaf_until = worker.told + 1
-            worker.next_try = max(worker.next_try, time.monotonic() + DEAF_S)
+            worker.heard_until = time.monotonic() + DEAF_S
+            worker.next_try = max(worker.next_try, worker.heard_until)
             self._tell(worker, "beat")
         text, event = split_line(line)
         if text.strip():

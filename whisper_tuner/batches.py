@@ -134,11 +134,15 @@ class ShardBatches:
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
 
+    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+        """Audio that this host lacks is sent to it while it does other things."""
+        if self._delivery:
+            self._delivery.order([self.samples[number] for numbers in steps for number in numbers])
+
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
-        if self._delivery:
-            steps = list(steps)
-            self._delivery.order([self.samples[number] for numbers in steps for number in numbers])
+        steps = list(steps)
+        self.expect(steps)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
             ahead = None
             for numbers in steps:

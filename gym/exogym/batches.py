@@ -124,6 +124,9 @@ class DealtDataset:
         steps = [order[first : first + ends[-1]] for first in range(0, len(order), ends[-1])]
         return [[step[begin:end] for step in steps] for begin, end in zip([0, *ends], ends, strict=False)]
 
+    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+        pass
+
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         return map(self._batches.read, steps)
 

@@ -31,6 +31,9 @@ class Samples(Protocol):
         rank.
         """
 
+    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+        """They will be read, most likely in this order: what takes time to get can be got now."""
+
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each step."""
 
@@ -64,7 +67,7 @@ class SharedWork:
         return self._whole_steps
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
-        return self.samples.read(self._plan(epoch)[self.members.index(self.member)][first_step:])
+        return self.samples.read(self._own(epoch)[first_step:])
 
     def settle(self, since: Position, until: Position, members: Sequence[str]) -> None:
         """What was dealt to `members` between two positions is trained."""
@@ -85,6 +88,14 @@ class SharedWork:
         self.is_stale = False
         self._done_at_deal = {epoch: done.clone() for epoch, done in self._done.items()}
         self._plans, self._whole_steps = {}, None
+
+    def expect(self, epochs: int | None = None) -> None:
+        """Tell the samples what this member is going to read, of a run of so many epochs.
+
+        In later epochs it reads what it reads in the next one, unless there is another deal.
+        """
+        soon = [epoch for epoch in (self.first_epoch, self.first_epoch + 1) if epochs is None or epoch < epochs]
+        self.samples.expect([numbers for epoch in soon for numbers in self._own(epoch)])
 
     def mark(self) -> int:
         """64 bits of a hash, the same on ranks that share the same work."""
@@ -107,6 +118,9 @@ class SharedWork:
         self._done = {epoch: done.clone() for epoch, done in state["done"].items()}
         self._done_at_deal = {epoch: done.clone() for epoch, done in state["done_at_deal"].items()}
         self._plans, self._whole_steps = {}, None
+
+    def _own(self, epoch: int) -> list[list[int]]:
+        return self._plan(epoch)[self.members.index(self.member)]
 
     def _plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:

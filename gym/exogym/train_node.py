@@ -323,8 +323,7 @@ class TrainNode:
 
     def _validation_sums(self) -> Tensor:
         """Over all ranks: the sum of the losses, and of their weights."""
-        if isinstance(self.val, SharedWork) and self.val.members != self.comm.members:
-            self.val.deal(self.comm.members)
+        self._deal_validation()
         mean = _Mean()
         with _modes_kept(self.model), torch.no_grad():
             self.model.eval()
@@ -377,6 +376,8 @@ class TrainNode:
         weights = self._weights() if self._auto_shares else None
         members = self.comm.members  # one may have been lost meanwhile
         self.train.deal(members, weights)
+        self.train.expect(self._epochs)
+        self._deal_validation()
         self._dealt_in = self.train.first_epoch
         self._now = self._agreed = replace(self._now, epoch=self.train.first_epoch, in_epoch=0)
         left = [math.inf if limit is None else limit for limit in (self._steps_left(), self._max_steps)]
@@ -384,6 +385,11 @@ class TrainNode:
         self.strategy.schedule.stretch(self.strategy.steps, self.total_steps - self._now.step)
         self._dealt_anew = True
         self._emit("plan", total_steps=self.total_steps, hosts=len(members))
+
+    def _deal_validation(self) -> None:
+        if isinstance(self.val, SharedWork) and self.val.members != self.comm.members:
+            self.val.deal(self.comm.members)
+            self.val.expect(epochs=1)
 
     def _weights(self) -> list[float]:
         """Each rank's speed; the mean of the others' for one that has not been measured."""

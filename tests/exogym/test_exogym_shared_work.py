@@ -207,6 +207,25 @@ def test_shares_stay_with_the_deal():
     assert asked == [(HOSTS[:2], (1, 1)), (HOSTS[:2], (1, 3))]
 
 
+@pytest.mark.parametrize(("epochs", "soon"), [(1, [0, 2, 4]), (3, [0, 2, 4, 0, 2, 4]), (None, [0, 2, 4, 0, 2, 4])])
+def test_samples_are_told_what_will_be_read(epochs, soon):
+    told = []
+
+    class Told(Numbers):
+        def expect(self, steps):
+            told.extend(number for numbers in steps for number in numbers)
+
+    work = SharedWork(Told(6, batch_size=1, shuffle=False), HOSTS[:3], "ada")
+    work.deal(HOSTS[:2])
+    work.expect(epochs)
+    assert told == soon
+    told.clear()
+    work.settle((0, 0), (0, 2), HOSTS[:2])
+    work.deal(HOSTS[:1])
+    work.expect(1)
+    assert told == [4, 5]
+
+
 def test_marks_tell_other_work_apart():
     others = [(8, {}), (9, {"batch_size": 3}), (9, {"seed": 1}), (9, {"shuffle": False})]
     marks = [SharedWork(Numbers(size, **settings), HOSTS, "ada").mark() for size, settings in [(9, {}), *others]]
