@@ -21,8 +21,8 @@ from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
-# Without a beat a worker counts as lost, though it may be heard again. The others wait for it, but its work of this
-# round is worth something: so that is after a part of a round's time, within these limits.
+# A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round, the
+# more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
 SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
@@ -83,7 +83,7 @@ class Worker:
     silent: bool = False  # lost for that; there again once it hears as well, which after an outage can take TCP longer
     told: int = 0  # lines that were written to it
     deaf_until: int | None = None  # of these, how many a silent one that is heard again has to have heard
-    heard_until: float = 0.0  # the moment until which it is given time for that
+    heard_until: float = 0.0  # when the time for that is over
     failures: int = 0
     next_try: float = 0.0
     tries: int = 0
@@ -240,7 +240,9 @@ class Crew:
 
         def may_replace() -> bool:
             deadline = time.monotonic() + LISTEN_S
-            while worker.silent and attempt == worker.attempt and time.monotonic() < max(deadline, worker.heard_until):
+            while time.monotonic() < max(deadline, worker.heard_until):
+                if not worker.silent or worker.status is not None or attempt != worker.attempt:
+                    break
                 time.sleep(0.05)
             return attempt == worker.attempt
 
