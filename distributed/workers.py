@@ -21,8 +21,8 @@ from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
 from .machine import Process
 
 TAIL_LINES = 20
-# A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round, the
-# more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
+# A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round,
+# the more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
 SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
