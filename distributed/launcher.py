@@ -128,12 +128,15 @@ class Launcher:
             if crew.saver.post.host:
                 self._name_base()
             crew.end()
-            if not self._interrupts:
-                for post in self._posts:
+            for post in self._posts:
+                post.drop_parts()
+                if not self._interrupts:
                     post.drop_checkpoints()
         except TunerError:
             if crew:
                 crew.end(rescue=True)
+            for post in self._posts:
+                post.drop_parts()
             raise
         finally:
             if crew:

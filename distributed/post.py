@@ -16,7 +16,7 @@ from .hosts import Host
 from .machine import LocalMachine, Machine, Process
 from .remote import Remote
 from .spec import CHECKPOINTS, Rendezvous, RunSpec
-from .sync import Progress, SyncItem, sync
+from .sync import Progress, SyncItem, drop_parts, sync
 
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER = "distributed.worker_main"
@@ -122,6 +122,15 @@ class HostPost:
             if self.host:
                 self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/final"], cwd=project, timeout=30)
                 self._machine.run(["rmdir", self._spec.run_dir], cwd=project, timeout=30)
+
+    def drop_parts(self) -> None:
+        """Of clips whose sending has broken off, in this process or in the one that it resumes."""
+        if not self.host or not self._machine:
+            return
+        from .shipment import load_audio
+
+        with contextlib.suppress(HostError, RunError):
+            drop_parts(self._machine, load_audio(self._run_dir).values())
 
     def close(self) -> None:
         if self._machine:

@@ -28,6 +28,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 INDEX = PROJECT / ".cache" / "sync-index.json"
 SPARE_BYTES = 64 << 20
 FULL_BYTES = 1 << 20
+LOOK_S = 5.0  # for a host that may not answer any more
 ATTEMPTS = 2  # a second one for a part that was damaged, or that changed while it was sent
 
 T = TypeVar("T")
@@ -118,6 +119,21 @@ def sync(
     files = {remote.name: [hashes.file(item) for item in checked(items_by_host[remote.name])] for remote in remotes}
     hashes.save()
     return on_each(remotes, lambda remote: _HostSync(remote, files[remote.name], progress, list(prune)).run())
+
+
+def drop_parts(remote: Remote, items: Iterable[SyncItem]) -> None:
+    """Remove from a host what an interrupted sync has left of these files. Raises HostError."""
+    folder = f"{remote.expand(remote.host.project_path)}/.sync"
+    listed = remote.run(["ls", "-1", folder], timeout=LOOK_S).stdout.split()
+    if not (parts := {name for name in listed if name.endswith(".part")}):
+        return
+    hashes = LocalHashes(INDEX)
+    ours = set()
+    for item in items:
+        with contextlib.suppress(DataError):  # what is gone here was not being sent
+            ours.add(f"{hashes.file(item).sha256}.part")
+    if left := sorted(parts & ours):
+        remote.run(["rm", "-f", *(f"{folder}/{name}" for name in left)], timeout=LOOK_S)
 
 
 def on_each(machines: Sequence[Remote], work: Callable[[Remote], T]) -> list[T]:

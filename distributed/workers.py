@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from exogym.errors import RanksDiverged
 from exogym.membership import Roster
@@ -32,6 +32,7 @@ DEAF_S = 6.0  # after which one is replaced that is heard, but does not hear
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
 MOST_FAILURES = 3  # of one worker in a row, without a round in between
 DELIVERY_S, DELIVERY_AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
+TURN_S = 0.01  # in which another list's next group gets its turn
 GRACE_S = 2.0  # for last words
 SAVE_S = 300.0  # for the model to be written
 STUCK_FACTOR = 5.0  # nothing is stuck before it has taken so many times the slowest that was seen
@@ -39,6 +40,8 @@ SLOWEST_LINK = 250e3  # bytes/s: until a round has been seen, what an exchange o
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
+
+T = TypeVar("T")
 
 
 class Post(Protocol):
@@ -90,6 +93,7 @@ class Worker:
     given_up: bool = False
     steps: int = 0
     lost_for: str = ""  # why, the last time
+    delivering: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def name(self) -> str:
@@ -118,6 +122,17 @@ class Worker:
             reason = f"the worker ended with status {self.status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)
         return f"{reason}; its last lines:\n{last}" if last else f"{reason}, and printed nothing"
+
+
+def _in_turns(lock: threading.Lock, steps: Iterator[T]) -> Iterator[T]:
+    """A host is sent one group of files at a time, and of several lists one from each in turn."""
+    while True:
+        with lock:
+            step = next(steps, None)
+        if step is None:
+            return
+        yield step
+        time.sleep(TURN_S)
 
 
 class Crew:
@@ -476,12 +491,12 @@ class Crew:
         """Again and again: clips that do not come would be left out. A host that cannot take them is given up."""
 
         def wanted() -> bool:
-            return worker.life == life and worker.status is None
+            return worker.life == life and worker.status is None and not self._ending
 
         deadline = time.monotonic() + DELIVERY_S
         while files and wanted():
             try:
-                for count, unsent in worker.post.send(files, wanted):
+                for count, unsent in _in_turns(worker.delivering, worker.post.send(files, wanted)):
                     files, deadline = files[count:], time.monotonic() + DELIVERY_S
                     self._tell_unsent(worker, unsent)
             except HostError as error:

@@ -92,6 +92,18 @@ def test_nothing_is_sent_that_nobody_waits_for(post, there):
     assert not names(there)
 
 
+def test_parts_of_clips_whose_sending_broke_off_are_removed(post, there):
+    process = post.start(again=True)
+    asked = iter([True, True])
+    with pytest.raises(HostError, match="nobody waits"):
+        list(post.send(clips(40), lambda: next(asked, False)))
+    (there / ".sync" / "another-run.part").touch()
+    assert len(list((there / ".sync").glob("*.part"))) > 1
+    post.drop_parts()
+    assert [part.name for part in (there / ".sync").glob("*.part")] == ["another-run.part"]
+    process.kill()
+
+
 def test_a_folder_that_finds_no_place_here_is_an_error_of_its_own(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="cannot be copied"):

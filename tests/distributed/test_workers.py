@@ -556,6 +556,24 @@ def test_a_host_that_sleeps_is_sent_its_files_when_it_wakes_up(crew_of, monkeypa
     assert len(run.of("lost")) == 1 and "host1: unsent b.wav" in run.log
 
 
+def test_two_lists_are_sent_in_turns_and_never_side_by_side(crew_of):
+    wants = "".join(f"send_event({{'type': 'want', 'files': [{name!r}] * 5}})\n" for name in "ab")
+    run = crew_of(f"{wants}time.sleep(1)\ntrain(all_rounds=1)")
+    order, busy = [], threading.Lock()
+
+    def send(files, wanted):
+        for name in files:
+            assert busy.acquire(blocking=False)
+            time.sleep(0.05)
+            order.append(name)
+            busy.release()
+            yield 1, []
+
+    run.posts[0].send = send
+    run.work()
+    assert sorted(order) == ["a"] * 5 + ["b"] * 5 and order not in ([*"aaaaabbbbb"], [*"bbbbbaaaaa"])
+
+
 def test_nothing_more_is_sent_once_the_worker_has_ended(crew_of):
     run = crew_of(TRAIN, f"train(rounds=1)\nif life == 1:\n{textwrap.indent(WANT, '    ')}\ntrain()")
     ended = threading.Event()
