@@ -25,6 +25,7 @@ from .awake import keep_awake
 from .hosts import Host
 from .post import PROJECT, HostPost, Rank
 from .spec import CHECKPOINTS, Rendezvous, build
+from .sync import on_each
 from .workers import Crew
 
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
@@ -128,21 +129,16 @@ class Launcher:
             if crew.saver.post.host:
                 self._name_base()
             crew.end()
-            for post in self._posts:
-                post.drop_parts()
-                if not self._interrupts:
-                    post.drop_checkpoints()
+            if not self._interrupts:
+                on_each(self._posts, HostPost.drop_checkpoints)
         except TunerError:
             if crew:
                 crew.end(rescue=True)
-            for post in self._posts:
-                post.drop_parts()
             raise
         finally:
             if crew:
                 crew.end()
-            for post in self._posts:
-                post.close()
+            on_each(self._posts, HostPost.leave)
 
     def _name_base(self) -> None:
         """An adapter that another host has saved names its base as it lies there."""

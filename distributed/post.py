@@ -21,6 +21,7 @@ from .sync import Progress, SyncItem, drop_parts, sync
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER = "distributed.worker_main"
 GROUP_FILES, GROUP_BYTES = 16, 8 << 20  # of the audio that is sent at once: over a slow link a step waits for no more
+LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
 # The number of a process may long be another's when the host has been restarted.
 KILL_WORKER = f'case "$(ps -o args= -p "$0")" in *{WORKER}*) kill -9 "-$0";; esac'
 
@@ -47,7 +48,7 @@ def environment(project: str | Path) -> dict[str, str]:
 
 
 class HostPost:
-    """A Post of the Crew, see workers.py."""
+    """A Post of the Crew, see worker.py."""
 
     def __init__(self, rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank
@@ -57,7 +58,7 @@ class HostPost:
         self._process: Process | None = None
 
     def start(self, *, again: bool, may_replace: Callable[[], bool] = lambda: True) -> Process:
-        """See Post in workers.py."""
+        """See Post in worker.py."""
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
         machine = self._connect()
         try:
@@ -118,23 +119,21 @@ class HostPost:
             return
         project = self._project(self._machine)
         with contextlib.suppress(HostError):
-            self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/{CHECKPOINTS}"], cwd=project, timeout=30)
+            self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/{CHECKPOINTS}"], cwd=project, timeout=LEAVE_S)
             if self.host:
-                self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/final"], cwd=project, timeout=30)
-                self._machine.run(["rmdir", self._spec.run_dir], cwd=project, timeout=30)
+                self._machine.run(["rm", "-rf", f"{self._spec.run_dir}/final"], cwd=project, timeout=LEAVE_S)
+                self._machine.run(["rmdir", self._spec.run_dir], cwd=project, timeout=LEAVE_S)
 
-    def drop_parts(self) -> None:
-        """Of clips whose sending has broken off, in this process or in the one that it resumes."""
-        if not self.host or not self._machine:
+    def leave(self) -> None:
+        """No part stays of clips whose sending has broken off, in this process or in the one that it resumes."""
+        if not self._machine:
             return
-        from .shipment import load_audio
+        if self.host:
+            from .shipment import load_audio
 
-        with contextlib.suppress(HostError, RunError):
-            drop_parts(self._machine, load_audio(self._run_dir).values())
-
-    def close(self) -> None:
-        if self._machine:
-            self._machine.close()
+            with contextlib.suppress(HostError, RunError):
+                drop_parts(self._machine, load_audio(self._run_dir).values())
+        self._machine.close()
 
     def _connect(self) -> Machine:
         return Remote.connect(self.host) if self.host else LocalMachine(self.name)

@@ -8,19 +8,18 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Protocol, TypeVar
 
 from exogym.errors import RanksDiverged
 from exogym.membership import Roster
 from whisper_tuner.errors import HostError, RunError, TunerError
 
-from .lifeline import BEAT_S, LAUNCHER_GONE, RESCUE_S, split_line
+from .lifeline import BEAT_S, RESCUE_S, split_line
 from .machine import Process
+from .supply import deliver
+from .worker import Post, Worker
 
-TAIL_LINES = 20
 # A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round,
 # the more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
 SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
@@ -31,8 +30,6 @@ LISTEN_S = 3.0  # for a worker whose host has just been reached again: it may be
 DEAF_S = 6.0  # after which one is replaced that is heard, but does not hear
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
 MOST_FAILURES = 3  # of one worker in a row, without a round in between
-DELIVERY_S, DELIVERY_AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
-TURN_S = 0.01  # in which another list's next group gets its turn
 GRACE_S = 2.0  # for last words
 SAVE_S = 300.0  # for the model to be written
 STUCK_FACTOR = 5.0  # nothing is stuck before it has taken so many times the slowest that was seen
@@ -40,99 +37,6 @@ SLOWEST_LINK = 250e3  # bytes/s: until a round has been seen, what an exchange o
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
-
-T = TypeVar("T")
-
-
-class Post(Protocol):
-    """How to get a worker for one host."""
-
-    name: str
-    rank: int
-
-    def start(self, *, again: bool, may_replace: Callable[[], bool]) -> Process:
-        """Connect, start, hand over the spec. Raises HostError, DataError.
-
-        again: in place of one that was lost, if it `may_replace` it, asked once the host is reached.
-        """
-
-    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
-        """Bring files of the run to the host, a few at a time, in this order and as long as they are wanted.
-
-        Yields how many are done with each time, and which of these cannot be sent. Raises HostError, RunError.
-        """
-
-    def fetch(self, folder: str) -> None:
-        """Copy a folder of the run's folder there to the one here. Raises HostError."""
-
-
-@dataclass
-class Worker:
-    """One host's worker, and what became of the ones before it."""
-
-    post: Post
-    process: Process | None = None
-    life: int = 0  # of the process: lines of an earlier one are not listened to
-    attempt: int = 0  # the start that is going on; 0 if none is
-    unheard_s: float = 0.0
-    silent_for: float = 0.0  # seconds after which it was lost
-    last_moved: float = field(default_factory=time.monotonic)
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    error: dict | None = None
-    status: int | None = None
-    hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
-    ready: bool = False
-    fresh: bool = True  # the roster has not been told of this process
-    silent: bool = False  # lost for that; there again once it hears as well, which after an outage can take TCP longer
-    told: int = 0  # lines that were written to it
-    deaf_until: int | None = None  # of these, how many a silent one that is heard again has to have heard
-    heard_until: float = 0.0  # when the time for that is over
-    failures: int = 0
-    next_try: float = 0.0
-    tries: int = 0
-    given_up: bool = False
-    steps: int = 0
-    lost_for: str = ""  # why, the last time
-    delivering: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def name(self) -> str:
-        return self.post.name
-
-    @property
-    def alive(self) -> bool:
-        """Whether there is a process that was heard lately."""
-        return self.process is not None and self.status is None and not self.silent
-
-    def describe_failure(self) -> str:
-        if self.silent:
-            return f"nothing heard for {self.silent_for:.0f} s: asleep, or its network is gone"
-        if self.error:
-            return str(self.error.get("message"))
-        if self.status == 255:
-            reason = "the SSH connection was lost"
-        elif self.status < 0 or self.status >= 128:
-            number = -self.status if self.status < 0 else self.status - 128
-            reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
-            if number in (0, 9):
-                reason += " (most often by a system that has run out of memory)"
-        elif self.status == LAUNCHER_GONE:
-            return "it had lost the master, and ended by itself"
-        else:
-            reason = f"the worker ended with status {self.status}"
-        last = "\n".join(f"  {self.name}: {line}" for line in self.tail)
-        return f"{reason}; its last lines:\n{last}" if last else f"{reason}, and printed nothing"
-
-
-def _in_turns(lock: threading.Lock, steps: Iterator[T]) -> Iterator[T]:
-    """A host is sent one group of files at a time, and of several lists one from each in turn."""
-    while True:
-        with lock:
-            step = next(steps, None)
-        if step is None:
-            return
-        yield step
-        time.sleep(TURN_S)
 
 
 class Crew:
@@ -193,7 +97,7 @@ class Crew:
         for worker in self.workers.values():
             if worker.process:
                 if not rescue:
-                    self._tell(worker, "quit")
+                    worker.tell("quit")
                 worker.process.close_stdin()
         deadline = time.monotonic() + GRACE_S + (RESCUE_S if rescue else 0.0)
         for worker in self.workers.values():
@@ -208,11 +112,11 @@ class Crew:
         if now >= self._next_beat:
             self._next_beat = now + BEAT_S
             for worker in self.workers.values():
-                self._tell(worker, "beat")
+                worker.tell("beat")
         if stopping() and not self.roster.stopping:
             self.roster.stop()
             for worker in self.workers.values():
-                self._tell(worker, "stop")
+                worker.tell("stop")
         self._take(0.25)
         self._look_for_silence()
         self._look_for_stuck()
@@ -292,7 +196,7 @@ class Crew:
         worker.unheard_s, worker.last_moved = 0.0, time.monotonic()
         worker.tail.clear()
         if self.roster.stopping:
-            self._tell(worker, "stop")
+            worker.tell("stop")
 
     def _not_started(self, worker: Worker, error: TunerError) -> None:
         worker.attempt = 0
@@ -384,7 +288,7 @@ class Crew:
             worker.deaf_until = worker.told + 1
             worker.heard_until = time.monotonic() + DEAF_S
             worker.next_try = max(worker.next_try, worker.heard_until)
-            self._tell(worker, "beat")
+            worker.tell("beat")
         text, event = split_line(line)
         if text.strip():
             worker.tail.append(text)
@@ -479,40 +383,16 @@ class Crew:
         self._events(event)
 
     def _send(self, name: str, message: dict) -> None:
-        self._tell(self.workers[name], json.dumps(message))
-
-    def _tell(self, worker: Worker, line: str) -> None:
-        if worker.process and worker.status is None:
-            with contextlib.suppress(HostError):
-                worker.process.write(f"{line}\n".encode())
-                worker.told += 1
+        self.workers[name].tell(json.dumps(message))
 
     def _deliver(self, worker: Worker, life: int, files: list[str]) -> None:
-        """Again and again: clips that do not come would be left out. A host that cannot take them is given up."""
-
         def wanted() -> bool:
             return worker.life == life and worker.status is None and not self._ending
 
-        deadline = time.monotonic() + DELIVERY_S
-        while files and wanted():
-            try:
-                for count, unsent in _in_turns(worker.delivering, worker.post.send(files, wanted)):
-                    files, deadline = files[count:], time.monotonic() + DELIVERY_S
-                    self._tell_unsent(worker, unsent)
-            except HostError as error:
-                if worker.silent:  # when it wakes up it still waits for them
-                    deadline = time.monotonic() + DELIVERY_S
-                elif time.monotonic() > deadline:
-                    self._inbox.put((worker, life, "not delivered", error))
-                    return
-                time.sleep(DELIVERY_AGAIN_S)
-            except TunerError:  # what is to be sent is not known
-                self._tell_unsent(worker, files)
-                return
-
-    def _tell_unsent(self, worker: Worker, files: list[str]) -> None:
-        if files:
-            self._tell(worker, json.dumps({"type": "unsent", "files": files}))
+        try:
+            deliver(worker, files, wanted)
+        except HostError as error:
+            self._inbox.put((worker, life, "not delivered", error))
 
     # The end.
 
@@ -522,7 +402,7 @@ class Crew:
         for worker in members:
             if not worker.alive:
                 continue
-            self._tell(worker, "save")
+            worker.tell("save")
             deadline = time.monotonic() + SAVE_S
             while worker.alive and self.saver is None and time.monotonic() < deadline:
                 self._turn(lambda: False)
@@ -551,7 +431,8 @@ class Crew:
             self._turn(lambda: False)
         if error := outcome.get():
             worker.lost_for = str(error)
-            self._log(str(error))
+            what = f"the model that it saved cannot be fetched: {error}"
+            self._events({"type": "warning", "host": worker.name, "rank": worker.post.rank, "what": what})
         return error is None
 
     def _too_few(self) -> RunError:

@@ -149,21 +149,21 @@ GOES_ON = "Nothing: the run goes on, and takes the host back (lost-hosts.md)."
 AGAIN = "The run goes on; when the same happens three times in a row, the host is not tried again."
 PIECED = [
     (
-        "distributed/workers.py",
+        "distributed/worker.py",
         "HOST is lost: nothing heard for <silence s> s: asleep, or its network is gone",
         GOES_ON,
         "",
     ),
-    ("distributed/workers.py", "HOST is lost: the SSH connection was lost; its last lines: <output>", GOES_ON, ""),
-    ("distributed/workers.py", "HOST is lost: it had lost the master, and ended by itself", GOES_ON, ""),
+    ("distributed/worker.py", "HOST is lost: the SSH connection was lost; its last lines: <output>", GOES_ON, ""),
+    ("distributed/worker.py", "HOST is lost: it had lost the master, and ended by itself", GOES_ON, ""),
     (
-        "distributed/workers.py",
+        "distributed/worker.py",
         "HOST is lost: the worker was killed by <signal>; its last lines: <output>",
         f"{AGAIN} Signal 9 is most often a lack of memory there: a smaller batch_size or method = lora need less.",
         "",
     ),
     (
-        "distributed/workers.py",
+        "distributed/worker.py",
         "HOST is lost: the worker ended with status <status>; its last lines: <output>",
         f"{AGAIN} All that the hosts printed is in launcher.log in the run's folder.",
         "",

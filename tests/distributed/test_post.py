@@ -45,7 +45,7 @@ def post(ssh_server, tmp_path, there):
     spec = RunSpec(run_id="run", run_dir="runs/run", cache_dir="cache")
     post = HostPost(Rank(label="host", spec=spec, host=host), tmp_path, None, resume=False)
     yield post
-    post.close()
+    post.leave()
 
 
 def clips(count: int) -> list[str]:
@@ -99,7 +99,7 @@ def test_parts_of_clips_whose_sending_broke_off_are_removed(post, there):
         list(post.send(clips(40), lambda: next(asked, False)))
     (there / ".sync" / "another-run.part").touch()
     assert len(list((there / ".sync").glob("*.part"))) > 1
-    post.drop_parts()
+    post.leave()
     assert [part.name for part in (there / ".sync").glob("*.part")] == ["another-run.part"]
     process.kill()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from distributed import workers
+from distributed import supply, workers
 from distributed.lifeline import LAUNCHER_GONE
 from distributed.machine import LocalMachine
 from distributed.post import PROJECT, environment
@@ -510,7 +510,7 @@ print("unsent", *sorted(line.unsent), flush=True)
 
 @pytest.mark.parametrize("first", [[], [HostError("host0", "the connection was lost")]], ids=["at once", "again"])
 def test_files_that_a_worker_wants_are_sent_and_the_others_named(crew_of, monkeypatch, first):
-    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.1)
+    monkeypatch.setattr(supply, "DELIVERY_AGAIN_S", 0.1)
     run = crew_of(f"{WANT}\ntrain(all_rounds=1)")
     run.posts[0].send_errors, run.posts[0].unsendable = [*first], ["b.wav"]
     run.work()
@@ -519,7 +519,7 @@ def test_files_that_a_worker_wants_are_sent_and_the_others_named(crew_of, monkey
 
 
 def test_what_has_arrived_before_the_connection_was_lost_is_not_sent_again(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.1)
+    monkeypatch.setattr(supply, "DELIVERY_AGAIN_S", 0.1)
     run = crew_of(f"{WANT}\ntrain(all_rounds=1)")
     run.posts[0].send_errors, run.posts[0].unsendable = [None, HostError("host0", "lost")], ["b.wav"]
     run.work()
@@ -527,8 +527,8 @@ def test_what_has_arrived_before_the_connection_was_lost_is_not_sent_again(crew_
 
 
 def test_a_host_that_takes_its_files_slowly_is_not_given_up(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.3)
-    monkeypatch.setattr(workers, "DELIVERY_S", 0.25)
+    monkeypatch.setattr(supply, "DELIVERY_AGAIN_S", 0.3)
+    monkeypatch.setattr(supply, "DELIVERY_S", 0.25)
     run = crew_of(f"{WANT}\ntrain(all_rounds=1)")
     lost = HostError("host0", "lost")
     run.posts[0].send_errors, run.posts[0].unsendable = [lost, None, lost], ["b.wav"]
@@ -537,8 +537,9 @@ def test_a_host_that_takes_its_files_slowly_is_not_given_up(crew_of, monkeypatch
 
 
 def test_a_host_that_sleeps_is_sent_its_files_when_it_wakes_up(crew_of, monkeypatch):
-    for name, value in {"SILENCE_S": (0.8, 0.8), "DELIVERY_AGAIN_S": 0.05, "DELIVERY_S": 1.2}.items():
-        monkeypatch.setattr(workers, name, value)
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
+    monkeypatch.setattr(supply, "DELIVERY_AGAIN_S", 0.05)
+    monkeypatch.setattr(supply, "DELIVERY_S", 1.2)
     run = crew_of(TRAIN, f"train(rounds=1)\n{WANT}\ntrain()")
     send = run.posts[1].send
 
@@ -600,8 +601,8 @@ def test_no_file_is_sent_of_a_run_that_does_not_know_them(crew_of):
 
 def test_a_host_that_does_not_take_its_files_is_given_up(crew_of, monkeypatch):
     """They would be left out otherwise: the others train them."""
-    monkeypatch.setattr(workers, "DELIVERY_AGAIN_S", 0.05)
-    monkeypatch.setattr(workers, "DELIVERY_S", 0.3)
+    monkeypatch.setattr(supply, "DELIVERY_AGAIN_S", 0.05)
+    monkeypatch.setattr(supply, "DELIVERY_S", 0.3)
     run = crew_of(TRAIN, f"train(rounds=1)\nif life == 1:\n{textwrap.indent(WANT, '    ')}\ntrain()")
     run.posts[1].send_errors = [HostError("host1", "the disk is full")] * 1000
     run.at("lost", 1, run.stop)
@@ -669,7 +670,8 @@ def test_another_one_saves_when_the_model_cannot_be_fetched(crew_of):
     run.posts[0].fetch = cut
     run.work()
     assert run.crew.saver.name == "host1" and run.posts[1].fetched == ["final"]
-    assert any("the connection was lost" in line for line in run.log)
+    [warning] = run.of("warning")
+    assert warning["what"] == "the model that it saved cannot be fetched: host0: the connection was lost"
 
 
 def test_the_others_are_still_there_when_fetching_a_large_model_fails(crew_of):
