@@ -4,59 +4,35 @@ The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every 
 JSON what the roster says (see exogym.membership), and {"type": "unsent", "files"} for audio that cannot be sent. The
 worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints; its
 beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
+
+A connection may die while both ends live: a lid was closed, a network changed. The launcher then comes over another,
+through relay.py and the worker's `door`, and both repeat what has not arrived: no line is lost, and none comes twice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
 from exogym.membership import Mailbox
-from whisper_tuner.json_text import parse_json
 
-MARK = "\x1e"
+from .event_lines import output, send_event
+
 BEAT_S = 1.0
 SILENCE_S = 15.0  # without a word from the launcher a worker ends
 TICK_S = 0.5
 RESCUE_S = 8.0
+GREETING_S = 3.0  # for the first words through the door
+GO_ON = b"go on\n"
 LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
-
-
-_writing = threading.Lock()
-
-
-def send_event(event: dict) -> None:
-    """The whole line, with none of another thread's amid it: a long one needs several writes.
-
-    Where nobody reads any more it does not return: the lifeline saves what is to be saved, and ends the process.
-    """
-    line = f"{MARK}{json.dumps(event)}\n".encode()
-    with _writing:
-        try:
-            while line:
-                line = line[os.write(1, line) :]
-        except OSError:
-            threading.Event().wait()
-
-
-def split_line(line: str) -> tuple[str, dict | None]:
-    """(ordinary text, event) of one line of a worker's output.
-
-    Both at once if a thread sent an event while another had written a line's text, but not its end.
-    """
-    text, mark, rest = line.partition(MARK)
-    try:
-        event = parse_json(rest) if mark else None
-    except ValueError:
-        return line, None
-    if isinstance(event, dict) and isinstance(event.get("type"), str):
-        return text, event
-    return line, None
 
 
 class Lifeline:
@@ -73,24 +49,85 @@ class Lifeline:
         self.rescue: Callable[[], None] = lambda: None
         self._stream, self._silence_s = stream, silence_s
         self._heard, self._lines = True, 0
+        self._hearing = threading.Lock()
+        self._door: Path | None = None
+        self._visitor: socket.socket | None = None
         # The thread that counts the silence never writes: a dead link may block every writer.
-        for target in (self._listen, self._count_silence, self._beat):
-            threading.Thread(target=target, daemon=True).start()
+        self._begin(self._listen, stream)
+        self._begin(self._count_silence)
+        self._begin(self._beat)
 
-    def _listen(self) -> None:
-        for line in self._stream:
-            self._heard = True
-            self._lines += 1
-            word = line.strip()
-            if word == b"stop":
-                self.stopping.set()
-            elif word == b"save":
-                self.saving.set()
-            elif word == b"quit":
-                os._exit(LAUNCHER_GONE)
-            elif word.startswith(b"{"):
-                self._take(json.loads(word))
-        self._give_up("the launcher is gone")
+    def open_door(self, path: Path) -> None:
+        """Let the launcher in over another connection, through a Unix socket that only this user can open.
+
+        Raises OSError.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)
+        door = socket.socket(socket.AF_UNIX)
+        door.bind(str(path))
+        path.chmod(0o600)
+        door.listen()
+        self._door = path
+        self._begin(self._answer, door)
+
+    def close_door(self) -> None:
+        if self._door:
+            with contextlib.suppress(OSError):
+                self._door.unlink()
+
+    @staticmethod
+    def _begin(work: Callable[..., None], *about: object) -> None:
+        threading.Thread(target=work, args=about, daemon=True).start()
+
+    def _answer(self, door: socket.socket) -> None:
+        while True:
+            visitor, _ = door.accept()
+            try:
+                self._let_in(visitor)
+            except (OSError, ValueError):
+                visitor.close()
+
+    def _let_in(self, visitor: socket.socket) -> None:
+        visitor.settimeout(GREETING_S)
+        stream = visitor.makefile("rb")
+        arrived = int(stream.readline(32))
+        with self._hearing:
+            visitor.sendall(f"{self._lines}\n".encode())
+            if stream.readline(32) != GO_ON:  # the launcher has given up: this process had not answered for long
+                raise ValueError("no launcher there")
+            visitor.settimeout(None)
+            output.move(visitor, arrived)
+            self._stream, self._heard = stream, True
+            before, self._visitor = self._visitor, visitor
+        if before:
+            with contextlib.suppress(OSError):
+                before.shutdown(socket.SHUT_RDWR)
+        self._begin(self._listen, stream)
+
+    def _listen(self, stream: BinaryIO) -> None:
+        with contextlib.suppress(OSError):
+            for line in stream:
+                with self._hearing:
+                    if stream is not self._stream or not line.endswith(b"\n"):  # it will be repeated
+                        break
+                    self._heard = True
+                    self._lines += 1
+                    self._hear(line.strip())
+        with self._hearing:  # the launcher may just be coming over another
+            is_over = stream is self._stream
+        if is_over:
+            self._give_up("the launcher is gone")
+
+    def _hear(self, word: bytes) -> None:
+        if word == b"stop":
+            self.stopping.set()
+        elif word == b"save":
+            self.saving.set()
+        elif word == b"quit":
+            self._end()
+        elif word.startswith(b"{"):
+            self._take(json.loads(word))
 
     def _take(self, message: dict) -> None:
         if message["type"] == "unsent":
@@ -120,4 +157,8 @@ class Lifeline:
         thread = threading.Thread(target=last_words, daemon=True)
         thread.start()
         thread.join(RESCUE_S)
+        self._end()
+
+    def _end(self) -> None:
+        self.close_door()
         os._exit(LAUNCHER_GONE)

@@ -18,9 +18,10 @@ from exogym.membership import Generation
 from exogym.trainer import DataSource, Fit, FitSettings, Trainer
 from whisper_tuner.errors import HostError
 
+from .event_lines import send_event
 from .hosts import Hosts, load_hosts
 from .interfaces import route_to
-from .lifeline import Lifeline, send_event
+from .lifeline import Lifeline
 from .spec import RunSpec
 
 JOIN_S = 120.0  # for the slowest host of a generation to come

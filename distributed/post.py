@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,13 +18,16 @@ from .machine import LocalMachine, Machine, Process
 from .remote import Remote
 from .spec import CHECKPOINTS, Rendezvous, RunSpec
 from .sync import Progress, SyncItem, drop_parts, sync
+from .worker_process import WorkerProcess
 
 PROJECT = Path(__file__).resolve().parent.parent
-WORKER = "distributed.worker_main"
+WORKER, RELAY = "distributed.worker_main", "distributed.relay"
+ANSWER_S = 8.0  # for a worker that is there already, with the start of a relay to it
 GROUP_FILES, GROUP_BYTES = 16, 8 << 20  # of the audio that is sent at once: over a slow link a step waits for no more
 LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
 # The number of a process may long be another's when the host has been restarted.
-KILL_WORKER = f'case "$(ps -o args= -p "$0")" in *{WORKER}*) kill -9 "-$0";; esac'
+IS_WORKER = f'case "$(ps -o args= -p "$0")" in *{WORKER}*) ;; *) exit 1;; esac'
+KILL_WORKER = f'{IS_WORKER}; kill -9 "-$0"'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,28 +61,61 @@ class HostPost:
         self._machine: Machine | None = None
         self._process: Process | None = None
 
-    def start(self, *, again: bool, may_replace: Callable[[], bool] = lambda: True) -> Process:
+    def start(self, *, again: bool, may_replace: Callable[[bool], bool] = lambda _: True) -> Process:
         """See Post in worker.py."""
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
         machine = self._connect()
+        attached = False
         try:
             if again:
-                if not may_replace():
-                    raise HostError(self.name, "the worker there is heard again")
+                is_there = self._is_there(machine)
+                attached = is_there and self._attach(machine)
+                if not may_replace(is_there):
+                    raise HostError(self.name, "its worker may still be there")
                 self._make_way(machine)
-            process = machine.start(
-                [self._python(machine), "-m", WORKER],
-                env=environment(self._project(machine)),
-                cwd=self._project(machine),
-            )
-            process.write(spec.to_json().encode() + b"\n")
+            process = self._start(machine, spec)
         except BaseException:
-            machine.close()
+            if not attached:
+                machine.close()
             raise
         old, self._machine, self._process = self._machine, machine, process
-        if old:
+        if old and old is not machine:
             old.close()
         return process
+
+    def _start(self, machine: Machine, spec: RunSpec) -> Process:
+        project = self._project(machine)
+        door = [self._door] if self.host else []
+        command = [self._python(machine), "-m", WORKER, *door]
+        process = machine.start(command, env=environment(project), cwd=project)
+        process.write(spec.to_json().encode() + b"\n")
+        return WorkerProcess(process) if self.host else process
+
+    def _is_there(self, machine: Machine) -> bool:
+        if not self._process:
+            return False
+        return machine.run(["/bin/sh", "-c", IS_WORKER, str(self._process.pid)], timeout=10).returncode == 0
+
+    def _attach(self, machine: Machine) -> bool:
+        """Go on with the worker that is there, if it is, over this connection instead of the one before."""
+        if not isinstance(self._process, WorkerProcess) or self._process.poll() is not None:
+            return False
+
+        def start_relay(arrived: int) -> Process:
+            project = self._project(machine)
+            command = [self._python(machine), "-m", RELAY, self._door, str(arrived)]
+            return machine.start(command, env=environment(project), cwd=project)
+
+        too_long = threading.Timer(ANSWER_S, machine.close)  # it may be cut off again at any moment
+        too_long.start()
+        try:
+            attached = self._process.attach(start_relay)
+        finally:
+            too_long.cancel()
+        if attached:
+            old, self._machine = self._machine, machine
+            old.close()
+        return attached
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
         """Bring audio of the run to the host, in this order and a few files at a time, each usable at once.
@@ -134,6 +171,11 @@ class HostPost:
             with contextlib.suppress(HostError, RunError):
                 drop_parts(self._machine, load_audio(self._run_dir).values())
         self._machine.close()
+
+    @property
+    def _door(self) -> str:
+        """Short, for the path of a Unix socket has 104 letters at most; where the worker runs, in its project."""
+        return f"{self._spec.run_dir}/{CHECKPOINTS}/{self.rank}.door"
 
     def _connect(self) -> Machine:
         return Remote.connect(self.host) if self.host else LocalMachine(self.name)

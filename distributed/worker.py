@@ -14,6 +14,7 @@ from whisper_tuner.errors import HostError
 
 from .lifeline import LAUNCHER_GONE
 from .machine import Process
+from .relay import END_UNSEEN
 
 TAIL_LINES = 20
 
@@ -24,10 +25,11 @@ class Post(Protocol):
     name: str
     rank: int
 
-    def start(self, *, again: bool, may_replace: Callable[[], bool]) -> Process:
+    def start(self, *, again: bool, may_replace: Callable[[bool], bool]) -> Process:
         """Connect, start, hand over the spec. Raises HostError, DataError.
 
-        again: in place of one that was lost, if it `may_replace` it, asked once the host is reached.
+        again: in place of one that was lost. Once its host is reached that one may be heard again; whether it is to be
+        replaced says `may_replace(is it there)`.
         """
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
@@ -50,6 +52,7 @@ class Worker:
     attempt: int = 0  # the start that is going on; 0 if none is
     unheard_s: float = 0.0
     silent_for: float = 0.0  # seconds after which it was lost
+    replaced_from: float = 0.0  # when a silent one may be killed
     last_moved: float = field(default_factory=time.monotonic)
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     error: dict | None = None
@@ -67,6 +70,7 @@ class Worker:
     given_up: bool = False
     steps: int = 0
     lost_for: str = ""  # why, the last time
+    unreached: str = ""  # why, the last time
     delivering: threading.Lock = field(default_factory=threading.Lock)
     telling: threading.Lock = field(default_factory=threading.Lock)
 
@@ -84,8 +88,8 @@ class Worker:
         with self.telling:
             if self.process and self.status is None:
                 with contextlib.suppress(HostError):
-                    self.process.write(f"{line}\n".encode())
                     self.told += 1
+                    self.process.write(f"{line}\n".encode())
 
     def describe_failure(self) -> str:
         if self.silent:
@@ -101,6 +105,8 @@ class Worker:
                 reason += " (most often by a system that has run out of memory)"
         elif self.status == LAUNCHER_GONE:
             return "it had lost the master, and ended by itself"
+        elif self.status == END_UNSEEN:
+            reason = "the worker ended, for a reason that nobody saw"
         else:
             reason = f"the worker ended with status {self.status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)

@@ -1,7 +1,12 @@
-"""One rank, started by the launcher; its RunSpec is the first line of stdin."""
+"""One rank, started by the launcher: `python -m distributed.worker_main [DOOR]`.
+
+Its RunSpec is the first line of stdin. At DOOR the launcher finds it again when the connection is lost, see
+Lifeline.open_door.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import platform
@@ -15,7 +20,8 @@ from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
 from .awake import keep_awake
-from .lifeline import Lifeline, send_event
+from .event_lines import send_event
+from .lifeline import Lifeline
 from .source_hash import loaded_source_hash
 from .spec import RunSpec
 
@@ -39,6 +45,9 @@ def main() -> int:
     if not line:
         return ExitStatus.RUN
     lifeline = Lifeline(sys.stdin.buffer)
+    for door in sys.argv[1:]:
+        with contextlib.suppress(OSError):  # without one it is started anew instead
+            lifeline.open_door(Path(door))
     try:
         spec = RunSpec.from_json(line.decode())
         gc.disable()  # a sixth of the time of so many imports
@@ -63,6 +72,8 @@ def main() -> int:
         traceback.print_exc()
         send_event({"type": "error", "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"})
         return ExitStatus.ERROR
+    finally:
+        lifeline.close_door()
 
 
 if __name__ == "__main__":

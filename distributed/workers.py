@@ -15,7 +15,8 @@ from exogym.errors import RanksDiverged
 from exogym.membership import Roster
 from whisper_tuner.errors import HostError, RunError, TunerError
 
-from .lifeline import BEAT_S, RESCUE_S, split_line
+from .event_lines import split_line
+from .lifeline import BEAT_S, RESCUE_S
 from .machine import Process
 from .supply import deliver
 from .worker import Post, Worker
@@ -25,7 +26,8 @@ from .worker import Post, Worker
 SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
-RECLAIM_S = 12.0  # after which it is replaced, if its host can be reached
+REACH_S, LOOK_AGAIN_S = 1.0, 2.0  # when a silent one is looked for over another connection, and how often
+RECLAIM_S = 12.0  # after which it is replaced, if its host can be reached and it is not heard
 LISTEN_S = 3.0  # for a worker whose host has just been reached again: it may be there, and keep what it has in memory
 DEAF_S = 6.0  # after which one is replaced that is heard, but does not hear
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # between tries to bring a worker back
@@ -157,8 +159,10 @@ class Crew:
         worker.tries += 1
         again, old = worker.life != 0, worker.process
 
-        def may_replace() -> bool:
-            deadline = time.monotonic() + LISTEN_S
+        def may_replace(is_there: bool) -> bool:
+            if is_there and worker.silent and time.monotonic() < worker.replaced_from:
+                return False
+            deadline = time.monotonic() + (LISTEN_S if is_there else 0.0)
             while time.monotonic() < max(deadline, worker.heard_until):
                 if not worker.silent or worker.status is not None or attempt != worker.attempt:
                     break
@@ -194,6 +198,7 @@ class Crew:
         worker.fresh = True
         worker.steps = worker.told = 0
         worker.unheard_s, worker.last_moved = 0.0, time.monotonic()
+        worker.unreached = ""
         worker.tail.clear()
         if self.roster.stopping:
             worker.tell("stop")
@@ -202,8 +207,13 @@ class Crew:
         worker.attempt = 0
         if not self._committed and worker.life == 0:
             raise error
-        worker.next_try = time.monotonic() + BACK_OFF_S[min(worker.tries, len(BACK_OFF_S)) - 1]
-        self._log(f"{worker.name}: {error}")
+        pause = BACK_OFF_S[min(worker.tries, len(BACK_OFF_S)) - 1]
+        if worker.silent:  # it may wake up at any moment, and then does not wait for long
+            pause = min(pause, LOOK_AGAIN_S)
+        worker.next_try = max(time.monotonic() + pause, worker.heard_until)
+        if worker.unreached != str(error):
+            worker.unreached = str(error)
+            self._log(f"{worker.name}: {error}")
 
     def _is_due(self, worker: Worker) -> bool:
         if worker.attempt or worker.alive or worker.given_up or self.roster.stopping or self.roster.ended:
@@ -236,7 +246,7 @@ class Crew:
             limit = self._silence_limit() if worker.ready else LOADING_SILENCE_S
             if worker.alive and worker.unheard_s > limit:
                 worker.silent, worker.silent_for, worker.deaf_until = True, limit, None
-                worker.next_try, worker.tries = now + RECLAIM_S, 0
+                worker.next_try, worker.tries, worker.replaced_from = now + REACH_S, 0, now + RECLAIM_S
                 self._lose(worker, worker.describe_failure())
 
     def _silence_limit(self) -> float:

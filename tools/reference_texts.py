@@ -164,6 +164,12 @@ PIECED = [
     ),
     (
         "distributed/worker.py",
+        "HOST is lost: the worker ended, for a reason that nobody saw; its last lines: <output>",
+        AGAIN,
+        "",
+    ),
+    (
+        "distributed/worker.py",
         "HOST is lost: the worker ended with status <status>; its last lines: <output>",
         f"{AGAIN} All that the hosts printed is in launcher.log in the run's folder.",
         "",

@@ -19,8 +19,8 @@ from whisper_tuner.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
 
 from ..config import Job
+from ..event_lines import split_line
 from ..hosts import Hosts
-from ..lifeline import split_line
 from ..machine import LocalMachine, Machine, Process
 from ..post import PROJECT, environment
 from ..remote import Remote

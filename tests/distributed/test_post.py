@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from distributed import post as post_module
 from distributed import sync as sync_module
 from distributed.machine import LocalMachine
-from distributed.post import HostPost, Rank
+from distributed.post import PROJECT, WORKER, HostPost, Rank
 from distributed.shipment import save_items
 from distributed.spec import RunSpec
 from distributed.sync import SyncItem
@@ -108,3 +109,27 @@ def test_a_folder_that_finds_no_place_here_is_an_error_of_its_own(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="cannot be copied"):
         post_module.fetch_folder(LocalMachine("host"), str(tmp_path), tmp_path / "file" / "final")
+
+
+def test_a_worker_that_is_there_is_gone_on_with_over_another_connection(post, tmp_path):
+    repeats = Path(__file__).with_name("toy_echo.py")
+    (tmp_path / "python").write_text(f"""#!/bin/sh
+export PYTHONPATH={PROJECT}:{PROJECT}/gym
+case "$2" in
+    {WORKER}) read -r spec; exec {sys.executable} {repeats} "$3" {WORKER};;
+    *) exec {sys.executable} "$@";;
+esac
+""")
+    process = post.start(again=False)
+    lines = process.lines()
+    assert "beat" in next(lines)
+    with pytest.raises(HostError, match="may still be there"):
+        post.start(again=True, may_replace=lambda is_there: not is_there)
+    process.write(b'{"type": "number", "n": 7}\n')
+    assert any("echo" in line for line in lines)
+    process.kill()
+    assert process.wait(5) is not None
+    replaced = []
+    again = post.start(again=True, may_replace=lambda is_there: replaced.append(is_there) or True)
+    assert replaced == [False] and again is not process and "beat" in next(again.lines())
+    again.kill()

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from distributed import lifeline
-from distributed.lifeline import Lifeline, send_event
+from distributed.event_lines import send_event
+from distributed.lifeline import Lifeline
 from exogym.membership import END, ENTER, ROUND
 
 lifeline.BEAT_S = lifeline.TICK_S = 0.1

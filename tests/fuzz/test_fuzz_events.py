@@ -18,7 +18,7 @@ from test_fuzz_specs import RUN
 
 from distributed.commands.runs import to_json
 from distributed.console import RunView, follow
-from distributed.lifeline import split_line
+from distributed.event_lines import split_line
 from distributed.run_tables import curve_lines, facts, host_table, list_table
 from whisper_tuner.run_events import scan
 from whisper_tuner.run_folders import OneHost

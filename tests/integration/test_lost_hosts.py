@@ -139,6 +139,20 @@ def test_a_master_whose_own_worker_is_given_up_gets_the_model_of_another(runner)
 
 
 @pytest.mark.slow
+def test_a_lid_that_was_closed_for_long_is_opened_and_the_same_worker_goes_on(runner):
+    """TCP would try again only half a minute later."""
+    run = Watched(runner, "h2", epochs=20)
+    with faults.asleep(runner.lab["h2"]):
+        run.wait_for("generation", 2)
+        time.sleep(30)
+    woken = time.time()
+    assert run.wait_for("back", 1)["time"] - woken < 12
+    assert len(run.wait_for("generation", 3)["hosts"]) == 2
+    run.end()
+    assert len(run.of("hello", host=run.address["h2"])) == 1
+
+
+@pytest.mark.slow
 def test_a_host_that_was_cut_off_for_long_is_started_anew(runner):
     run = Watched(runner, "h2", epochs=10)
     with faults.cut(runner.lab["h2"]):
