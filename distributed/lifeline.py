@@ -27,9 +27,10 @@ from exogym.membership import Mailbox
 from .event_lines import output, send_event
 
 BEAT_S = 1.0
-SILENCE_S = 15.0  # without a word from the launcher a worker ends
+SILENCE_S = 20.0  # without a word from the launcher a worker ends
+SAVING_PART = 0.6  # of it, after which it saves what must not be lost
 TICK_S = 0.5
-RESCUE_S = 8.0
+RESCUE_S, LATE_RESCUE_S = 8.0, 3.0  # for saving before the end: at once, and where it has begun before
 GREETING_S = 3.0  # for the first words through the door
 GO_ON = b"go on\n"
 LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
@@ -38,7 +39,7 @@ LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
 class Lifeline:
     """Watches the launcher from threads of its own, since the main thread sits in long computations and collectives.
 
-    `rescue` saves what must not be lost; it gets RESCUE_S seconds before the process ends.
+    `rescue` saves what must not be lost, from a thread: before the process ends, and when that becomes likely.
     """
 
     def __init__(self, stream: BinaryIO, silence_s: float = SILENCE_S):
@@ -137,26 +138,31 @@ class Lifeline:
 
     def _count_silence(self) -> None:
         """In ticks of its own and not by a clock: after a sleep the launcher gets its time to say something."""
-        silent = 0.0
+        silent, saved = 0.0, False
         while silent < self._silence_s:
             time.sleep(TICK_S)
             silent = 0.0 if self._heard else silent + TICK_S
             self._heard = False
-        self._give_up(f"nothing heard from the launcher for {self._silence_s:.0f} s")
+            if silent == 0.0:
+                saved = False
+            elif not saved and silent >= SAVING_PART * self._silence_s:
+                saved = True
+                self._begin(lambda: self.rescue())
+        self._give_up(f"nothing heard from the launcher for {self._silence_s:.0f} s", LATE_RESCUE_S)
 
     def _beat(self) -> None:
         while True:
             send_event({"type": "beat", "heard": self._lines})
             time.sleep(BEAT_S)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, rescue_s: float = RESCUE_S) -> None:
         def last_words() -> None:
             self.rescue()
             print(f"stopping: {reason}", file=sys.stderr, flush=True)
 
         thread = threading.Thread(target=last_words, daemon=True)
         thread.start()
-        thread.join(RESCUE_S)
+        thread.join(rescue_s)
         self._end()
 
     def _end(self) -> None:

@@ -169,6 +169,8 @@ class HostPost:
             from .shipment import load_audio
 
             with contextlib.suppress(HostError, RunError):
+                # A worker that was killed has not shut it.
+                self._machine.run(["rm", "-f", self._door], cwd=self._project(self._machine), timeout=LEAVE_S)
                 drop_parts(self._machine, load_audio(self._run_dir).values())
         self._machine.close()
 

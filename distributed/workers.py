@@ -23,7 +23,7 @@ from .worker import Post, Worker
 
 # A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round,
 # the more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
-SILENT_PART, SILENCE_S = 0.2, (4.0, 12.0)
+SILENT_PART, SILENCE_S = 0.2, (3.0, 12.0)
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 REACH_S, LOOK_AGAIN_S = 1.0, 2.0  # when a silent one is looked for over another connection, and how often

@@ -5,6 +5,7 @@ and counts votes; each member hears of it through its Mailbox. All messages are 
 
     from the roster   {"type": "generation", "number", "members", "prefix", "amid_round"}     meet there and enter
                       {"type": "commit", "generation", "vote", "regroup"}       all have done it: it counts
+                      {"type": "out"}                  they go on without it: what it does is void, until it is called
     from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
                       {"type": "trouble", "generation", "message"}                   its group does not answer
                       {"type": "alive"}                                              at something that takes long
@@ -97,6 +98,8 @@ class Roster:
         if anew:
             self._remembering.discard(host)
         self._gather()
+        if not anew and not self._is_member(host):
+            self.send(host, {"type": "out"})
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
         """It crashed, fell silent or was given up (for_good); or it never came."""
@@ -238,11 +241,14 @@ class Mailbox:
         self._news = threading.Condition()
         self._generation: Generation | None = None
         self._commits: dict[tuple[int, int], bool] = {}
+        self._out = False
 
     def put(self, message: dict[str, Any]) -> None:
         with self._news:
             if message["type"] == "generation":
-                self._generation = Generation.of(message)
+                self._generation, self._out = Generation.of(message), False
+            elif message["type"] == "out":
+                self._out = True
             elif message["type"] == "commit":
                 self._commits = {(message["generation"], message["vote"]): message["regroup"]}
             self._news.notify_all()
@@ -252,13 +258,13 @@ class Mailbox:
         return self._generation is not None and self._generation.number > number
 
     def is_called_anew(self, number: int) -> bool:
-        """Whether the newest generation is later than `number`, and begins a round."""
-        return self.superseded(number) and not self._generation.amid_round
+        """Whether the newest generation is later than `number` and begins a round, or one is to be waited for."""
+        return self._out or (self.superseded(number) and not self._generation.amid_round)
 
     def next_generation(self, after: int) -> Generation:
         """The newest one, once it is later than number `after`."""
         with self._news:
-            self._news.wait_for(lambda: self.superseded(after))
+            self._news.wait_for(lambda: self.superseded(after) and not self._out)
             return self._generation
 
     def wait_for_commit(self, number: int, vote: int) -> bool | None:

@@ -71,6 +71,7 @@ class TrainNode:
     tokens that the mean is over; a bare loss has the number of samples for its weight. Ranks may have unequal shares.
     It runs for `epochs` or `max_steps` optimizer steps, whichever ends first. Validation falls due every `val_interval`
     steps, or at the end of each epoch, and takes place once ranks next agree: in between each has its own weights.
+    Where it was just dealt out anew it waits for the agreement after that, since its data may be on their way.
     `should_stop` is asked at every step; when it says yes on any rank, all ranks stop at the same agreed weights.
 
     With `checkpoints` each rank keeps its own state: after every `checkpoint_interval` agreements (rounds, or steps of
@@ -125,7 +126,7 @@ class TrainNode:
         self._digest: int | None = None
         self._settled: int | None = 0  # agreements after which all of this rank's state has followed
         self._last_epoch = 0
-        self._begun = self._dealt_anew = False
+        self._begun = self._dealt_anew = self._validation_dealt = False
         self._dealt_in = 0  # the epoch
         self._speed = _Mean()  # samples a second, over the last steps
         self._writing: tuple[int, float, Future[int]] | None = None
@@ -171,7 +172,7 @@ class TrainNode:
         """From the state as it is to the end of the work. True if somebody asked to stop."""
         if self._now == self._agreed:
             self._deal()
-            if self._now.validation_due and self._work_left():
+            if self._is_validation_due() and self._work_left():
                 self._validate()
         stopped = self._catch_up()
         while not stopped:
@@ -223,10 +224,13 @@ class TrainNode:
     def _at_agreement(self, result: StepResult) -> None:
         if not result.agreed or not self._work_left():
             return
-        if self._now.validation_due:
+        if self._is_validation_due():
             self._validate()
         if self.checkpoint_interval and self.strategy.agreements % self.checkpoint_interval == 0:
             self._save()
+
+    def _is_validation_due(self) -> bool:
+        return self._now.validation_due and not self._validation_dealt
 
     def _epoch(self) -> Iterator[list[Batch]]:
         """Micro-batches of each step of the epoch. Every rank must make the same number of steps."""
@@ -365,6 +369,7 @@ class TrainNode:
     def _deal(self) -> None:
         """Deal out anew what is left, if it was dealt to others than those who are here now."""
         members = self.comm.members
+        self._validation_dealt = False
         if not isinstance(self.train, SharedWork):
             if len(members) != self._ranks:
                 what = f"{type(self.train).__name__} cannot be dealt out anew"
@@ -375,6 +380,7 @@ class TrainNode:
             return
         weights = self._weights() if self._auto_shares else None
         members = self.comm.members  # one may have been lost meanwhile
+        self._validation_dealt = members != self.train.members
         self.train.deal(members, weights)
         self.train.expect(self._epochs)
         self._deal_validation()

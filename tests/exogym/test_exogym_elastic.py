@@ -398,7 +398,7 @@ def test_resumed_under_another_name(tmp_path):
 def test_what_was_agreed_can_be_saved_between_any_two_steps(tmp_path):
     """By another thread, as when the launcher is gone; no ranks have compared anything yet."""
     site = Site(lambda: AllReduceStrategy(lr=0.02, check_interval=100), folder=tmp_path)
-    site.slow = dict.fromkeys(HOSTS, 0.01)
+    site.slow = dict.fromkeys(HOSTS, 0.03)
     rescues = []
 
     def rescue():

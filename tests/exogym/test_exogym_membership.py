@@ -42,6 +42,8 @@ class Member:
         if message["type"] == "generation":
             self.generation, self.vote, self.has_voted = Generation.of(message), 0, False
             self.is_away = False
+        elif message["type"] == "out":
+            self.is_away = True
         elif message["generation"] == self.generation.number:
             assert message["vote"] == self.vote and self.has_voted, "a commit that it does not wait for"
             self.vote, self.has_voted, self.is_away = self.vote + 1, False, message["regroup"]
@@ -176,6 +178,19 @@ def test_one_that_was_only_asleep_remembers_and_waits_for_nobody(meeting):
         meeting.roster.lost(host)
     meeting.roster.ready("cy", anew=False)
     assert meeting.roster.generation.members == ("cy",)
+
+
+def test_one_that_is_back_amid_a_round_is_told_to_wait(meeting):
+    meeting.roster.lost("cy")
+    meeting.vote(ENTER)
+    meeting.roster.ready("cy", anew=False)
+    assert meeting.sent[-1] == ("cy", {"type": "out"})
+    meeting.vote(ROUND)
+    assert meeting.roster.generation.members == HOSTS
+    meeting.roster.lost("cy")
+    meeting.vote(ENTER)
+    meeting.roster.ready("cy")  # it has just started, and waits anyway
+    assert {"type": "out"} not in [message for host, message in meeting.sent[-1:] if host == "cy"]
 
 
 def test_nobody_waits_for_one_that_is_given_up(meeting):
@@ -497,6 +512,15 @@ def test_a_vote_of_a_generation_that_is_over_does_not_count_unless_it_had_been_s
     assert mailbox.wait_for_commit(4, 0) is False
 
 
+def test_a_rank_that_is_out_waits_for_the_generation_that_calls_it():
+    mailbox = Mailbox()
+    mailbox.put(generation(3))
+    mailbox.put({"type": "out"})
+    assert mailbox.is_called_anew(3)
+    assert waited_for(lambda: mailbox.next_generation(after=2).number, mailbox, commit(3, 0), generation(6)) == 6
+    assert not mailbox.is_called_anew(6)
+
+
 # what nobody thought of
 
 any_host = st.sampled_from((*HOSTS, "dee"))
@@ -523,6 +547,10 @@ class Meetings(RuleBasedStateMachine):
         if message["type"] == "generation":
             assert not self.roster.ended, "nothing after the end"
             self.called(Generation.of(message))
+        elif message["type"] == "out":
+            assert not self.roster._is_member(host), "no member is told to wait"
+            self.meeting.send(host, message)
+            return
         else:
             key = message["generation"], message["vote"]
             assert key[0] == self.last.number and self.voters[key] == set(self.last.members), "all have voted for it"
