@@ -23,7 +23,6 @@ from whisper_tuner.labels import label_encoder, split_encodable
 from whisper_tuner.models import LoraSettings, load_base, prepare, set_language
 from whisper_tuner.runs import write_atomically
 
-from .bundle import run_bundle
 from .delivery import Delivery
 from .lifeline import Lifeline
 from .network_trainer import NetworkTrainer
@@ -37,6 +36,8 @@ Save = Callable[[Path], None]
 def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if spec.bundle:
+        from .bundle import run_bundle  # and all that a launcher needs: a quarter of a second
+
         return run_bundle(spec, events=events, lifeline=lifeline)
     if spec.profile is None:
         raise ConfigError("run spec: neither a profile nor a bundle")
