@@ -149,7 +149,7 @@ class Lifeline:
                 saved = False
             elif not saved and silent >= SAVING_PART * self._silence_s:
                 saved = True
-                self._begin(lambda: self.rescue())
+                self._begin(self.rescue)
         self._give_up(f"nothing heard from the launcher for {self._silence_s:.0f} s", LATE_RESCUE_S)
 
     def _beat(self) -> None:

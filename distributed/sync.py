@@ -31,7 +31,7 @@ FULL_BYTES = 1 << 20
 LOOK_S = 5.0  # for a host that may not answer any more
 ATTEMPTS = 2  # a second one for a part that was damaged, or that changed while it was sent
 
-T = TypeVar("T")
+M, T = TypeVar("M"), TypeVar("T")
 Progress = Callable[[str, int, int, str], None]  # host, bytes done, bytes to send, file
 
 
@@ -136,7 +136,7 @@ def drop_parts(remote: Remote, items: Iterable[SyncItem]) -> None:
         remote.run(["rm", "-f", *(f"{folder}/{name}" for name in left)], timeout=LOOK_S)
 
 
-def on_each(machines: Sequence[Remote], work: Callable[[Remote], T]) -> list[T]:
+def on_each(machines: Sequence[M], work: Callable[[M], T]) -> list[T]:
     """Do `work` for all machines at once, results in their order; then raise one HostError for all that failed."""
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         futures = [pool.submit(work, machine) for machine in machines]

@@ -24,7 +24,7 @@ class WorkerProcess:
     def attach(self, start_relay: Callable[[int], Process]) -> bool:
         """Go on over what start_relay(events that have arrived) starts, see relay.py; False if that does not reach it.
 
-        May block for some seconds, `write` does not. The caller closes the connection before. Raises HostError.
+        May block for some seconds; `write` does not. Afterwards the caller closes the old connection. Raises HostError.
         """
         with self._attaching:
             relay = start_relay(self._arrived)

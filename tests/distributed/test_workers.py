@@ -797,6 +797,18 @@ def test_a_worker_that_hears_nothing_ends_though_nobody_reads_its_output():
     assert process.wait(10) == LAUNCHER_GONE
 
 
+def test_a_worker_that_hears_nothing_for_long_saves_before_it_ends(tmp_path):
+    """It may be reached again, and then goes on."""
+    process = lonely(first=touch_on_rescue(tmp_path / "saved"), silence_s=4)
+    wait_until((tmp_path / "saved").exists)
+    assert process.poll() is None
+    process.stdin.write(b"beat\n")
+    process.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(3)
+    assert process.wait(10) == LAUNCHER_GONE
+
+
 def test_a_rescue_that_hangs_does_not_keep_the_worker():
     process = lonely(first="lifeline.RESCUE_S = 0.5; line.rescue = lambda: time.sleep(60)")
     process.stdin.close()
