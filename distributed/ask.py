@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distributed.machine import Machine
 from whisper_tuner.errors import HostError
@@ -29,12 +31,18 @@ exit 69
 """
 NO_PYTHON = 69
 
+_pythons: WeakKeyDictionary[Machine, str] = WeakKeyDictionary()  # that answered: they need no search
 
-def ask(machine: Machine, op: str, *, timeout: float = 600.0, **request: Any) -> dict[str, Any]:
+
+def ask(
+    machine: Machine, op: str, *, timeout: float = 600.0, payload: Sequence[bytes] = (), **request: Any
+) -> dict[str, Any]:
     """One operation of host_agent.py on a machine. Raises HostError: no Python there, or what went wrong."""
     source = AGENT.read_bytes()
-    data = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode()
-    done = machine.run(["/bin/sh", "-c", FIND_PYTHON, BOOT], input=data, timeout=timeout)
+    head = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode() + b"\n"
+    python = _pythons.get(machine)
+    command = [python, "-X", "utf8", "-c", BOOT] if python else ["/bin/sh", "-c", FIND_PYTHON, BOOT]
+    done = machine.run(command, input=b"".join([head, *payload]), timeout=timeout)
     try:
         answer = parse_json(done.stdout)
     except ValueError:
@@ -43,6 +51,7 @@ def ask(machine: Machine, op: str, *, timeout: float = 600.0, **request: Any) ->
         raise no_answer(machine.name, done.returncode, done.stderr or done.stdout)
     if "error" in answer:
         raise HostError(machine.name, answer["error"], remedy=remedy_for(answer.get("errno")))
+    _pythons[machine] = answer.pop("python")
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Runs on a host, sent there as text: needs Python >= 3.9 and nothing else. One JSON request in, one JSON answer out.
+"""Runs on a host, sent there as text: needs Python >= 3.9 and nothing else. One line of JSON in, one JSON answer out.
 
 Nothing of this project is imported here, and this module is not imported there.
 """
@@ -120,10 +120,17 @@ def check(root: str, files: list, prune: list) -> dict:
     }
 
 
-def commit(root: str, files: list, stale: list) -> dict:
-    """Move arrived parts to their names, [name, size, sha256]; remove `stale`. Answers with the `damaged` names."""
+def commit(root: str, files: list, stale: list, bundle: list) -> dict:
+    """Move arrived parts to their names, [name, size, sha256]; remove `stale`. Answers with the `damaged` names.
+
+    bundle: [sha256, size] of parts that follow the request, one after the other.
+    """
     base = Path(root).expanduser()
     private = base / PRIVATE
+    for digest, size in bundle:
+        part = private / (digest + ".part")
+        part.touch(mode=0o600)
+        part.write_bytes(sys.stdin.buffer.read(size))
     index = load_index(private)
     uses = {}
     for _, _, digest in files:
@@ -247,11 +254,12 @@ def sha256(path: Path) -> str:
 
 
 def main() -> None:
-    request = json.loads(sys.stdin.buffer.read())
+    request = json.loads(sys.stdin.buffer.readline())
     try:
-        reply = answer(request)
+        reply = {**answer(request), "python": sys.executable}
     except OSError as error:
-        reply = {"error": f"{error.filename}: {error.strerror}", "errno": error.errno}
+        where = error.filename or request["root"]  # a write names no file
+        reply = {"error": f"{where}: {error.strerror}", "errno": error.errno}
     sys.stdout.write(json.dumps(reply))
 
 

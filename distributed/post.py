@@ -23,7 +23,7 @@ from .worker_process import WorkerProcess
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER, RELAY = "distributed.worker_main", "distributed.relay"
 ANSWER_S = 8.0  # for a worker that is there already, with the start of a relay to it
-GROUP_FILES, GROUP_BYTES = 16, 8 << 20  # of the audio that is sent at once: over a slow link a step waits for no more
+GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
 LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
 # The number of a process may long be another's when the host has been restarted.
 IS_WORKER = f'case "$(ps -o args= -p "$0")" in *{WORKER}*) ;; *) exit 1;; esac'

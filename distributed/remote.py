@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import os
 import shlex
 import socket
@@ -26,6 +27,7 @@ from distributed.ssh_settings import SshSettings
 from whisper_tuner.errors import HostError, HostKeyError
 
 CONNECT_TIMEOUT_S = 10.0
+CHUNK = 1 << 18
 KEEPALIVE_S = 5
 TRANSFER_TIMEOUT_S = 30.0  # without a single byte moving
 MAX_JUMPS = 8
@@ -36,6 +38,11 @@ FAILURES = (paramiko.SSHException, OSError, EOFError)
 BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
 FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
+
+
+# (local, remote, offset, sent): write `local` from `offset` on into the absolute path `remote`, mode 0600; calls
+# sent(bytes) as it goes. Raises HostError, and OSError if `local` cannot be opened.
+Append = Callable[[Path, str, int, Callable[[int], None]], None]
 
 
 class Remote:
@@ -113,24 +120,25 @@ class Remote:
         with self._errors(f"cannot read {remote}"), self.sftp() as sftp:
             sftp.get(self.expand(remote), str(local))
 
-    def append(
-        self, local: Path, remote: str, *, offset: int = 0, sent: Callable[[int], None], chunk: int = 1 << 18
-    ) -> None:
-        """Write `local` from `offset` on into the absolute path `remote`; calls sent(bytes) as it goes, mode 0600.
+    @contextlib.contextmanager
+    def appending(self) -> Iterator[Append]:
+        """One SFTP session for many files: to start one takes longer than to send a short clip. Raises HostError."""
+        with self.sftp() as sftp:
+            yield functools.partial(self._append, sftp)
 
-        Raises HostError, and OSError if `local` cannot be opened.
-        """
+    def _append(
+        self, sftp: paramiko.SFTPClient, local: Path, remote: str, offset: int, sent: Callable[[int], None]
+    ) -> None:
         mode = "ab" if offset else "wb"
         with (
             local.open("rb") as source,  # not the host's fault
             self._errors(f"cannot write {remote}"),
-            self.sftp() as sftp,
             sftp.open(remote, mode) as target,
         ):
             target.chmod(0o600)
             target.set_pipelined(True)
             source.seek(offset)
-            while block := source.read(chunk):
+            while block := source.read(CHUNK):
                 target.write(block)
                 sent(len(block))
             # Pipelined writes do not report their failure.
@@ -141,8 +149,9 @@ class Remote:
 
     @contextlib.contextmanager
     def sftp(self) -> Iterator[paramiko.SFTPClient]:
-        client = paramiko.SFTPClient.from_transport(self._transport)
-        client.get_channel().settimeout(TRANSFER_TIMEOUT_S)
+        with self._errors("cannot start SFTP"):
+            client = paramiko.SFTPClient.from_transport(self._transport)
+            client.get_channel().settimeout(TRANSFER_TIMEOUT_S)
         try:
             yield client
         finally:

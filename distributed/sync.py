@@ -1,6 +1,7 @@
 """Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off.
 
 It travels as `.sync/<sha256>.part` in the host's project folder; the host checks the hash and renames it into place.
+Small files travel many at once: each by itself takes several answers of the host, so as many as it is away.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import re
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn, TypeVar
 
 from distributed.ask import ask
-from distributed.remote import Remote
+from distributed.remote import Append, Remote
 from whisper_tuner.errors import DataError, HostError
 from whisper_tuner.json_text import parse_json
 
@@ -28,6 +29,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 INDEX = PROJECT / ".cache" / "sync-index.json"
 SPARE_BYTES = 64 << 20
 FULL_BYTES = 1 << 20
+SMALL_BYTES, BUNDLE_BYTES = 1 << 20, 2 << 20  # of a file, and of several that are sent at once
 LOOK_S = 5.0  # for a host that may not answer any more
 ATTEMPTS = 2  # a second one for a part that was damaged, or that changed while it was sent
 
@@ -209,6 +211,25 @@ def _unreadable(item: SyncItem, error: OSError) -> DataError:
     return DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
+def _bundles(files: Iterable[_File]) -> Iterator[list[_File]]:
+    bundle: list[_File] = []
+    for file in files:
+        if bundle and sum(one.size for one in bundle) + file.size > BUNDLE_BYTES:
+            yield bundle
+            bundle = []
+        bundle.append(file)
+    if bundle:
+        yield bundle
+
+
+def _content(file: _File) -> bytes:
+    """As long as it was when it was hashed; if it has changed since, the host finds that out."""
+    try:
+        return file.item.local.read_bytes()[: file.size].ljust(file.size, b"\0")
+    except OSError as error:
+        raise _unreadable(file.item, error) from error
+
+
 class _HostSync:
     def __init__(self, remote: Remote, files: list[_File], progress: Progress, prune: list[str]):
         self.remote, self.files, self.progress, self.prune = remote, files, progress, prune
@@ -222,9 +243,8 @@ class _HostSync:
             state = self.check()
             if not state["missing"] and not state["stale"]:
                 break
-            self.send(state)
+            damaged = self.send(state)
             removed += len(state["stale"])
-            damaged = self.commit(state)
             if damaged and attempt == ATTEMPTS - 1:
                 name = self.file_named(damaged[0]).item.local
                 raise HostError(
@@ -252,8 +272,9 @@ class _HostSync:
             )
         return state
 
-    def send(self, state: dict) -> None:
-        """Send each distinct content once, from where an earlier attempt stopped."""
+    def send(self, state: dict) -> list[str]:
+        """Send each distinct content once, from where an earlier attempt stopped. Returns what arrived damaged."""
+        missing = [self.files[position] for position, _ in state["missing"]]
         parts = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
         need = sum(file.size - have for file, have in parts.values())
         if need and need + SPARE_BYTES > state["free"]:  # a full disk keeps no host away that lacks nothing
@@ -264,10 +285,29 @@ class _HostSync:
             )
         self.total = self.done + need
         self.sent_files += len(parts)
-        for file, have in sorted(parts.values(), key=lambda part: part[0].size):
-            self.send_one(file, have)
+        small = {digest: file for digest, (file, have) in parts.items() if have == 0 and file.size <= SMALL_BYTES}
+        damaged: list[str] = []
+        for bundle in _bundles(small.values()):
+            damaged += self.send_bundle(bundle, missing)
+        large = [part for digest, part in parts.items() if digest not in small]
+        if large:
+            with self.remote.appending() as append:
+                for file, have in sorted(large, key=lambda part: part[0].size):
+                    self.send_one(append, file, have)
+        arrived = [file for file in missing if file.sha256 not in small]
+        return damaged + self.commit(arrived, state["stale"]) if arrived or state["stale"] else damaged
 
-    def send_one(self, file: _File, have: int) -> None:
+    def send_bundle(self, bundle: list[_File], missing: list[_File]) -> list[str]:
+        self.progress(self.remote.name, self.done, self.total, bundle[0].item.remote)
+        contents = [_content(file) for file in bundle]
+        parts = [[file.sha256, file.size] for file in bundle]
+        digests = {file.sha256 for file in bundle}
+        damaged = self.commit([file for file in missing if file.sha256 in digests], [], parts, contents)
+        self.done += sum(file.size for file in bundle)
+        self.progress(self.remote.name, self.done, self.total, bundle[-1].item.remote)
+        return damaged
+
+    def send_one(self, append: Append, file: _File, have: int) -> None:
         name = file.item.remote
 
         def sent(count: int) -> None:
@@ -277,7 +317,7 @@ class _HostSync:
         target = str(PurePosixPath(self.root, ".sync", f"{file.sha256}.part"))
         if have < file.size or file.size == 0:
             try:
-                self.remote.append(file.item.local, target, offset=have, sent=sent)
+                append(file.item.local, target, have, sent)
             except HostError as error:
                 self.explain(error, name)
             except OSError as error:
@@ -294,10 +334,12 @@ class _HostSync:
             remedy='Free some space there, or set "project_path" to another disk. The next sync goes on from here.',
         ) from error
 
-    def commit(self, state: dict) -> list[str]:
-        arrived = [self.files[position] for position, _ in state["missing"]]
+    def commit(
+        self, arrived: list[_File], stale: list[str], bundle: Sequence[list] = (), payload: Sequence[bytes] = ()
+    ) -> list[str]:
         files = [[file.item.remote, file.size, file.sha256] for file in arrived]
-        return ask(self.remote, "commit", root=self.root, files=files, stale=state["stale"])["damaged"]
+        request = {"root": self.root, "files": files, "stale": stale, "bundle": list(bundle)}
+        return ask(self.remote, "commit", payload=payload, **request)["damaged"]
 
     def file_named(self, name: str) -> _File:
         return next(file for file in self.files if file.item.remote == name)

@@ -224,8 +224,9 @@ class Crew:
 
     def _ended(self, worker: Worker, status: int | None) -> None:
         worker.status = 255 if status is None else status
-        if worker.silent:  # and so lost already
+        if worker.silent:  # and so lost already; what may have been heard were its last words
             worker.process = None
+            worker.heard_until, worker.next_try = 0.0, time.monotonic()
         if worker.silent or (self.roster.ended and worker is not self.saver):
             return
         kind = worker.error.get("kind") if worker.error else None

@@ -72,6 +72,7 @@ def test_no_worker_is_started_again_while_its_model_is_gone_here(post, tmp_path)
 
 
 def test_clips_are_sent_in_order_and_a_few_at_a_time(post, there, monkeypatch):
+    monkeypatch.setattr(post_module, "GROUP_FILES", 16)
     done = post.send(clips(40), lambda: True)
     assert next(done) == (16, []) and names(there) == set(clips(16))
     monkeypatch.setattr(post_module, "GROUP_BYTES", 10_000)
@@ -93,8 +94,9 @@ def test_nothing_is_sent_that_nobody_waits_for(post, there):
     assert not names(there)
 
 
-def test_parts_of_clips_whose_sending_broke_off_are_removed(post, there):
+def test_parts_of_clips_whose_sending_broke_off_are_removed(post, there, tmp_path):
     process = post.start(again=True)
+    (tmp_path / "20.wav").write_bytes(bytes(3 << 20))  # too long to travel with the others
     asked = iter([True, True])
     with pytest.raises(HostError, match="nobody waits"):
         list(post.send(clips(40), lambda: next(asked, False)))

@@ -1,4 +1,5 @@
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -127,21 +128,49 @@ def test_a_damaged_part_is_thrown_away_and_sent_again(remote, there, tmp_path):
     assert (there / "data/big").read_bytes() == data
 
 
-def test_a_file_that_changes_while_it_is_sent_is_refused(remote, there, tmp_path):
-    items = make(tmp_path / "src", {"big": b"1" * 600_000})
+@pytest.mark.parametrize("size", [900_000, 2_000_000], ids=["in a bundle", "by itself"])
+def test_a_file_that_changes_while_others_are_sent_is_refused(remote, there, tmp_path, size):
+    items = make(tmp_path / "src", {name: os.urandom(size) for name in "abc"})
 
     def change(host, done, total, file):
-        (tmp_path / "src/big").write_bytes(os.urandom(600_000))
+        (tmp_path / "src/c").write_bytes(os.urandom(size))
 
     with pytest.raises(HostError, match="arrived damaged twice"):
         run(remote, items, progress=change)
-    assert not (there / "data/big").exists()
+    assert (there / "data/a").read_bytes() == (tmp_path / "src/a").read_bytes()
+    assert not (there / "data/c").exists()
+    assert not list((there / ".sync").glob("*.part"))
+
+
+def test_small_files_travel_together(remote, there, tmp_path, monkeypatch):
+    contents = {f"{number}.wav": os.urandom(number) for number in range(300)}
+    operations = []
+
+    def counted(machine, op, **request):
+        operations.append(op)
+        return ask(machine, op, **request)
+
+    monkeypatch.setattr(sync_module, "ask", counted)
+    assert run(remote, make(tmp_path / "src", contents)).files == 300
+    assert operations == ["check", "commit"]
+    assert {path.name: path.read_bytes() for path in (there / "data").iterdir()} == contents
+
+
+def test_of_a_bundle_that_is_cut_off_the_whole_files_are_kept(remote, there):
+    ask(remote, "check", root=str(there), files=[], prune=[])
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"whole", b"cut off")]
+    files = [["data/whole", 5, digests[0]], ["data/cut", 7, digests[1]]]
+    bundle = [[digests[0], 5], [digests[1], 7]]
+    answer = ask(remote, "commit", root=str(there), files=files, stale=[], bundle=bundle, payload=[b"whole", b"cut"])
+    assert answer == {"damaged": ["data/cut"]}
+    assert (there / "data/whole").read_bytes() == b"whole"
+    assert not (there / "data/cut").exists() and not list((there / ".sync").glob("*.part"))
 
 
 def test_a_file_that_is_moved_while_it_is_sent_arrives(remote, there, tmp_path):
-    items = make(tmp_path / "src", {"big": b"1" * 600_000})
+    items = make(tmp_path / "src", {"big": b"1" * 2_000_000})
     run(remote, items, progress=lambda *_: (tmp_path / "src/big").unlink(missing_ok=True))
-    assert (there / "data/big").read_bytes() == b"1" * 600_000
+    assert (there / "data/big").read_bytes() == b"1" * 2_000_000
 
 
 def test_a_file_that_is_moved_before_it_is_sent_is_named(remote, tmp_path, monkeypatch):

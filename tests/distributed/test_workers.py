@@ -247,6 +247,21 @@ def half_of_the_link(run: Run):
     return mend
 
 
+def test_one_whose_last_words_are_heard_is_started_anew_at_once(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
+    monkeypatch.setattr(workers, "RECLAIM_S", 60.0)
+    monkeypatch.setattr(workers, "DEAF_S", 60.0)
+    monkeypatch.setattr(workers, "BACK_OFF_S", (60.0,))
+    monkeypatch.setattr(workers, "LOOK_AGAIN_S", 60.0)
+    ends = "import signal; signal.signal(signal.SIGCONT, lambda *_: (print('too late', flush=True), os._exit(75)))"
+    run = crew_of(TRAIN, f"if life == 1: {ends}\n{TRAIN}")
+    run.at("commit", 2, run.signal(1, signal.SIGSTOP))
+    run.at("generation", 2, run.signal(1, signal.SIGCONT))
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert run.generations() == ["01", "0", "01"]
+
+
 def test_one_that_is_heard_again_just_before_it_is_replaced_is_kept(crew_of, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE_S", (0.8, 0.8))
     monkeypatch.setattr(workers, "RECLAIM_S", 0.1)
