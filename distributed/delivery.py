@@ -11,7 +11,7 @@ from whisper_tuner.dataset import Sample
 
 from .lifeline import Lifeline
 
-POLL_S = 0.2
+POLL_S = 0.05
 LOOK_S = 5.0  # between two words to the launcher, which otherwise takes a worker that makes no step for stuck
 LONGEST_S = 600.0  # without the arrival of a single file
 
