@@ -1,9 +1,9 @@
 """The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
 
-The launcher writes lines to the worker's stdin: the RunSpec, then `beat` every second, `stop`, `save` or `quit`, and as
-JSON what the roster says (see exogym.membership), and {"type": "unsent", "files"} for audio that cannot be sent. The
-worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints; its
-beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
+The launcher writes lines to the worker's stdin: the RunSpec, then `beat` twice a second, `stop`, `save` or `quit`, and
+as JSON what the roster says (see exogym.membership), and {"type": "unsent", "files"} for audio that cannot be sent.
+The worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints;
+its beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
 
 A connection may die while both ends live: a lid was closed, a network changed. The launcher then comes over another,
 through relay.py and the worker's `door`, and both repeat what has not arrived: no line is lost, and none comes twice.
@@ -26,7 +26,7 @@ from exogym.membership import Mailbox
 
 from .event_lines import output, send_event
 
-BEAT_S = 1.0
+BEAT_S = 0.5  # a slow link that is full delays one by up to two seconds
 # Without a word from the launcher a worker ends. Later is better, for it may be reached again; but nothing of a run may
 # be left 25 s after its end.
 SILENCE_S = 23.0

@@ -213,11 +213,13 @@ def _unreadable(item: SyncItem, error: OSError) -> DataError:
 
 def _bundles(files: Iterable[_File]) -> Iterator[list[_File]]:
     bundle: list[_File] = []
+    size = 0
     for file in files:
-        if bundle and sum(one.size for one in bundle) + file.size > BUNDLE_BYTES:
+        if bundle and size + file.size > BUNDLE_BYTES:
             yield bundle
-            bundle = []
+            bundle, size = [], 0
         bundle.append(file)
+        size += file.size
     if bundle:
         yield bundle
 
@@ -315,7 +317,7 @@ class _HostSync:
             self.progress(self.remote.name, self.done, self.total, name)
 
         target = str(PurePosixPath(self.root, ".sync", f"{file.sha256}.part"))
-        if have < file.size or file.size == 0:
+        if have < file.size:
             try:
                 append(file.item.local, target, have, sent)
             except HostError as error:

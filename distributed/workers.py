@@ -24,6 +24,8 @@ from .worker import Post, Worker
 # A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round,
 # the more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
 SILENT_PART, SILENCE_S = 0.2, (3.0, 12.0)
+# For one that was heard again: over a link so slow that beats wait behind the weights it would be lost in each round.
+BORNE_AGAIN, MOST_BORNE, FORGET_PART = 2.0, 4.0, 0.9
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 REACH_S, LOOK_AGAIN_S = 1.0, 2.0  # when a silent one is looked for over another connection, and how often
@@ -244,15 +246,17 @@ class Crew:
         passed, self._last_look = min(now - self._last_look, LONGEST_TURN_S), now
         for worker in self.workers.values():
             worker.unheard_s += passed
-            limit = self._silence_limit() if worker.ready else LOADING_SILENCE_S
+            limit = self._silence_limit(worker) if worker.ready else LOADING_SILENCE_S
             if worker.alive and worker.unheard_s > limit:
                 worker.silent, worker.silent_for, worker.deaf_until = True, limit, None
                 worker.next_try, worker.tries, worker.replaced_from = now + REACH_S, 0, now + RECLAIM_S
                 self._lose(worker, worker.describe_failure())
 
-    def _silence_limit(self) -> float:
+    def _silence_limit(self, worker: Worker) -> float:
         shortest, longest = SILENCE_S
-        return min(max(SILENT_PART * median(self._rounds), shortest), longest) if self._rounds else longest
+        if not self._rounds:
+            return longest
+        return min(worker.borne * max(SILENT_PART * median(self._rounds), shortest), longest)
 
     def _look_for_stuck(self) -> None:
         """A process that still beats, while others have long been waiting for it."""
@@ -315,6 +319,7 @@ class Crew:
         if kind == "beat":
             if worker.silent and event["heard"] >= worker.deaf_until:
                 worker.silent, worker.attempt = False, 0
+                worker.borne = min(BORNE_AGAIN * worker.borne, MOST_BORNE)
                 self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
                 self._offer(worker)
             return
@@ -390,7 +395,9 @@ class Crew:
                 self._rounds.append(now - before)
             self._last_commit = (event["generation"], now)
             for name in event["samples"]:
-                self.workers[name].failures = self.workers[name].tries = 0
+                worker = self.workers[name]
+                worker.failures = worker.tries = 0
+                worker.borne = max(FORGET_PART * worker.borne, 1.0)
         self._events(event)
 
     def _send(self, name: str, message: dict) -> None:

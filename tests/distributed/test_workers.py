@@ -297,6 +297,20 @@ def test_the_longer_rounds_are_the_longer_silence_is_borne(crew_of, monkeypatch)
         assert lost["silent_for"] == pytest.approx(expected, rel=0.2)
 
 
+def test_one_that_was_heard_again_may_be_silent_for_longer_and_then_less_so(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", (0.5, 5.0))
+    monkeypatch.setattr(workers, "FORGET_PART", 0.97)
+    run = crew_of(TRAIN, TRAIN)
+    for number, generation in ((1, 2), (3, 4)):
+        run.at("generation", number, lambda: threading.Timer(0.2, run.signal(1, signal.SIGSTOP)).start())
+        run.at("generation", generation, run.signal(1, signal.SIGCONT))
+    run.at("generation", 5, lambda: threading.Timer(4.0, run.signal(1, signal.SIGSTOP)).start())
+    run.at("generation", 6, run.stop)
+    run.work()
+    first, again, later = [event["silent_for"] for event in run.of("lost")]
+    assert first == later == 0.5 < again <= 1.0
+
+
 def test_one_that_still_loads_may_be_silent_for_longer(crew_of, monkeypatch):
     monkeypatch.setattr(workers, "SILENCE_S", (0.4, 0.4))
     thaw = "import subprocess; subprocess.Popen(['sh', '-c', f'sleep 1.2; kill -CONT {os.getpid()}'])"
