@@ -51,7 +51,7 @@ class Worker:
     life: int = 0  # of the process: lines of an earlier one are not listened to
     attempt: int = 0  # the start that is going on; 0 if none is
     unheard_s: float = 0.0
-    borne: float = 1.0  # of the usual silence, how many times as much
+    exchanging: bool = False  # weights with others, so that its link may be full
     silent_for: float = 0.0  # seconds after which it was lost
     replaced_from: float = 0.0  # when a silent one may be killed
     last_moved: float = field(default_factory=time.monotonic)

@@ -24,8 +24,7 @@ from .worker import Post, Worker
 # A worker without a beat for this part of a round's time, within these limits, counts as lost: the longer the round,
 # the more of its work is at stake, and the less it matters that the others wait. It may still be heard again.
 SILENT_PART, SILENCE_S = 0.2, (3.0, 12.0)
-# For one that was heard again: over a link so slow that beats wait behind the weights it would be lost in each round.
-BORNE_AGAIN, MOST_BORNE, FORGET_PART = 2.0, 4.0, 0.9
+LADEN_SILENCE_S = 6.0  # at least, while weights or clips travel: over a slow link beats have to wait behind them
 LOADING_SILENCE_S = 15.0  # the same for one that still loads: reading libraries from a slow disk can hold up its beats
 LONGEST_TURN_S = 1.0  # of the launcher's loop, unless it was asleep itself
 REACH_S, LOOK_AGAIN_S = 1.0, 2.0  # when a silent one is looked for over another connection, and how often
@@ -256,7 +255,9 @@ class Crew:
         shortest, longest = SILENCE_S
         if not self._rounds:
             return longest
-        return min(worker.borne * max(SILENT_PART * median(self._rounds), shortest), longest)
+        if worker.exchanging or worker.delivering.locked():
+            shortest = max(shortest, LADEN_SILENCE_S)
+        return min(max(SILENT_PART * median(self._rounds), shortest), longest)
 
     def _look_for_stuck(self) -> None:
         """A process that still beats, while others have long been waiting for it."""
@@ -319,7 +320,6 @@ class Crew:
         if kind == "beat":
             if worker.silent and event["heard"] >= worker.deaf_until:
                 worker.silent, worker.attempt = False, 0
-                worker.borne = min(BORNE_AGAIN * worker.borne, MOST_BORNE)
                 self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
                 self._offer(worker)
             return
@@ -330,13 +330,13 @@ class Crew:
             self._slowest_round = max(self._slowest_round, event["seconds"])
         elif kind == "start":
             self._trainable = event["trainable"]
-        worker.last_moved = now
+        worker.last_moved, worker.exchanging = now, kind == "exchange"
         if kind == "ready":
             worker.ready = True
             self._offer(worker)
         elif kind in ("vote", "trouble"):
             self._tell_roster(lambda: getattr(self.roster, kind)(worker.name, event))
-        elif kind == "alive":
+        elif kind in ("alive", "exchange"):
             pass
         elif kind == "want":
             files = [str(name) for name in event["files"]]
@@ -395,9 +395,7 @@ class Crew:
                 self._rounds.append(now - before)
             self._last_commit = (event["generation"], now)
             for name in event["samples"]:
-                worker = self.workers[name]
-                worker.failures = worker.tries = 0
-                worker.borne = max(FORGET_PART * worker.borne, 1.0)
+                self.workers[name].failures = self.workers[name].tries = 0
         self._events(event)
 
     def _send(self, name: str, message: dict) -> None:

@@ -16,6 +16,7 @@ from exogym.membership import ENTER, ROUND, Generation, Mailbox
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0
+LARGE_BYTES = 64 << 10  # of a tensor that may fill a slow link for long enough to hold up signs of life
 
 
 class ElasticComm(Comm):
@@ -45,6 +46,7 @@ class ElasticComm(Comm):
         self._regroup_due = False
         self._rejoined = False
         self._said_alive = 0.0
+        self._said_exchange = False  # since the last vote
         self._enter: Callable[[], int] = lambda: 0
 
     @property
@@ -68,22 +70,22 @@ class ElasticComm(Comm):
         return self._generation.number
 
     def all_reduce_(self, flat: Tensor) -> None:
-        self._in_group(flat, lambda group: group.all_reduce_(flat))
+        self._in_group(lambda group: group.all_reduce_(flat), flat)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        self._in_group(flat if src == self.rank else None, lambda group: group.broadcast_(flat, src))
+        self._in_group(lambda group: group.broadcast_(flat, src), flat, sends=src == self.rank)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        return self._in_group(flat, lambda group: group.all_gather(flat))
+        return self._in_group(lambda group: group.all_gather(flat), flat)
 
     def send(self, flat: Tensor, dst: int) -> None:
-        self._in_group(flat, lambda group: group.send(flat, dst))
+        self._in_group(lambda group: group.send(flat, dst), flat)
 
     def recv(self, flat: Tensor, src: int) -> None:
-        self._in_group(None, lambda group: group.recv(flat, src))
+        self._in_group(lambda group: group.recv(flat, src), flat, sends=False)
 
     def barrier(self) -> None:
-        self._in_group(None, lambda group: group.barrier())
+        self._in_group(lambda group: group.barrier())
 
     def enter(self, enter: Callable[[], int]) -> None:
         self._enter = enter
@@ -127,10 +129,13 @@ class ElasticComm(Comm):
     def close(self) -> None:
         self._leave()
 
-    def _in_group(self, sent: Tensor | None, act: Callable[[Comm], T]) -> T:
+    def _in_group(self, act: Callable[[Comm], T], flat: Tensor | None = None, *, sends: bool = True) -> T:
         if self._mailbox.superseded(self.generation):
             raise PeerLost(f"generation {self.generation} is over")
-        with self._counted(*([] if sent is None else [sent])):
+        if flat is not None and flat.nbytes >= LARGE_BYTES and not self._said_exchange:
+            self._said_exchange = True
+            self._send({"type": "exchange"})
+        with self._counted(*([flat] if flat is not None and sends else [])):
             return act(self._group)
 
     def _next_generation(self) -> None:
@@ -139,6 +144,7 @@ class ElasticComm(Comm):
             with self._counted():
                 generation = self._mailbox.next_generation(after=self.generation)
             self._generation, self._vote, self._regroup_due = generation, 0, False
+            self._said_exchange = False
             try:
                 self._group = self._form(generation)
                 self._digest = self._enter()
@@ -176,6 +182,7 @@ class ElasticComm(Comm):
         about = {"generation": self.generation, "vote": self._vote, "what": what, "digest": self._digest}
         work = {"samples": self.trained, "position": self.position} if what == ROUND else {}
         self._send({"type": "vote", **about, **work, **vote})
+        self._said_exchange = False
         with self._counted():
             regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
         if regroup is None:

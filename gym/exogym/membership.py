@@ -8,6 +8,7 @@ and counts votes; each member hears of it through its Mailbox. All messages are 
                       {"type": "out"}                  they go on without it: what it does is void, until it is called
     from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
                       {"type": "trouble", "generation", "message"}                   its group does not answer
+                      {"type": "exchange"}                           of weights: its link will be full for a while
                       {"type": "alive"}                                              at something that takes long
 
 Votes of a generation are numbered from 0, the entry. What they are for counts on all members, or on none.

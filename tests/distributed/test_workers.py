@@ -297,18 +297,15 @@ def test_the_longer_rounds_are_the_longer_silence_is_borne(crew_of, monkeypatch)
         assert lost["silent_for"] == pytest.approx(expected, rel=0.2)
 
 
-def test_one_that_was_heard_again_may_be_silent_for_longer_and_then_less_so(crew_of, monkeypatch):
-    monkeypatch.setattr(workers, "SILENCE_S", (0.5, 5.0))
-    monkeypatch.setattr(workers, "FORGET_PART", 0.97)
-    run = crew_of(TRAIN, TRAIN)
-    for number, generation in ((1, 2), (3, 4)):
-        run.at("generation", number, lambda: threading.Timer(0.2, run.signal(1, signal.SIGSTOP)).start())
-        run.at("generation", generation, run.signal(1, signal.SIGCONT))
-    run.at("generation", 5, lambda: threading.Timer(4.0, run.signal(1, signal.SIGSTOP)).start())
-    run.at("generation", 6, run.stop)
-    run.work()
-    first, again, later = [event["silent_for"] for event in run.of("lost")]
-    assert first == later == 0.5 < again <= 1.0
+def test_silence_is_borne_for_longer_while_the_link_is_full(crew_of, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", (0.3, 5.0))
+    monkeypatch.setattr(workers, "LADEN_SILENCE_S", 1.0)
+    stops = "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    for last, expected in (("alive", 0.3), ("exchange", 1.0)):
+        run = crew_of(TRAIN, f"train(rounds=3); send_event({{'type': '{last}'}}); {stops}")
+        run.at("lost", 1, run.stop)
+        run.work()
+        assert [event["silent_for"] for event in run.of("lost")] == [expected]
 
 
 def test_one_that_still_loads_may_be_silent_for_longer(crew_of, monkeypatch):

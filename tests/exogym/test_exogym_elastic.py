@@ -10,9 +10,9 @@ from exogym_toys import Tokens, token_batch
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, SharedWork, TrainNode
 from exogym.communication import SingleComm, ThreadComm, _Shared
-from exogym.elastic import ElasticComm
+from exogym.elastic import LARGE_BYTES, ElasticComm
 from exogym.errors import PeerLost
-from exogym.membership import Mailbox, Roster
+from exogym.membership import ROUND, VALIDATION, Mailbox, Roster
 
 HOSTS = ("ada", "bob", "cy")
 SIZE, BATCH = 50, 2
@@ -111,7 +111,7 @@ class Site:
         with self.lock:
             if life != self.lives[host] or host in self.dead:
                 raise Died
-            if message["type"] != "alive":
+            if message["type"] not in ("alive", "exchange"):
                 getattr(self.roster, message["type"])(host, message)
 
     def connect(self, generation, rank, interrupted):
@@ -468,3 +468,20 @@ def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_p
     assert site.lives["ada"] == 2 and len(commits) - len(kept) <= 1
     site.events[:] = kept.values()
     site.check(HOSTS[:2])
+
+
+def test_the_roster_hears_of_a_large_tensor_before_it_travels():
+    mailbox, said = Mailbox(), []
+
+    def say(message):
+        said.append(message["type"])
+        if message["type"] == "vote":
+            mailbox.put({"type": "commit", "generation": 1, "vote": message["vote"], "regroup": False})
+
+    mailbox.put({"type": "generation", "number": 1, "members": ["ada"], "prefix": "", "amid_round": False})
+    comm = ElasticComm("ada", ["ada"], mailbox, say, lambda *_: SingleComm())
+    small, large = torch.zeros(8), torch.zeros(LARGE_BYTES // 4)
+    comm.enter(lambda: comm.all_reduce_(large) or 0)
+    comm.together(ROUND, lambda: [comm.all_reduce_(tensor) for tensor in (small, large, large)])
+    comm.together(VALIDATION, lambda: comm.all_reduce_(small))
+    assert said == ["exchange", "vote", "exchange", "vote", "vote"]
