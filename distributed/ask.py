@@ -51,7 +51,8 @@ def ask(
         raise no_answer(machine.name, done.returncode, done.stderr or done.stdout)
     if "error" in answer:
         raise HostError(machine.name, answer["error"], remedy=remedy_for(answer.get("errno")))
-    _pythons[machine] = answer.pop("python")
+    if isinstance(python := answer.pop("python", None), str):
+        _pythons[machine] = python
     return answer
 
 

@@ -55,7 +55,7 @@ class ToyPost:
         self.tries.append((time.monotonic(), again))
         if len(self.tries) in self.unreachable:
             raise self.refusal
-        if again and not may_replace(True):
+        if again and not may_replace(self.processes[-1].poll() is None):
             raise HostError(self.name, "heard again")
         process = LocalMachine(self.name).start(TOY, env=environment(PROJECT), cwd=str(self.folder))
         self.processes.append(process)
