@@ -22,6 +22,7 @@ from .worker_process import WorkerProcess
 
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER, RELAY = "distributed.worker_main", "distributed.relay"
+KNOCK_S = 2.5  # for TCP to a lost host: by itself it knocks again after 1, 3, 7 s, a new try does so sooner
 ANSWER_S = 8.0  # for a worker that is there already, with the start of a relay to it
 GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
 LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
@@ -64,7 +65,7 @@ class HostPost:
     def start(self, *, again: bool, may_replace: Callable[[bool], bool] = lambda _: True) -> Process:
         """See Post in worker.py."""
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
-        machine = self._connect()
+        machine = self._connect(KNOCK_S if again else None)
         attached = False
         try:
             if again:
@@ -179,8 +180,8 @@ class HostPost:
         """Short, for the path of a Unix socket has 104 letters at most; where the worker runs, in its project."""
         return f"{self._spec.run_dir}/{CHECKPOINTS}/{self.rank}.door"
 
-    def _connect(self) -> Machine:
-        return Remote.connect(self.host) if self.host else LocalMachine(self.name)
+    def _connect(self, knock: float | None) -> Machine:
+        return Remote.connect(self.host, knock=knock) if self.host else LocalMachine(self.name)
 
     def _project(self, machine: Machine) -> str:
         return machine.expand(self.host.project_path) if self.host else str(PROJECT)
