@@ -25,6 +25,7 @@ from typing import BinaryIO
 from exogym.membership import Mailbox
 
 from .event_lines import output, send_event
+from .relay import GREETING_S
 
 BEAT_S = 0.5  # a slow link that is full delays one by up to two seconds
 # Without a word from the launcher a worker ends. Later is better, for it may be reached again; but nothing of a run may
@@ -33,7 +34,6 @@ SILENCE_S = 23.0
 SAVING_PART = 0.5  # of it, after which it saves what must not be lost
 TICK_S = 0.5
 RESCUE_S, LATE_RESCUE_S = 8.0, 1.0  # for saving before the end: at once, and where it has begun before
-GREETING_S = 3.0  # for the first words through the door
 GO_ON = b"go on\n"
 LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
 

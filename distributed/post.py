@@ -22,7 +22,7 @@ from .worker_process import WorkerProcess
 
 PROJECT = Path(__file__).resolve().parent.parent
 WORKER, RELAY = "distributed.worker_main", "distributed.relay"
-KNOCK_S = 2.5  # for TCP to a lost host: by itself it knocks again after 1, 3, 7 s, a new try does so sooner
+KNOCK_S = 2.0  # for TCP to a lost host: by itself it knocks after 0, 1, 3, 7 s; with new tries, once a second
 ANSWER_S = 8.0  # for a worker that is there already, with the start of a relay to it
 GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
 LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
@@ -72,7 +72,7 @@ class HostPost:
                 is_there = self._is_there(machine)
                 attached = is_there and self._attach(machine)
                 if not may_replace(is_there):
-                    raise HostError(self.name, "its worker may still be there")
+                    raise HostError(self.name, "its worker is there, and has not answered yet")
                 self._make_way(machine)
             process = self._start(machine, spec)
         except BaseException:

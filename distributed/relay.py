@@ -12,9 +12,8 @@ import socket
 import sys
 import threading
 
-from .lifeline import GREETING_S
-
 NOBODY_THERE, END_UNSEEN = 71, 72  # exit statuses: no worker answers; the worker has ended, nobody knows how
+GREETING_S = 3.0  # for the first words through the door
 BLOCK = 1 << 16
 
 

@@ -68,6 +68,7 @@ class Worker:
     failures: int = 0
     next_try: float = 0.0
     tries: int = 0
+    tried_at: float = 0.0
     given_up: bool = False
     steps: int = 0
     lost_for: str = ""  # why, the last time

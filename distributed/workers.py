@@ -158,6 +158,7 @@ class Crew:
         self._attempts += 1
         attempt = worker.attempt = self._attempts
         worker.tries += 1
+        worker.tried_at = time.monotonic()
         again, old = worker.life != 0, worker.process
 
         def may_replace(is_there: bool) -> bool:
@@ -209,12 +210,12 @@ class Crew:
         if not self._committed and worker.life == 0:
             raise error
         pause = BACK_OFF_S[min(worker.tries, len(BACK_OFF_S)) - 1]
+        worker.next_try = time.monotonic() + pause
         if worker.silent:  # it may wake up at any moment, and then does not wait for long
-            pause = min(pause, LOOK_AGAIN_S)
-        worker.next_try = max(time.monotonic() + pause, worker.heard_until)
+            worker.next_try = min(worker.next_try, worker.tried_at + LOOK_AGAIN_S)
         if worker.unreached != str(error):
             worker.unreached = str(error)
-            self._log(f"{worker.name}: {error}")
+            self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
 
     def _is_due(self, worker: Worker) -> bool:
         if worker.attempt or worker.alive or worker.given_up or self.roster.stopping or self.roster.ended:
@@ -303,7 +304,7 @@ class Crew:
         if worker.silent and worker.deaf_until is None:
             worker.deaf_until = worker.told + 1
             worker.heard_until = time.monotonic() + DEAF_S
-            worker.next_try = max(worker.next_try, worker.heard_until)
+            worker.next_try = time.monotonic()  # there is a way to it: TCP finds its own back much later
             worker.tell("beat")
         text, event = split_line(line)
         if text.strip():

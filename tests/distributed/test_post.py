@@ -125,7 +125,7 @@ esac
     process = post.start(again=False)
     lines = process.lines()
     assert "beat" in next(lines)
-    with pytest.raises(HostError, match="may still be there"):
+    with pytest.raises(HostError, match="has not answered yet"):
         post.start(again=True, may_replace=lambda is_there: not is_there)
     process.write(b'{"type": "number", "n": 7}\n')
     assert any("echo" in line for line in lines)

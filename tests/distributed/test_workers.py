@@ -228,6 +228,27 @@ def test_one_that_is_heard_and_stays_deaf_is_replaced(crew_of, monkeypatch):
     assert not run.of("back") and len(run.posts[1].processes) == 2
 
 
+def test_one_that_is_heard_is_looked_for_at_once_over_another_connection(crew_of, monkeypatch):
+    for name, seconds in {"SILENCE_S": (0.8, 0.8), "DEAF_S": 60.0, "REACH_S": 60.0, "RECLAIM_S": 60.0}.items():
+        monkeypatch.setattr(workers, name, seconds)
+    run = crew_of(TRAIN, TRAIN)
+    mend = half_of_the_link(run)
+
+    def reach(*, again, may_replace):
+        mend()  # as lines go over the new connection
+        assert again and not may_replace(True)
+        raise HostError("host1", "its worker is there, and has not answered yet")
+
+    def thaw():
+        run.posts[1].start = reach
+        run.signal(1, signal.SIGCONT)()
+
+    run.at("generation", 2, thaw)
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert run.generations() == ["01", "0", "01"] and len(run.of("back")) == 1
+
+
 def half_of_the_link(run: Run):
     """After the second commit worker 1 freezes, and nothing gets to it any more until the function returned here."""
     held = []
