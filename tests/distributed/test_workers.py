@@ -249,6 +249,29 @@ def test_one_that_is_heard_is_looked_for_at_once_over_another_connection(crew_of
     assert run.generations() == ["01", "0", "01"] and len(run.of("back")) == 1
 
 
+def test_a_silent_host_is_tried_again_as_soon_as_a_try_that_took_long_has_failed(crew_of, monkeypatch):
+    for name, seconds in {"SILENCE_S": (0.8, 0.8), "REACH_S": 0.1, "LOOK_AGAIN_S": 1.0, "BACK_OFF_S": (60.0,)}.items():
+        monkeypatch.setattr(workers, name, seconds)
+    run = crew_of(TRAIN, TRAIN)
+    times = []
+
+    def knock(*, again, may_replace):
+        times.append(time.monotonic())
+        time.sleep(1.0)
+        if len(times) == 3:
+            run.signal(1, signal.SIGCONT)()
+        raise HostError("host1", "port 22: no answer")
+
+    def freeze():
+        run.posts[1].start = knock
+        run.signal(1, signal.SIGSTOP)()
+
+    run.at("commit", 2, freeze)
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert all(later - sooner < 1.8 for sooner, later in itertools.pairwise(times[:3]))
+
+
 def half_of_the_link(run: Run):
     """After the second commit worker 1 freezes, and nothing gets to it any more until the function returned here."""
     held = []
