@@ -6,6 +6,7 @@ of a step is then the union of what its shards give, exactly what their hosts wo
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import Counter
@@ -116,9 +117,12 @@ class ShardBatches:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def mark(self) -> str:
+    def mark(self) -> dict[str, Any]:
+        """See Samples.mark. How many clips are computed at once is each rank's own affair."""
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
-        return f"{self._shape} {self._seed} {self._shuffle}\n{listing}"
+        shape = {"batch_size": self._shape.batch_size, "audio_context": self._shape.audio_context}
+        about = {"edges": list(self.edges), "seed": self._seed, "shuffle": self._shuffle, "shards": list(self._shards)}
+        return {"clips": hashlib.sha256(listing.encode()).hexdigest()[:16], **shape, **about}
 
     def plan(
         self, epoch: int, left: Sequence[bool] | None, members: Sequence[str], weights: Sequence[float]

@@ -58,12 +58,17 @@ class DatasetBatches:
         if batch_size < 1 or (minibatch_size is not None and not 1 <= minibatch_size <= batch_size):
             raise SettingError(f"need 1 <= minibatch_size ({minibatch_size}) <= batch_size ({batch_size})")
         self.dataset, self.batch_size, self.minibatch_size = dataset, batch_size, minibatch_size or batch_size
-        self._collate = collate
+        self._collate, self._shuffle, self._seed = collate, shuffle, seed
         self._unpadded = None if pad else range(rank, len(dataset), num_nodes)
         if pad and len(dataset):
             self._sampler = DistributedSampler(dataset, num_nodes, rank, shuffle=shuffle, seed=seed)
         size = len(self._sampler) if pad and len(dataset) else len(self._unpadded or ())
         self.steps_per_epoch = math.ceil(size / batch_size) if steps_per_epoch is None else steps_per_epoch
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed."""
+        about = {"samples": len(self.dataset), "batch_size": self.batch_size, "shuffle": self._shuffle}
+        return {**about, "seed": self._seed, "data": described(self.dataset)}
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         indices = self._indices(epoch)
@@ -101,8 +106,12 @@ class DealtDataset:
     def __len__(self) -> int:
         return len(self._batches.dataset)
 
-    def mark(self) -> str:
-        return f"{len(self)} {self._batches.batch_size} {self._shuffle} {self._seed}"
+    def mark(self) -> dict[str, Any]:
+        about = {"batch_size": self._batches.batch_size, "shuffle": self._shuffle, "seed": self._seed}
+        return {"samples": len(self), **about}
+
+    def describe(self) -> dict[str, Any]:
+        return {"data": described(self._batches.dataset)}
 
     def plan(
         self, epoch: int, left: torch.Tensor | None, members: Sequence[str], weights: Sequence[float]
@@ -129,6 +138,30 @@ class DealtDataset:
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         return map(self._batches.read, steps)
+
+
+def described(dataset: Dataset) -> str:
+    """What tells one data set from another without reading it: its type, its own fingerprint if it has one, and the
+    first and the last sample where these are the same each time that they are read. Floats are rounded: they may have
+    been computed on another machine.
+    """
+    about = [type(dataset).__qualname__, len(dataset), getattr(dataset, "_fingerprint", None)]
+    try:
+        once, again = ([_told(dataset[n]) for n in (0, len(dataset) - 1)] for _ in range(2))
+    except Exception:  # of whatever kind: a file that is not on this machine, a generator that has run out
+        once, again = [], None
+    return " ".join(map(str, [*about, *(once if once == again else [])]))
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        values = value.detach().double().abs()
+        return f"{value.dtype}{list(value.shape)}{values.mean().item():.3g}"
+    if isinstance(value, Mapping):
+        return str({str(key): _told(item) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return str([_told(item) for item in value])
+    return str(value) if isinstance(value, (str, int)) else type(value).__qualname__
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

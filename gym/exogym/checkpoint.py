@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from exogym.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
+About = dict[str, Any]  # what can be told of a checkpoint without its tensors: JSON
 
 
 class Checkpoints:
@@ -27,10 +29,12 @@ class Checkpoints:
 
     A checkpoint is NAME.safetensors and then NAME.json, which holds everything that is not a tensor and the hash of
     the first: without it, or with another hash, the checkpoint does not count. Only the user may read them.
+    `describe(state)` gives what `about` of its number returns later; it is called in the thread that writes.
     """
 
     def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
         self.folder, self.name, self.keep = Path(folder), quote(name, safe=""), keep
+        self.describe: Callable[[dict[str, Any]], About] = lambda state: {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[int] | None = None
 
@@ -64,7 +68,9 @@ class Checkpoints:
             weights.parent.mkdir(exist_ok=True)
             save_file(tensors, weights_part)
             weights_part.chmod(0o600)
-            record = {"format": FORMAT, "number": number, "sha256": _sha256(weights_part), "state": tree}
+            about = self.describe(from_tree(tree, tensors))
+            sha256 = _sha256(weights_part)
+            record = {"format": FORMAT, "number": number, "about": about, "sha256": sha256, "state": tree}
             record["check"] = _check(record)
             index_part.touch(mode=0o600)
             index_part.write_text(json.dumps(record), encoding="utf-8")
@@ -96,17 +102,19 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     weights.parent.rmdir()
 
-    def good(self) -> list[int]:
-        """Numbers of the undamaged checkpoints, ascending."""
-        return [number for number in self._numbers() if self._read(number) is not None]
+    def good(self) -> dict[int, About]:
+        """The undamaged checkpoints by number, ascending, and what is said about each."""
+        found = {number: self.about(number) for number in self._numbers()}
+        return {number: about for number, about in found.items() if about is not None}
 
     def damaged(self) -> list[int]:
         """Numbers of those that are there and do not count."""
         return [number for number in self._numbers() if self._read(number) is None]
 
-    def has(self, number: int) -> bool:
-        """Whether this one is there and undamaged."""
-        return self._read(number) is not None
+    def about(self, number: int) -> About | None:
+        """None for one that is missing or damaged."""
+        record = self._read(number)
+        return None if record is None else record["about"]
 
     def load(self, number: int) -> dict[str, Any]:
         """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
@@ -179,6 +187,28 @@ def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {from_tree(key, tensors): from_tree(item, tensors) for key, item in content}
     items = [from_tree(item, tensors) for item in content]
     return tuple(items) if kind == "tuple" else items
+
+
+def fingerprint(state: Any) -> int:
+    """64 bits of the hash of a state, as a signed number; the same for states that are equal to the bit."""
+    tensors: dict[str, torch.Tensor] = {}
+    hasher = hashlib.blake2b(json.dumps(_sorted(to_tree(state, tensors))).encode(), digest_size=8)
+    for tensor in tensors.values():
+        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return int.from_bytes(hasher.digest(), "big", signed=True)
+
+
+def _sorted(tree: Any) -> Any:
+    """Dicts that are equal may have their keys in another order."""
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, content)] = tree.items()
+    if kind == "tensor":
+        return tree
+    if kind == "dict":
+        return {kind: sorted(([_sorted(key), _sorted(item)] for key, item in content), key=lambda pair: repr(pair[0]))}
+    return {kind: [_sorted(item) for item in content]}
 
 
 def _part(file: Path) -> Path:

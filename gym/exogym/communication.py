@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from exogym.errors import ExogymError, PeerLost, RanksDiverged
+from exogym.membership import ENTER
 
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
@@ -43,6 +44,7 @@ class Comm(ABC):
         self.seconds = 0.0
         self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last round, by epoch
         self.position: tuple[int, ...] = ()  # of this rank in the work: the same on all when a round ends
+        self.on_commit: Callable[[str], None] = lambda what: None  # called as soon as a joint action counts
 
     @abstractmethod
     def all_reduce_(self, flat: Tensor) -> None:
@@ -79,6 +81,7 @@ class Comm(ABC):
     def enter(self, enter: Callable[[], int]) -> None:
         """Meet the others. `enter` makes ranks agree on a common state, and returns its digest."""
         enter()
+        self.on_commit(ENTER)
 
     def together(self, what: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda _: {}) -> T:
         """work() with its collectives, as one action of all ranks.
@@ -87,7 +90,9 @@ class Comm(ABC):
         nothing that it needs again. `what` is one of the kinds of votes in membership.py; what `about` makes of the
         result goes with this rank's.
         """
-        return work()
+        result = work()
+        self.on_commit(what)
+        return result
 
     def compare(self, digest: int, where: str) -> None:
         """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""

@@ -55,10 +55,10 @@ class ScheduleSpec:
         if not 0 <= self.min_ratio <= 1:
             raise SettingError(f"min_ratio must be in [0, 1], not {self.min_ratio}")
 
-    def factor(self, step: float, total_steps: int) -> float:
+    def factor(self, step: float, total_steps: float) -> float:
         """Multiplier of the peak rate for optimizer step `step`, counted from 0."""
         if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
+            return min(1.0, (step + 1) / self.warmup_steps)  # a stretched run has fractions of steps
         if self.name == "constant":
             return 1.0
         progress = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))

@@ -97,6 +97,7 @@ class ElasticComm(Comm):
             try:
                 result = work()
                 self._regroup_due = self._decide(what, about(result))
+                self.on_commit(what)
                 return result
             except PeerLost as error:
                 self._give_up(error)
@@ -149,6 +150,7 @@ class ElasticComm(Comm):
                 self._group = self._form(generation)
                 self._digest = self._enter()
                 self._decide(ENTER, {})
+                self.on_commit(ENTER)
                 return
             except PeerLost as error:
                 self._give_up(error)

@@ -96,6 +96,11 @@ def digest(flat: Tensor) -> int:
     return _hash(_bytes(flat.detach()))
 
 
+def is_finite(flat: Tensor) -> bool:
+    """Whether a CPU tensor holds neither NaN nor infinity."""
+    return all(bool(piece.isfinite().all()) for piece in flat.split(CHUNK))
+
+
 def _hash(data: bytes | memoryview) -> int:
     return _signed(hashlib.blake2b(data, digest_size=8).digest())
 

@@ -25,7 +25,8 @@ from typing import Any
 
 from exogym.errors import RanksDiverged
 
-ENTER, ROUND, VALIDATION, SHARES, END = "enter", "round", "validation", "shares", "end"  # what votes are for
+# What votes are for.
+ENTER, ROUND, SYNC, VALIDATION, SHARES, END = "enter", "round", "sync", "validation", "shares", "end"
 PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lost
 # How long to wait for those who have the newest state: where some are there who had it too, and where nobody is.
 RETURN_SOON_S, RETURN_S = 20.0, 600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -20,8 +21,8 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def mark(self) -> str:
-        """Differs if the samples do, or what else decides about plans."""
+    def mark(self) -> dict[str, Any]:
+        """What decides about plans, by name, in JSON: all ranks must have the same, also when a run is resumed."""
 
     def plan(self, epoch: int, left: Tensor | None, members: Sequence[str], weights: Sequence[float]) -> Plan:
         """Each sample to one step of one member, all with equally many steps, some of which may be empty.
@@ -99,7 +100,13 @@ class SharedWork:
 
     def mark(self) -> int:
         """64 bits of a hash, the same on ranks that share the same work."""
-        return int.from_bytes(hashlib.blake2b(self.samples.mark().encode(), digest_size=8).digest(), "big", signed=True)
+        text = json.dumps(self.samples.mark(), sort_keys=True).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed: `mark`, and what only this rank may be able to tell."""
+        describe = getattr(self.samples, "describe", None)
+        return self.samples.mark() | (describe() if describe else {})
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger and the deal: what ranks have in common, not copied."""

@@ -30,7 +30,7 @@ def test_only_the_last_ones_are_kept_and_each_rank_has_its_own(tmp_path):
     for number in (1, 2, 3):
         first.save(number, STATE)
     second.save(1, STATE)
-    assert first.good() == [2, 3] and second.good() == [1]
+    assert list(first.good()) == [2, 3] and list(second.good()) == [1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000001", "0000002", "0000003"]
 
 
@@ -47,11 +47,11 @@ def test_a_damaged_one_does_not_count(tmp_path, name, damage):
     else:
         data[len(data) // 2] ^= 1
         file.write_bytes(data if damage == "flip" else data[: len(data) // 2] if damage == "cut" else b"")
-    assert kept.good() == [1]
+    assert list(kept.good()) == [1]
     with pytest.raises(CheckpointError, match="damaged"):
         kept.load(2)
     kept.save(2, STATE)
-    assert kept.good() == [1, 2]
+    assert list(kept.good()) == [1, 2]
 
 
 @pytest.mark.parametrize("left", [["rank0.json.part"], ["rank0.safetensors.part"], ["rank0.safetensors"]])
@@ -64,7 +64,7 @@ def test_what_a_killed_process_left_half_done_goes_with_the_next_write(tmp_path,
     for name in left:
         (tmp_path / f"{number:07d}" / name).touch()
     kept.save(4, STATE)
-    assert kept.good() == [2, 4] and other.good() == [number]
+    assert list(kept.good()) == [2, 4] and list(other.good()) == [number]
     files = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert files - whole == {tmp_path / "0000004" / f"rank0.{kind}" for kind in ("json", "safetensors")}
 
@@ -83,7 +83,7 @@ def test_one_that_cannot_be_written_again_stays_as_it_was(tmp_path, monkeypatch,
     monkeypatch.setattr(checkpoint, "_sync", sync_until_it_is_full)
     with pytest.raises(CheckpointError, match="No space left"):
         kept.save(3, {"steps": 4})
-    assert kept.good() == [3] and kept.load(3)["steps"] == STATE["steps"]
+    assert list(kept.good()) == [3] and kept.load(3)["steps"] == STATE["steps"]
     assert len(list((tmp_path / "0000003").iterdir())) == 2
 
 
@@ -94,16 +94,16 @@ def test_an_earlier_one_makes_later_ones_void(tmp_path, keep):
         kept.save(number, STATE)
     other.save(8, STATE)
     kept.save_in_background(5, STATE).result()
-    assert kept.good() == [5] and other.good() == [8]
+    assert list(kept.good()) == [5] and list(other.good()) == [8]
     kept.save(6, STATE)
-    assert kept.good() == [5, 6][-keep:]
+    assert list(kept.good()) == [5, 6][-keep:]
 
 
 def test_the_agreement_before_a_state_inside_a_round_can_be_saved_beside_it(tmp_path):
     kept = Checkpoints(tmp_path, "rank0", keep=1)
     kept.save(9, STATE)
     kept.save(8, STATE)
-    assert kept.good() == [8, 9]
+    assert list(kept.good()) == [8, 9]
 
 
 def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path):
@@ -120,7 +120,7 @@ def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path
     assert node.run().steps == 4
     warnings = [event["what"] for event in events if event["type"] == "warning"]
     assert len(warnings) == 1 and "0000006: cannot be written" in warnings[0]
-    assert kept.good() == [2, 4]
+    assert list(kept.good()) == [2, 4]
 
 
 def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
@@ -129,7 +129,7 @@ def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
         epochs=1, device="cpu", checkpoints=Checkpoints(tmp_path, "rank0"), checkpoint_interval=1, resume=True,
     )  # fmt: skip
     node.run()
-    assert node.checkpoints.good() and node.offers() == []
+    assert node.checkpoints.good() and node.state.offers() == []
 
 
 STRATEGIES = {
@@ -169,7 +169,7 @@ def two_ranks(make_strategy, folder=None, *, stop_at=(None, None), interval=0, r
         node = TrainNode(
             model, comm, make_strategy(), Resumable(SOURCES[comm.rank].steps), epochs=4, device="cpu",
             val=Steps([[token_batch(3, seed=99)]]), val_interval=4, events=events.append,
-            should_stop=lambda: stop_at[comm.rank] is not None and node._now.step + 1 >= stop_at[comm.rank],
+            should_stop=lambda: stop_at[comm.rank] is not None and node.state.now.step + 1 >= stop_at[comm.rank],
             checkpoints=kept, checkpoint_interval=interval, resume=resume,
         )  # fmt: skip
         try:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from exogym.config import AllReduceConfig, Optim, ScheduleSpec
-from exogym.flat import digest
+from exogym.flat import is_finite
 from exogym.membership import ROUND
 from exogym.strategy.optim import clip, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy, metered
+
+NOT_FINITE = "the gradient is not finite"
 
 
 class AllReduceStrategy(Strategy):
     """The mean gradient over all ranks' tokens, clipped, then one step of the same optimizer on every rank.
 
     One collective a step. A gradient that is None on some ranks counts as zeros there; None on all stays None.
+    Every rank makes the step on its own device, and devices of another make round differently. So ranks compare their
+    weights every `check_interval` steps, before checkpoints and at the end, and take on rank 0's where they differ.
     Holds one CPU flat: the payload [gradients | change of buffers | who has a gradient | weight | stopping].
     """
 
     config: AllReduceConfig
+    drifts = ("optimizer",)
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class AllReduceStrategy(Strategy):
         self._agreed_buffers = flat[params.num_parameters :].clone()
         self._payload: Tensor | None = None
         self._payload_of: int | None = None
-        self._checked = -1
+        self._skipped = ""
 
     def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
         with metered(self.comm) as spent:
@@ -62,20 +68,27 @@ class AllReduceStrategy(Strategy):
             total, stop = self._divide(*sums) if sums else self._alone(weight, stopping)
             lr = self.schedule.set(self.steps - 1)
             norm = self._move() if total > 0 else None
-            due = self.config.check_interval and self.steps % self.config.check_interval == 0
-            compared = self._compare() if due else None
-        return StepResult(lr=lr, digest=compared, grad_norm=norm, agreed=True, stop=stop, **spent)
+            if norm is None or not math.isfinite(norm):
+                self.parameters.write_buffers(self._agreed_buffers)  # a forward pass that does not count changed them
+            elif not sums:
+                self._agreed_buffers = self.parameters.read_buffers()
+        return StepResult(lr=lr, grad_norm=norm, agreed=True, stop=stop, skipped=self._skipped, **spent)
 
     def finish(self) -> StepResult | None:
-        if self._checked == self.steps:
-            return None
-        with metered(self.comm) as spent:
-            compared = self._compare()
-        return StepResult(digest=compared, agreed=True, **spent)
+        return None
+
+    def is_sync_due(self, *, at_least: bool) -> bool:
+        interval = self.config.check_interval
+        return at_least or bool(interval and self.steps % interval == 0)
+
+    def load_weights(self, flat: Tensor) -> None:
+        self.parameters.write(flat)
+        self._agreed_buffers = self.parameters.read_buffers()
 
     def _sum(self, weight: float, stopping: bool) -> tuple[Tensor, ...] | None:
         """Sums in `.grad` -> sums over all ranks, in the payload; the model stays as it is. None without others."""
         params = self.parameters
+        self._skipped = ""
         if self.comm.world_size == 1:
             return None
         payload, grads, buffers, present, tail = self._fields()
@@ -83,6 +96,9 @@ class AllReduceStrategy(Strategy):
         # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
         buffers.copy_(params.read_buffers().sub_(self._agreed_buffers).mul_(weight))
         present.copy_(torch.tensor([p.grad is not None for p in params.parameters]))
+        if not is_finite(payload[: params.numel]):
+            self._skipped, weight = NOT_FINITE, 0.0
+            payload.zero_()
         tail.copy_(torch.tensor([weight, stopping]))
         self.comm.all_reduce_(payload)
         return grads, buffers, present, tail
@@ -93,7 +109,7 @@ class AllReduceStrategy(Strategy):
         total, stop = tail.tolist()
         if total > 0:
             params.write_grads(grads.mul_(1 / total))
-            params.write_buffers(self._agreed_buffers.add_(buffers, alpha=1 / total))
+            params.write_buffers(self._agreed_buffers.add_(buffers.mul_(1 / total)))
             for p, count in zip(params.parameters, present.tolist(), strict=True):
                 p.grad = p.grad if count else None
         return total, stop > 0
@@ -101,8 +117,6 @@ class AllReduceStrategy(Strategy):
     def _alone(self, weight: float, stopping: bool) -> tuple[float, bool]:
         """As _divide, without a copy on the CPU."""
         scale_grads(self.parameters.parameters, 1 / weight if weight else 0.0)
-        if weight > 0:
-            self._agreed_buffers = self.parameters.read_buffers()
         return weight, stopping
 
     def _fields(self) -> tuple[Tensor, ...]:
@@ -113,17 +127,12 @@ class AllReduceStrategy(Strategy):
         return self._payload, *self._payload.split(sizes)
 
     def _move(self) -> float:
-        norm = clip(self.parameters.parameters, self.config.max_norm, self._where())
-        self.optimizer.step()
+        norm = clip(self.parameters.parameters, self.config.max_norm)
+        if math.isfinite(norm):
+            self.optimizer.step()
+        else:
+            self._skipped = NOT_FINITE
         return norm
-
-    def _compare(self) -> int:
-        # In a step without weight a rank's own buffers may still have changed.
-        self.parameters.write_buffers(self._agreed_buffers)
-        value = digest(self.agreed_weights())
-        self.comm.compare(value, f"step {self.steps}")
-        self._checked = self.steps
-        return value
 
     @property
     def agreements(self) -> int:

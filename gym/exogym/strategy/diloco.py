@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from exogym.config import DiLoCoConfig, Optim, ScheduleSpec
-from exogym.flat import CHUNK, digest
+from exogym.flat import CHUNK, digest, is_finite
 from exogym.membership import ROUND
+from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy, metered
 
@@ -24,6 +26,8 @@ class DiLoCoStrategy(Strategy):
     What it had trained by then is not lost to a resumed run, which goes on inside the round as if nothing had happened.
     Holds on the CPU: master weights, payload [change | samples | stopping], and the outer optimizer's own (sgd: one
     flat, so three in all). The outer optimizer sees the master weights as pieces of 64 MB, not as the model's tensors.
+    Outer optimizers that are given by name take the same steps on every CPU (exact.py). With one of another kind ranks
+    compare their weights after each round, and take on rank 0's where they differ.
     """
 
     config: DiLoCoConfig
@@ -66,7 +70,9 @@ class DiLoCoStrategy(Strategy):
         self._payload_of: int | None = None
         self._pieces = [nn.Parameter(piece) for piece in flat[: self.parameters.num_parameters].split(CHUNK)]
         self.outer = outer_optimizer(self.config, self._pieces)
-        self.rounds = 0
+        self._is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
+        self.drifts = () if self._is_exact else ("outer",)
+        self.rounds = self._agreed_steps = 0
         self._steps_in_round = 0
         self._samples_in_round = 0
         self._before_stop: dict[str, Any] | None = None
@@ -75,11 +81,12 @@ class DiLoCoStrategy(Strategy):
         lr = self.schedule.set(self.steps)
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
+        skipped = _not_finite(norm)
         self._steps_in_round += 1
-        self._samples_in_round += samples
+        self._samples_in_round += 0 if skipped else samples
         if stopping or self._steps_in_round == self.config.H:
-            return self._end_round(lr=lr, grad_norm=norm, stopping=stopping)
-        return StepResult(lr=lr, grad_norm=norm)
+            return self._end_round(lr=lr, grad_norm=norm, stopping=stopping, skipped=skipped)
+        return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
 
     def finish(self) -> StepResult | None:
         if self._steps_in_round == 0:
@@ -88,11 +95,12 @@ class DiLoCoStrategy(Strategy):
 
     def _inner_step(self, weight: float) -> float:
         scale_grads(self.parameters.parameters, 1 / weight)
-        norm = clip(self.parameters.parameters, self.config.max_norm, self._where())
-        self.optimizer.step()
+        norm = clip(self.parameters.parameters, self.config.max_norm)
+        if math.isfinite(norm):
+            self.optimizer.step()
         return norm
 
-    def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool) -> StepResult:
+    def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool, skipped: str = "") -> StepResult:
         with metered(self.comm) as spent:
             total, stop = self.comm.together(
                 ROUND,
@@ -106,21 +114,28 @@ class DiLoCoStrategy(Strategy):
                 self._outer_step()
             self.parameters.write(self._master)
             value = digest(self._master)
-            self.comm.compare(value, f"round {self.rounds}")
+            if self._is_exact:
+                self.comm.compare(value, f"round {self.rounds}")
+        self._agreed_steps = self.steps
         self._steps_in_round = self._samples_in_round = 0
-        return StepResult(lr=lr, round=self.rounds, digest=value, grad_norm=grad_norm, agreed=True, stop=stop, **spent)
+        skipped = skipped or self._skipped
+        about = {"lr": lr, "grad_norm": grad_norm, "skipped": skipped}
+        return StepResult(round=self.rounds, digest=value, agreed=True, stop=stop, **about, **spent)
 
     def _average_change(self, stopping: bool) -> tuple[float, bool]:
         """Payload <- the ranks' mean change of the weights since the last round. Returns (total samples, stop)."""
         if self._payload is None or self._payload_of != self.comm.generation:
             self._payload, self._payload_of = self.parameters.empty(extra=2), self.comm.generation
         change, tail = self._payload.split([self.parameters.numel, 2])
-        if self._samples_in_round:
+        samples, self._skipped = self._samples_in_round, ""
+        if samples:
             # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
-            self.parameters.read(change).sub_(self._master).mul_(self._samples_in_round)
-        else:
+            self.parameters.read(change).sub_(self._master).mul_(samples)
+            if not is_finite(change):
+                samples, self._skipped = 0, "the weights were not finite at the end of the round"
+        if not samples:
             change.zero_()
-        tail.copy_(torch.tensor([self._samples_in_round, stopping]))
+        tail.copy_(torch.tensor([samples, stopping]))
         self.comm.all_reduce_(self._payload)
         total, stop = tail.tolist()
         if total > 0:
@@ -149,7 +164,7 @@ class DiLoCoStrategy(Strategy):
 
     def agreed_state(self) -> dict[str, Any]:
         return {
-            "steps": self.steps - self._steps_in_round,
+            "steps": self._agreed_steps,
             "rounds": self.rounds,
             "schedule": self.schedule.state_dict(),
             "outer": self.outer.state_dict(),
@@ -158,6 +173,7 @@ class DiLoCoStrategy(Strategy):
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         self.steps, self.rounds = state["steps"], state["rounds"]
+        self._agreed_steps = self.steps
         self.schedule.load_state_dict(state["schedule"])
         self._master.copy_(state["master"])
         self.outer.load_state_dict(state["outer"])
@@ -168,15 +184,22 @@ class DiLoCoStrategy(Strategy):
     def agreed_weights(self) -> Tensor:
         return self._master
 
+    def is_sync_due(self, *, at_least: bool) -> bool:
+        return not self._is_exact
+
+    def load_weights(self, flat: Tensor) -> None:
+        self._master.copy_(flat)
+        self.parameters.write(self._master)
+
     def own_state(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), "inside": None}
 
-    def load_own_state(self, state: dict[str, Any]) -> None:
+    def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
-        if inside := state["inside"]:
-            self.parameters.write(inside["weights"])
-            self.steps += inside["steps"]
-            self._steps_in_round, self._samples_in_round = inside["steps"], inside["samples"]
+        if inside and (part := state["inside"]):
+            self.parameters.write(part["weights"])
+            self.steps += part["steps"]
+            self._steps_in_round, self._samples_in_round = part["steps"], part["samples"]
 
     def _inside_round(self) -> dict[str, Any]:
         """The state in the middle of a round, copied where its forced end will change it."""
@@ -189,3 +212,7 @@ class DiLoCoStrategy(Strategy):
         if self._steps_in_round < self.config.H:
             return None
         return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)
+
+
+def _not_finite(norm: float | None) -> str:
+    return "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from exogym.config import DiLoCoConfig, Optim, OptimSpec, ScheduleSpec, StrategyConfig
-from exogym.errors import NotFinite
+from exogym.strategy.exact import ExactAdam, ExactSGD
 
 # The plain classes mean what their names mean, defaults included.
 _NAME_OF_CLASS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
@@ -38,7 +38,7 @@ def outer_optimizer(config: DiLoCoConfig, parameters: list[Tensor]) -> Optimizer
     if isinstance(optim, str):
         optim = config.outer_spec()
     if isinstance(optim, OptimSpec):
-        return from_spec(optim, parameters)
+        return exact_from_spec(optim, parameters)
     given = {"lr": config.outer_lr, "momentum": config.outer_momentum, "nesterov": config.nesterov}
     return optim(parameters, **{key: value for key, value in given.items() if value is not None})
 
@@ -52,6 +52,15 @@ def from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
     return optimizer_class(parameters, lr=spec.lr, fused=_can_fuse(parameters), **settings)
 
 
+def exact_from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
+    """One that takes the same steps, to the bit, on every kind of CPU."""
+    if spec.name == "sgd":
+        settings = {"momentum": spec.momentum, "nesterov": spec.nesterov, "weight_decay": spec.weight_decay}
+        return ExactSGD(parameters, lr=spec.lr, **settings)
+    settings = {"betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
+    return ExactAdam(parameters, lr=spec.lr, decoupled=spec.name == "adamw", **settings)
+
+
 def _can_fuse(parameters: Iterable[Tensor]) -> bool | None:
     """Fused Adam was 9 to 10 times faster on mps (pytorch 127242); None leaves the choice to torch."""
     return True if all(p.device.type in ("mps", "cuda") for p in parameters) else None
@@ -60,36 +69,51 @@ def _can_fuse(parameters: Iterable[Tensor]) -> bool | None:
 class Schedule:
     """Sets the learning rate of an optimizer's groups; knows the peak rate of each.
 
-    Where a run gets longer or shorter than the `total_steps` that it was planned for, what is left of the curve is
-    stretched over the steps that are left.
+    A position on the curve is counted in steps of the run as it was planned, and is kept with the agreed state. Where
+    other hosts make the run longer or shorter, what is left of the curve is stretched over the steps that are left.
     """
 
     def __init__(self, spec: ScheduleSpec, optimizer: Optimizer, total_steps: int):
-        self._spec, self._optimizer, self._total_steps = spec, optimizer, total_steps
+        self._spec, self._optimizer = spec, optimizer
         self._peaks = [group["lr"] for group in optimizer.param_groups]
-        self._stretched = (0, 0.0, 1.0)  # from this step on: where it is on the curve, and what a step adds
+        self.plan(total_steps)
+
+    def plan(self, total_steps: int) -> None:
+        """The whole curve for so many steps, from its beginning."""
+        self._total_steps: float = total_steps
+        self._since, self._here, self._pace = 0, 0.0, 1.0  # from this step on: the position, and what a step adds
 
     def stretch(self, step: int, remaining: int) -> None:
-        """From optimizer step `step` on there are `remaining` more."""
+        """From optimizer step `step` on there are `remaining` more, for the same work: the rest of the curve."""
         here = self._planned(step)
-        self._stretched = (step, here, (self._total_steps - here) / remaining if remaining else 1.0)
+        if remaining:
+            self._since, self._here, self._pace = step, here, max(0.0, self._total_steps - here) / remaining
+
+    def extend(self, step: int, remaining: int) -> None:
+        """From `step` on there are `remaining` more, for more or less work: as if it had been planned like that."""
+        here = self._planned(step)
+        pace = self._pace or 1.0
+        self._since, self._here, self._pace = step, here, pace
+        self._total_steps = here + remaining * pace
 
     def set(self, step: int) -> float:
         """Set the rate for optimizer step `step`, counted from 0, and return the first group's."""
-        factor = self._spec.factor(self._planned(step), self._total_steps)
+        # Not beyond the last step that was planned: work that was lost and is done again would have no rate at all.
+        planned = min(self._planned(step), max(0.0, self._total_steps - 1))
+        factor = self._spec.factor(planned, self._total_steps)
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor
         return self._peaks[0] * factor
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stretched": self._stretched}
+        return {"total_steps": self._total_steps, "since": self._since, "here": self._here, "pace": self._pace}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stretched = state["stretched"]
+        self._total_steps, self._since = state["total_steps"], state["since"]
+        self._here, self._pace = state["here"], state["pace"]
 
     def _planned(self, step: int) -> float:
-        since, here, pace = self._stretched
-        return here + (step - since) * pace
+        return self._here + (step - self._since) * self._pace
 
 
 def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:
@@ -98,9 +122,6 @@ def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:
         torch._foreach_mul_(grads, factor)
 
 
-def clip(parameters: Iterable[Tensor], max_norm: float | None, where: str) -> float:
-    """Clip gradients in place to `max_norm`; returns the norm that they had. Raises NotFinite."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm).item()
-    if not math.isfinite(norm):
-        raise NotFinite(f"the gradient is {norm} at {where}; a smaller learning rate or max_norm may help")
-    return norm
+def clip(parameters: Iterable[Tensor], max_norm: float | None) -> float:
+    """Clip gradients in place to `max_norm`; returns the norm that they had, which may not be finite."""
+    return torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm).item()

@@ -24,6 +24,7 @@ class StepResult:
     agreed: all ranks hold the same weights now and have made the same calls: a point to validate or save at.
     stop: some rank asked to stop and all know it.
     digest: hash of the agreed weights, where ranks compared it.
+    skipped: why nothing of this rank's counted in this step (a gradient that is not finite), or nothing.
     """
 
     lr: float = 0.0
@@ -34,6 +35,7 @@ class StepResult:
     grad_norm: float | None = None
     agreed: bool = False
     stop: bool = False
+    skipped: str = ""
 
 
 class Strategy(ABC):
@@ -41,7 +43,12 @@ class Strategy(ABC):
 
     Picklable until `setup`. Every rank calls `step` once for each optimizer step, also one without work (weight 0),
     until it has made `total_steps` of them or a result says stop; then `finish`.
+
+    drifts: the parts of agreed_state that each rank computes by itself with arithmetic that may differ from machine to
+    machine, in the last bit. They are handed to newcomers, and are not compared.
     """
+
+    drifts: tuple[str, ...] = ()
 
     def __init__(self, config: StrategyConfig):
         self.config = config
@@ -71,12 +78,20 @@ class Strategy(ABC):
 
         weight: what those weights add up to (target tokens, as a rule), samples: how many there were, 0 without work.
         stopping: this rank wants to stop; see StepResult.stop for when all do.
-        Raises PeerLost, RanksDiverged, NotFinite.
+        Gradients that are not finite are left out, see StepResult.skipped. Raises PeerLost, RanksDiverged.
         """
 
     @abstractmethod
     def finish(self) -> StepResult | None:
         """Make the ranks agree after the last step, if they do not yet. None if there was nothing to do."""
+
+    def is_sync_due(self, *, at_least: bool) -> bool:
+        """Right after an agreement: whether ranks should compare their weights now. at_least: they are needed now."""
+        return False
+
+    def load_weights(self, flat: Tensor) -> None:
+        """Take on the agreed weights of another rank, [numel] on the CPU, after an agreement; all else stays."""
+        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -107,8 +122,8 @@ class Strategy(ABC):
         """What this rank needs besides, at the same moment, to go on bit for bit."""
         return {}
 
-    def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """After load_agreed_state, on the same rank."""
+    def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:  # noqa: B027
+        """After load_agreed_state, on the same rank. inside: also the part of a round that it had made."""
 
     @abstractmethod
     def agreed_weights(self) -> Tensor:
@@ -117,9 +132,6 @@ class Strategy(ABC):
     def catch_up(self) -> StepResult | None:
         """After load_own_state: end a round that was complete on this rank when it was cut short."""
         return None
-
-    def _where(self) -> str:
-        return f"rank {self.comm.rank}, step {self.steps}"
 
 
 @contextmanager

@@ -1,0 +1,260 @@
+"""How ranks that meet come to one state: compare what each has, and give the newest to those who lack it.
+
+A *version* orders the states of a run: (term, count). `count` grows with every change that ranks make together; `term`
+with every time that they begin from a checkpoint. So what was done after going back to a checkpoint is newer than what
+had been done before, although it may count less; and two states of one version have the same fingerprint, except where
+machines round differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from exogym.checkpoint import from_tree, to_tree
+from exogym.communication import Comm
+from exogym.errors import CheckpointError, PeerLost, RanksDiverged
+
+MOST = 16  # checkpoints that a rank can offer to the others
+NONE = -1  # in place of one
+PIECE = 64 * 1024 * 1024  # bytes sent at once
+_SENT = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.bool, torch.uint8, torch.int32, torch.int64),
+)
+DTYPES = {str(dtype): dtype for dtype in _SENT}
+
+
+class Version(NamedTuple):
+    term: int
+    count: int
+
+
+NOT_BEGUN = Version(-1, -1)
+
+
+class Offer(NamedTuple):
+    """A checkpoint that a rank could begin from. number: twice its agreements, plus 1 if it lies inside a round."""
+
+    version: Version
+    fingerprint: int
+    number: int
+
+    @property
+    def state(self) -> tuple[Version, int]:
+        """What ranks must share to go on from it together."""
+        return self.version, self.fingerprint
+
+
+class Replica(Protocol):
+    """What one rank brings."""
+
+    def marks(self) -> list[int]:
+        """Numbers that must be the same on all ranks: hashes of the model's layout, of what is frozen, of the data."""
+
+    def version(self) -> Version:
+        """Of the state in its memory; NOT_BEGUN if its process has just started."""
+
+    def fingerprint(self) -> int:
+        """Hash of the state in its memory."""
+
+    def offers(self) -> list[Offer]: ...
+
+    def is_damaged(self) -> bool:
+        """It has checkpoints, and none is good."""
+
+    def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
+        """Begin from its own checkpoint. exactly: all ranks do; inside: some of them inside a round.
+
+        False if the checkpoint has nothing of its own.
+        """
+
+    def agreed_state(self) -> dict[str, Any]: ...
+
+    def load_agreed_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entered:
+    """received: this rank was given the state of the others. checkpoint: agreements of the one that they begin from.
+
+    exactly: this rank goes on as if nothing had happened, its inner optimizer included. term: of what comes now.
+    fingerprint: of the state that all have now; 0 if it was not asked for.
+    """
+
+    term: int
+    fingerprint: int
+    received: bool = False
+    checkpoint: int | None = None
+    exactly: bool = False
+
+
+MARKS = (
+    "the layout of what is trained: all must build the same model and freeze the same parts",
+    "the weights that stay as they are: the hosts have other base models",
+    "the data, the number of steps or what decides about batches",
+)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What one rank tells the others."""
+
+    marks: list[int]
+    version: Version
+    fingerprint: int
+    is_damaged: bool
+    offers: list[Offer]
+
+    SIZE = len(MARKS) + 4 + 4 * MOST
+
+    @classmethod
+    def of(cls, rank: Replica, *, fingerprint: bool) -> _Report:
+        offers = sorted(rank.offers())[-MOST:]
+        value = rank.fingerprint() if fingerprint else 0
+        return cls(rank.marks(), rank.version(), value, rank.is_damaged(), offers)
+
+    def numbers(self) -> list[int]:
+        offers = [number for offer in self.offers for number in (*offer.version, offer.fingerprint, offer.number)]
+        head = [*self.marks, *self.version, self.fingerprint, int(self.is_damaged)]
+        return [*head, *offers, *[NONE] * (self.SIZE - len(head) - len(offers))]
+
+    @classmethod
+    def read(cls, numbers: list[int]) -> _Report:
+        count = len(MARKS)
+        term, changes, fingerprint, is_damaged, *rest = numbers[count:]
+        quads = [rest[at : at + 4] for at in range(0, len(rest), 4)]
+        offers = [Offer(Version(a, b), mark, number) for a, b, mark, number in quads if number != NONE]
+        return cls(numbers[:count], Version(term, changes), fingerprint, bool(is_damaged), offers)
+
+
+def enter(comm: Comm, rank: Replica) -> Entered:
+    """Every rank of a new group calls this. Raises PeerLost, RanksDiverged, CheckpointError."""
+    mine = _Report.of(rank, fingerprint=not comm.amid_round)
+    reports = [_Report.read(numbers.tolist()) for numbers in comm.all_gather(torch.tensor(mine.numbers()))]
+    _check_marks(comm, reports)
+    newest = max(report.version for report in reports)
+    offered = max((offer.version for report in reports for offer in report.offers), default=NOT_BEGUN)
+    if newest == offered == NOT_BEGUN:
+        return _begin(comm, rank, reports)
+    if offered > newest:
+        return _begin_from_checkpoints(comm, rank, reports, offered)
+    states = [(report.version, report.fingerprint) for report in reports]
+    source = next(n for n, report in enumerate(reports) if report.version == newest)
+    others = [n for n, state in enumerate(states) if state != states[source]]
+    received = _hand_over(comm, rank, source, others)
+    return Entered(received=received, term=newest.term, fingerprint=reports[source].fingerprint)
+
+
+def _check_marks(comm: Comm, reports: list[_Report]) -> None:
+    mine = reports[comm.rank].marks
+    for name, report in zip(comm.members, reports, strict=True):
+        for what, ours, theirs in zip(MARKS, mine, report.marks, strict=True):
+            if ours != theirs:
+                raise RanksDiverged(f"{name} and {comm.members[comm.rank]} do not share {what}")
+
+
+def _begin(comm: Comm, rank: Replica, reports: list[_Report]) -> Entered:
+    """From rank 0's weights."""
+    if damaged := [name for name, report in zip(comm.members, reports, strict=True) if report.is_damaged]:
+        raise CheckpointError(f"all checkpoints are damaged: {', '.join(damaged)}")
+    others = [n for n, report in enumerate(reports) if report.fingerprint != reports[0].fingerprint]
+    return Entered(received=_hand_over(comm, rank, 0, others), term=1, fingerprint=reports[0].fingerprint)
+
+
+def _begin_from_checkpoints(comm: Comm, rank: Replica, reports: list[_Report], newest: Version) -> Entered:
+    """Nobody remembers anything as new as these."""
+    term = max(version.term for r in reports for version in (r.version, *(o.version for o in r.offers))) + 1
+    best = next(o for report in reports for o in reversed(report.offers) if o.version == newest)
+    common = set.intersection(*({offer.state for offer in report.offers} for report in reports))
+    if common:
+        chosen = [max(o for o in report.offers if o.state == max(common)) for report in reports]
+        # For what is each rank's own no more than one agreement is given up.
+        if best.number // 2 - chosen[0].number // 2 <= 1:
+            inside = any(offer.number % 2 for offer in chosen)
+            exactly = rank.load(chosen[comm.rank], exactly=True, inside=inside)
+            about = {"term": term, "fingerprint": chosen[0].fingerprint}
+            return Entered(checkpoint=chosen[0].number // 2, exactly=exactly, **about)
+    own = [max((o for o in report.offers if o.state == best.state), default=None) for report in reports]
+    others = [n for n, offer in enumerate(own) if offer is None]
+    if own[comm.rank]:
+        rank.load(own[comm.rank], exactly=False, inside=False)
+    source = next(n for n, offer in enumerate(own) if offer)
+    received = _hand_over(comm, rank, source, others)
+    return Entered(received=received, checkpoint=best.number // 2, term=term, fingerprint=best.fingerprint)
+
+
+def _hand_over(comm: Comm, rank: Replica, source: int, receivers: list[int]) -> bool:
+    """The agreed state of rank `source` to the others that need it. True on those."""
+    if comm.rank in receivers:
+        rank.load_agreed_state(receive_state(comm, source))
+        return True
+    if comm.rank == source:
+        for receiver in receivers:
+            send_state(comm, rank.agreed_state(), receiver)
+    return False
+
+
+def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
+    """`state` as for Checkpoints.save. Nothing on the way is pickled."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = to_tree(state, tensors)
+    listing = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+    flats = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    record = {"state": tree, "tensors": listing, "hash": _hash([_text(tree), *flats])}
+    text = _text(record)
+    comm.send(torch.tensor([text.numel(), sum(flat.numel() for flat in flats)]), to)
+    for flat in (text, *flats):
+        for piece in _pieces(flat):
+            comm.send(piece.contiguous(), to)
+            comm.alive()
+
+
+def receive_state(comm: Comm, source: int) -> dict[str, Any]:
+    """Raises PeerLost if what arrives is not what was sent; sizes are checked before memory is taken."""
+    sizes = torch.zeros(2, dtype=torch.int64)
+    comm.recv(sizes, source)
+    text_size, total = sizes.tolist()
+    if not (0 < text_size < PIECE and 0 <= total < 2**40):
+        raise PeerLost(f"rank {source} sent a state of an impossible size ({text_size} and {total} bytes)")
+    try:
+        record = json.loads(bytes(_receive(comm, source, text_size).numpy()))
+        tensors, flats = {}, []
+        for name, dtype, shape in record["tensors"]:
+            count = torch.Size(shape).numel() * DTYPES[dtype].itemsize
+            if count > total - sum(flat.numel() for flat in flats):
+                raise ValueError("larger than announced")
+            flats.append(_receive(comm, source, count))
+            tensors[name] = flats[-1].view(DTYPES[dtype]).reshape(shape)
+        if _hash([_text(record["state"]), *flats]) != record["hash"]:
+            raise ValueError("another hash")
+        return from_tree(record["state"], tensors)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise PeerLost(f"the state that rank {source} sent arrived damaged: {error}") from error
+
+
+def _receive(comm: Comm, source: int, count: int) -> torch.Tensor:
+    flat = torch.empty(count, dtype=torch.uint8)
+    for piece in _pieces(flat):
+        comm.recv(piece, source)
+        comm.alive()
+    return flat
+
+
+def _pieces(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return flat.split(PIECE) if flat.numel() else ()
+
+
+def _text(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _hash(flats: list[torch.Tensor]) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    for flat in flats:
+        hasher.update(memoryview(flat.contiguous().numpy()))
+    return hasher.hexdigest()
