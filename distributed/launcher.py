@@ -124,6 +124,7 @@ class Launcher:
                 log=log,
                 min_hosts=self.launch.min_hosts,
                 patience_s=self.launch.timeout_s,
+                resumed=self.resume,
             )
             crew.work(lambda: self._interrupts > 0)
             if crew.saver.post.host:

@@ -56,11 +56,12 @@ class Crew:
         log: Callable[[str], None],
         min_hosts: int = 1,
         patience_s: float = 120.0,
+        resumed: bool = False,
     ):
         self.workers = {post.name: Worker(post) for post in posts}
         self.saver: Worker | None = None
         self._events, self._log, self._patience_s = events, log, patience_s
-        self.roster = Roster(list(self.workers), self._send, self._roster_event, min_hosts)
+        self.roster = Roster(list(self.workers), self._send, self._roster_event, min_hosts, resumed)
         self._inbox: queue.SimpleQueue[tuple[Worker, int, str, object]] = queue.SimpleQueue()
         self._attempts = 0
         self._slowest_step = self._slowest_round = 0.0

@@ -31,6 +31,7 @@ PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lo
 # How long to wait for those who have the newest state: where some are there who had it too, and where nobody is.
 RETURN_SOON_S, RETURN_S = 20.0, 600.0
 FRUITLESS = 2  # generations of the same members, without a vote that counted
+MOST_DIVERGED = 3  # times that members may differ, without a round that counted in between
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Roster:
     """Decides who is in. Methods send messages, and never block.
 
     hosts: all names, in rank order. send(name, message) reaches one of them; emit takes events for the log.
-    Members may be amid a round. If one is then lost, the others end that round among themselves; whoever has come
+    resumed: any of them may have a checkpoint. Members may be amid a round. If one is then lost, the others end that round among themselves; whoever has come
     meanwhile joins at the next. Below `min_hosts` the next round has to wait; so it has for those who were in when a
     round last counted, if nobody is there who remembers it.
     """
@@ -67,6 +68,7 @@ class Roster:
     send: Callable[[str, dict], None]
     emit: Callable[[dict], None]
     min_hosts: int = 1
+    resumed: bool = False
     clock: Callable[[], float] = time.monotonic
     generation: Generation | None = None
     ended: bool = False  # all members have voted that there is nothing left to do
@@ -81,12 +83,14 @@ class Roster:
     _amid: bool = False
     _trouble_since: float | None = None
     _fruitless: int = 0
+    _diverged: int = 0  # times since a round last counted
     _formed: int = 0
     _last_members: list[str] = field(default_factory=list)
     _paused: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._awaited = set(self.hosts)
+        self._last = set(self.hosts) if self.resumed else set()
 
     @property
     def is_entering(self) -> bool:
@@ -122,7 +126,7 @@ class Roster:
         self._gather()
 
     def vote(self, host: str, message: dict[str, Any]) -> None:
-        """Raises RanksDiverged if members voted for different things."""
+        """Raises RanksDiverged if members voted for different things, again and again."""
         is_due = self._is_member(host) and message["generation"] == self.generation.number
         if is_due and message["vote"] == self._vote:
             self._votes[host] = message
@@ -199,18 +203,16 @@ class Roster:
     def _count(self) -> None:
         """All members have voted: it counts."""
         first, votes = self._votes[self.generation.members[0]], self._votes
-        for host, vote in votes.items():
-            if (vote["what"], vote["digest"]) != (first["what"], first["digest"]):
-                raise RanksDiverged(
-                    f"the weights of {host} are not those of {self.generation.members[0]} before {first['what']}"
-                )
-            if (place := self._where(vote)) != (wanted := self._where(first)):
-                raise RanksDiverged(f"{host} is at {place} in the work, {self.generation.members[0]} at {wanted}")
+        if difference := next(filter(None, map(self._difference, votes)), None):
+            self._diverge(difference)
+            return
         what = first["what"]
         self._amid = True
         self._last, self._remembering = set(self.generation.members), set(self.generation.members)
         if what != ENTER:
             self._fruitless = 0
+        if what == ROUND:
+            self._diverged = 0
         if what == END:
             self.ended = True
         elif what == ROUND:
@@ -225,6 +227,27 @@ class Roster:
         if regroup:
             self._amid, self.generation = False, None
             self._gather()
+
+    def _difference(self, host: str) -> str | None:
+        """What this member's vote says that the first one's does not."""
+        first, vote = self.generation.members[0], self._votes[host]
+        ours = self._votes[first]
+        if vote["what"] != ours["what"]:
+            return f"{host} is at {vote['what']}, {first} at {ours['what']}"
+        if vote["digest"] != ours["digest"]:
+            return f"the weights of {host} are not those of {first} before {ours['what']}"
+        if (place := self._where(vote)) != (wanted := self._where(ours)):
+            return f"{host} is at {place} in the work, {first} at {wanted}"
+        return None
+
+    def _diverge(self, difference: str) -> None:
+        """This must not happen. All begin the round anew, from a state that one of them hands to those who differ."""
+        self._diverged += 1
+        if self._diverged > MOST_DIVERGED:
+            raise RanksDiverged(difference)
+        self.emit({"type": "warning", "what": f"{difference}: the round begins anew, from one state for all"})
+        self._amid = False
+        self._regroup()
 
     @staticmethod
     def _where(vote: dict[str, Any]) -> list[int]:

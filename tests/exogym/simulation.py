@@ -284,7 +284,8 @@ class World:
         self.dead = False  # the launcher
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self.roster = Roster(job.hosts, self._send, self._emit, job.min_hosts, clock=lambda: self.now)
+        clock = lambda: self.now  # noqa: E731
+        self.roster = Roster(job.hosts, self._send, self._emit, job.min_hosts, resumed=resume, clock=clock)
         self.hosts = {name: Host(self, name) for name in job.hosts}
         self.groups: dict[int, Group] = {}
         for host in self.hosts.values():

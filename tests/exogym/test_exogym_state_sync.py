@@ -9,10 +9,10 @@ from exogym_toys import Processes, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exogym import entry
+from exogym import state_sync
 from exogym.communication import Comm
-from exogym.entry import DAMAGED, MARKS, NOT_BEGUN, Entered, enter, receive_state, send_state
 from exogym.errors import CheckpointError, PeerLost, RanksDiverged
+from exogym.state_sync import MARKS, MOST, NOT_BEGUN, Offer, Version, enter, receive_state, send_state
 
 STATE = {
     "steps": 3,
@@ -48,7 +48,7 @@ def pass_on(comm, state):
 def test_a_state_arrives_as_it_was(monkeypatch):
     [_, arrived] = run_threads(2, lambda comm: pass_on(comm, STATE))
     assert same(arrived, STATE)
-    monkeypatch.setattr(entry, "PIECE", 1000)  # what is larger goes in pieces
+    monkeypatch.setattr(state_sync, "PIECE", 1000)  # what is larger goes in pieces
     [_, arrived] = run_threads(2, lambda comm: pass_on(comm, STATE))
     assert same(arrived, STATE)
 
@@ -107,7 +107,7 @@ def text_of(tape: Tape) -> dict:
 
 
 def test_what_is_sent_at_once_is_limited(monkeypatch):
-    monkeypatch.setattr(entry, "PIECE", 1000)
+    monkeypatch.setattr(state_sync, "PIECE", 1000)
     tape = Tape()
     send_state(tape, STATE, to=1)
     assert [flat.numel() for flat in tape.sent[3:6]] == [1000, 1000, 400]
@@ -145,7 +145,7 @@ def test_an_impossible_header_is_refused_before_memory_is_taken(tape, header):
     assert len(tape.sent) == 7  # nothing more was read
 
 
-NO_TENSORS = {"state": 1, "tensors": [], "hash": entry._hash([entry._text(1)])}
+NO_TENSORS = {"state": 1, "tensors": [], "hash": state_sync._hash([state_sync._text(1)])}
 DAMAGED_TEXTS = {
     "no text": b"\xff\xfe",
     "no JSON": b"{",
@@ -182,27 +182,31 @@ def test_more_than_was_announced_is_refused_before_memory_is_taken(tape):
 
 
 class Rank:
-    """An Entrant whose state is a word."""
+    """A Replica whose state is a word. Its version is (term, count), its fingerprint a number."""
 
-    def __init__(self, state: str, *, agreements=NOT_BEGUN, digest=7, offers=(), marks=(1, 2, 3), own=True):
+    def __init__(self, state: str, version=NOT_BEGUN, *, mark=7, offers=(), marks=(1, 2, 3), damaged=False, own=True):
         self.state, self.loaded, self._own = state, [], own
-        self._agreements, self._digest, self._offers, self._marks = agreements, digest, offers, marks
+        self._version, self._mark, self._offers = Version(*version), mark, [offer(*about) for about in offers]
+        self._marks, self._damaged = marks, damaged
 
     def marks(self):
         return list(self._marks)
 
-    def agreements(self):
-        return self._agreements
+    def version(self):
+        return self._version
 
-    def digest(self):
-        return self._digest
+    def fingerprint(self):
+        return self._mark
 
     def offers(self):
         return list(self._offers)
 
-    def load(self, number, *, exactly):
-        self.loaded.append((number, exactly))
-        self.state = f"checkpoint {number}"
+    def is_damaged(self):
+        return self._damaged
+
+    def load(self, offer, *, exactly, inside):
+        self.loaded.append((offer.number, exactly, inside))
+        self.state = f"checkpoint {offer.number}"
         return self._own
 
     def agreed_state(self):
@@ -212,75 +216,122 @@ class Rank:
         self.state = state["state"]
 
 
-def meet(*ranks: Rank) -> list[Entered]:
+def offer(count: int, *, term: int = 1, mark: int | None = None, inside: bool = False) -> Offer:
+    """A checkpoint after `count` agreements, each of them one change."""
+    return Offer(Version(term, count), 1000 + count if mark is None else mark, 2 * count + inside)
+
+
+def offers(*counts: int) -> list[tuple[int]]:
+    return [(count,) for count in counts]
+
+
+def meet(*ranks: Rank) -> list:
     return run_threads(len(ranks), lambda comm: enter(comm, ranks[comm.rank]))
 
 
+def states(*ranks: Rank) -> list[str]:
+    meet(*ranks)
+    return [rank.state for rank in ranks]
+
+
 def test_equals_leave_all_as_it_is():
-    ranks = [Rank(name, agreements=4) for name in "abc"]
-    assert meet(*ranks) == [Entered()] * 3
+    ranks = [Rank(name, (1, 4)) for name in "abc"]
+    assert {(one.received, one.checkpoint, one.term) for one in meet(*ranks)} == {(False, None, 1)}
     assert [rank.state for rank in ranks] == ["a", "b", "c"]
 
 
 def test_alone_it_goes_on_with_what_it_has():
-    rank = Rank("a", agreements=4)
-    assert meet(rank) == [Entered()] and rank.state == "a"
+    assert states(Rank("a", (1, 4))) == ["a"]
 
 
 def test_at_the_beginning_others_get_the_weights_of_rank_0_if_theirs_differ():
-    ranks = [Rank("a", digest=1), Rank("b", digest=2), Rank("c", digest=1), Rank("d", digest=3)]
-    assert [entered.received for entered in meet(*ranks)] == [False, True, False, True]
+    ranks = [Rank("a", mark=1), Rank("b", mark=2), Rank("c", mark=1), Rank("d", mark=3)]
+    assert [one.received for one in meet(*ranks)] == [False, True, False, True]
     assert [rank.state for rank in ranks] == ["a", "a", "c", "a"]
 
 
 def test_those_who_are_behind_get_the_state_of_those_ahead():
-    """Also a new process, whatever checkpoints it has."""
-    ranks = [Rank("a", agreements=2), Rank("b", agreements=5), Rank("c", offers=[9]), Rank("d", agreements=5)]
-    assert meet(*ranks) == [Entered(received=True), Entered(), Entered(received=True), Entered()]
+    """Also a new process, whose checkpoint is older."""
+    ranks = [Rank("a", (1, 2)), Rank("b", (1, 5)), Rank("c", offers=offers(4)), Rank("d", (1, 5))]
+    assert [one.received for one in meet(*ranks)] == [True, False, True, False]
     assert [rank.state for rank in ranks] == ["b", "b", "b", "d"] and not ranks[2].loaded
 
 
-def test_those_ahead_must_have_the_same_weights():
-    with pytest.raises(RanksDiverged, match="the weights of rank2 are not those of rank1"):
-        meet(Rank("a"), Rank("b", agreements=5, digest=1), Rank("c", agreements=5, digest=2))
+def test_of_one_version_and_another_fingerprint_the_first_one_is_right():
+    """However they came to differ: after a validation that counted on some, or by rounding."""
+    assert states(Rank("a", (1, 2)), Rank("b", (1, 5), mark=1), Rank("c", (1, 5), mark=2)) == ["b", "b", "b"]
+
+
+def test_what_was_done_after_going_back_is_newer_than_what_had_been_done_before():
+    """A sleeper that had come further, when the others went back to a checkpoint and went on from there."""
+    assert states(Rank("sleeper", (1, 9)), Rank("b", (2, 3)), Rank("c", (2, 3))) == ["b", "b", "c"]
+
+
+def test_a_checkpoint_that_is_newer_than_what_anybody_remembers_is_begun_from():
+    ranks = [Rank("a", (1, 5)), Rank("b", offers=offers(6))]
+    [first, second] = meet(*ranks)
+    assert (first.received, second.received, first.term) == (True, False, 2)
+    assert [rank.state for rank in ranks] == ["checkpoint 12"] * 2
 
 
 def test_they_begin_from_the_newest_checkpoint_that_all_have():
-    ranks = [Rank("a", offers=[4, 6]), Rank("b", offers=[4, 5, 6, 8]), Rank("c", offers=[4, 6, 8], own=False)]
+    ranks = [Rank("a", offers=offers(4, 6)), Rank("b", offers=offers(3, 4, 6, 7)), Rank("c", offers=offers(4, 6), own=False)]
     entered = meet(*ranks)
-    assert entered == [Entered(checkpoint=6, exactly=True)] * 2 + [Entered(checkpoint=6, exactly=False)]
-    assert all(rank.loaded == [(6, True)] for rank in ranks)
+    assert [(one.checkpoint, bool(one.exactly), one.term) for one in entered] == [(6, True, 2), (6, True, 2), (6, False, 2)]
+    assert all(rank.loaded == [(12, True, False)] for rank in ranks)
+
+
+def test_a_part_of_a_round_is_each_ranks_own():
+    """One was stopped inside the round after the agreement that the other saved; both remember the same agreement."""
+    ranks = [Rank("a", offers=[(5,)]), Rank("b", offers=[])]
+    ranks[1]._offers = [offer(5, inside=True)]
+    assert all(one.exactly for one in meet(*ranks))
+    assert [rank.loaded for rank in ranks] == [[(10, True, True)], [(11, True, True)]]
+
+
+def test_the_same_number_with_another_fingerprint_is_not_the_same_checkpoint():
+    """One host kept a round that the others lost, and trained again."""
+    ranks = [Rank("a", offers=offers(2, 3)), Rank("b", offers=offers(2))]
+    ranks[1]._offers += [offer(3, term=2, mark=5)]
+    entered = meet(*ranks)
+    assert [(one.checkpoint, one.exactly, one.term) for one in entered] == [(2, True, 3)] * 2
+    ranks = [Rank("a", offers=offers(3)), Rank("b")]
+    ranks[1]._offers = [offer(3, term=2, mark=5)]
+    assert [one.received for one in meet(*ranks)] == [True, False]
+    assert [rank.loaded for rank in ranks] == [[], [(6, False, False)]]
 
 
 def test_without_a_common_checkpoint_the_newest_is_given_to_all():
-    ranks = [Rank("a", offers=[2]), Rank("b", offers=[4]), Rank("c"), Rank("d", offers=[4])]
+    ranks = [Rank("a", offers=offers(2)), Rank("b", offers=offers(4)), Rank("c"), Rank("d", offers=offers(4))]
     entered = meet(*ranks)
-    assert [each.received for each in entered] == [True, False, True, False]
-    assert all(each.checkpoint == 4 and not each.exactly for each in entered)
-    assert [rank.state for rank in ranks] == ["checkpoint 4"] * 4
-    assert [rank.loaded for rank in ranks] == [[], [(4, False)], [], [(4, False)]]
+    assert [one.received for one in entered] == [True, False, True, False]
+    assert all(one.checkpoint == 4 and not one.exactly for one in entered)
+    assert [rank.state for rank in ranks] == ["checkpoint 8"] * 4
+    assert [rank.loaded for rank in ranks] == [[], [(8, False, False)], [], [(8, False, False)]]
 
 
 def test_one_whose_checkpoints_are_damaged_gets_those_of_another():
-    ranks = [Rank("a", offers=[DAMAGED]), Rank("b", offers=[4])]
-    assert meet(*ranks) == [Entered(received=True, checkpoint=4), Entered(checkpoint=4)]
-    assert ranks[0].state == "checkpoint 4"
+    ranks = [Rank("a", damaged=True), Rank("b", offers=offers(4))]
+    assert [one.received for one in meet(*ranks)] == [True, False]
+    assert ranks[0].state == "checkpoint 8"
 
 
 def test_when_all_checkpoints_are_damaged_their_hosts_are_named():
     with pytest.raises(CheckpointError, match=r"all checkpoints are damaged: rank0, rank2$"):
-        meet(Rank("a", offers=[DAMAGED]), Rank("b"), Rank("c", offers=[DAMAGED]))
+        meet(Rank("a", damaged=True), Rank("b"), Rank("c", damaged=True))
 
 
 def test_one_that_all_have_is_not_worth_several_rounds():
     """One host was lost long before the others were stopped."""
-    ranks = [Rank("a", offers=[20, 29]), Rank("b", offers=[10, 20])]
-    assert meet(*ranks) == [Entered(checkpoint=29), Entered(received=True, checkpoint=29)]
+    ranks = [Rank("a", offers=offers(20, 29)), Rank("b", offers=offers(10, 20))]
+    assert [(one.checkpoint, one.received) for one in meet(*ranks)] == [(29, False), (29, True)]
 
 
 def test_only_the_newest_of_many_checkpoints_are_offered():
-    ranks = [Rank("a", offers=range(40)), Rank("b", offers=[*range(10), 38])]
-    assert meet(*ranks) == [Entered(checkpoint=38, exactly=True)] * 2
+    ranks = [Rank("a", offers=offers(*range(40))), Rank("b", offers=offers(*range(10), 38))]
+    assert {(one.checkpoint, one.exactly) for one in meet(*ranks)} == {(38, True)}
+    ranks = [Rank("a", offers=offers(*range(MOST + 1))), Rank("b", offers=offers(0))]
+    assert {one.checkpoint for one in meet(*ranks)} == {MOST}
 
 
 @pytest.mark.parametrize("number", range(len(MARKS)))
@@ -288,4 +339,4 @@ def test_what_ranks_do_not_share_is_named(number):
     other = [1, 2, 3]
     other[number] = -(2**63)
     with pytest.raises(RanksDiverged, match=r"rank\d and rank\d do not share " + MARKS[number][:11]):
-        meet(Rank("a", agreements=4), Rank("b", agreements=4), Rank("c", marks=other))
+        meet(Rank("a", (1, 4)), Rank("b", (1, 4)), Rank("c", marks=other))
