@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from fractions import Fraction
+from itertools import accumulate, islice, pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -118,17 +119,37 @@ class DealtDataset:
         return [[mine[step * size : (step + 1) * size] for step in range(steps)] for mine in own]
 
     def _by_weight(self, order: list[int], weights: Sequence[float]) -> list[list[list[int]]]:
-        """Larger batches for those with more weight."""
-        mean = sum(weights) / len(weights)
-        ends = list(accumulate(max(1, round(self._batches.batch_size * weight / mean)) for weight in weights))
-        steps = [order[first : first + ends[-1]] for first in range(0, len(order), ends[-1])]
-        return [[step[begin:end] for step in steps] for begin, end in zip([0, *ends], ends, strict=False)]
+        """Larger batches for those with more weight; a mean of batch_size over all members and steps."""
+        steps = math.ceil(len(order) / (self._batches.batch_size * len(weights)))
+        # Exact, so that no rounding can come out differently on another machine.
+        parts = list(accumulate(map(Fraction, weights)))
+        ends = [len(order) * part // parts[-1] for part in parts]
+        sizes = spread([end - begin for begin, end in pairwise([0, *ends])], steps)
+        rest = iter(order)
+        dealt = [[list(islice(rest, size)) for size in at_once] for at_once in zip(*sizes, strict=True)]
+        return [[step[n] for step in dealt] for n in range(len(weights))]
 
     def expect(self, steps: Iterable[Sequence[int]]) -> None:
         pass
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         return map(self._batches.read, steps)
+
+
+def spread(counts: Sequence[int], steps: int) -> list[list[int]]:
+    """For each member the sizes of its `steps` steps, which hold `count` samples in all and differ by one at most.
+
+    All members take what is over in the same steps, as far as they have it, so that one rests where the others have
+    less to do. Reversed bits (van der Corput) put these steps far from each other: a member has work in any
+    2 * steps / count steps on end, and in the last one.
+    """
+    turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
+    sizes = []
+    for count in counts:
+        each, over = divmod(count, max(steps, 1))
+        fuller = set(turns[:over])
+        sizes.append([each + (step in fuller) for step in range(steps)])
+    return sizes
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
