@@ -102,7 +102,7 @@ def evaluate(
     data: Annotated[
         list[Path] | None, typer.Option(help="Manifest to evaluate on; may be given several times.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="Take test set and language from this [profile:NAME].")] = "",
+    profile: Annotated[str, typer.Option(help="Take test set, language and task from this [profile:NAME].")] = "",
     language: Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")] = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
     base: Annotated[bool, typer.Option(help="Put the untouched base of a trained model first.")] = True,

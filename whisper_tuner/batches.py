@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -83,7 +83,8 @@ class ShardBatches:
 
     Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
     opened when its turn comes. Step k takes batch number p[k] of every shard, counted from the longest clips, p being
-    one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another.
+    one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another. With
+    unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
 
     delivery brings the audio that this host lacks. shards: names of shards that a rank trains alone, all at once.
     """
@@ -133,8 +134,9 @@ class ShardBatches:
         samples = (
             self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
         )
-        sizes = [max(1, round(self._shape.batch_size * w * len(names) / sum(weights))) for w in weights]
-        plan = self._steps(self._assign(samples, names, weights), sizes, epoch)
+        shards = self._assign(samples, names, weights)
+        sizes = equal_sizes if len(set(weights)) == 1 else spread_sizes
+        plan = self._steps(shards, sizes(list(map(len, shards)), self._shape.batch_size), epoch)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
 
@@ -156,15 +158,19 @@ class ShardBatches:
             if ahead is not None:
                 yield ahead.result()
 
-    def _steps(self, shards: Sequence[Sequence[Sample]], sizes: Sequence[int], epoch: int) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step; all have equally many steps."""
-        steps = list(range(max(math.ceil(len(shard) / size) for shard, size in zip(shards, sizes, strict=True))))
+    def _steps(
+        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int
+    ) -> list[list[list[int]]]:
+        """For each shard the numbers of its samples in each step, `sizes` of them; see the class for the order."""
+        places = list(range(len(sizes[0])))  # of each step, counted from the one with the longest clips
         if self._shuffle:
-            random.Random(f"steps {self._seed} {epoch}").shuffle(steps)
+            random.Random(f"steps {self._seed} {epoch}").shuffle(places)
+        by_length = sorted(places, key=places.__getitem__)
         plan = []
-        for number, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
-            order = [self._number[sample.id] for sample in self._ordered(shard, epoch, number)]
-            plan.append([order[step * size : (step + 1) * size] for step in steps])
+        for number, (shard, own) in enumerate(zip(shards, sizes, strict=True)):
+            rest = iter([self._number[sample.id] for sample in self._ordered(shard, epoch, number)])
+            taken = {step: list(islice(rest, own[step])) for step in by_length}
+            plan.append([taken[step] for step in range(len(own))])
         return plan
 
     def collate(self, samples: Sequence[Sample], mels: Sequence[np.ndarray]) -> Batch:
@@ -206,3 +212,25 @@ class ShardBatches:
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
+
+
+def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+    """For each shard the size of the batch in each step: all full, so that a smaller shard runs out."""
+    return [[batch_size] * max(math.ceil(count / batch_size) for count in counts)] * len(counts)
+
+
+def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The same for shards that are to end together: batch_size is the mean of all, and a shard's own differ by one.
+
+    All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
+    less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
+    2 * steps / clips steps on end, and in the last one.
+    """
+    steps = math.ceil(sum(counts) / (batch_size * len(counts)))
+    turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
+    sizes = []
+    for count in counts:
+        each, over = divmod(count, max(steps, 1))
+        fuller = set(turns[:over])
+        sizes.append([each + (step in fuller) for step in range(steps)])
+    return sizes

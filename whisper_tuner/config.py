@@ -21,7 +21,11 @@ class Profile:
 
     base_model: str = setting(help="Whisper checkpoint: a folder in transformers layout, or a hub id")
     language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr")
-    task: str = setting("transcribe", "what the model is asked for", choices=("transcribe", "translate"))
+    task: str = setting(
+        "transcribe",
+        "write what is said as it is, or in English",
+        choices=("transcribe", "translate"),
+    )
 
     train: Path = setting(help="manifest (CSV or JSON lines) of the training clips")
     validation: Path | None = setting(None, "manifest for the loss after each epoch")

@@ -28,7 +28,7 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     """
     paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
     manifests = {kind: check_manifest(path, profile.max_duration_s, store) for kind, path in paths.items()}
-    limit = token_limit(profile.base_model, language=profile.language)
+    limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
     for kind in paths:
         if kind != "test":  # nothing is learnt from it, so any length of text will do
             manifests[kind] = _encodable(manifests[kind], limit)

@@ -22,7 +22,8 @@ from whisper_tuner.audio import load_audio
 from whisper_tuner.dataset import Sample
 from whisper_tuner.errors import TunerError
 from whisper_tuner.features import FeatureCache, log_mel, pad_log_mel
-from whisper_tuner.labels import is_multilingual, language_code
+from whisper_tuner.labels import is_multilingual
+from whisper_tuner.languages import joined, language_code, text_language
 from whisper_tuner.models import whisper_of
 from whisper_tuner.problems import Problem
 from whisper_tuner.wer import ErrorRates, error_rates, text_normalizer
@@ -91,12 +92,12 @@ def evaluate(
     samples: Sequence[Sample],
     *,
     language: str | None = None,
-    task: str = "transcribe",
+    task: str | None = None,
     batch_size: int = 8,
     features: FeatureCache | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
-    """Transcribe every sample and compare; an unreadable file becomes a Problem."""
+    """Transcribe every sample and compare; an unreadable file becomes a Problem. Arguments are as in `transcribe`."""
     began = time.perf_counter()
     heard = transcribe(
         model,
@@ -109,9 +110,7 @@ def evaluate(
         progress=progress,
     )
     seconds = time.perf_counter() - began
-    normalize = text_normalizer(
-        "en" if language is None and not is_multilingual(whisper_of(model)) else _code(language)
-    )
+    normalize = text_normalizer(written_language(whisper_of(model), language, task))
     pairs = list(zip(samples, heard, strict=True))
     rows = tuple(_row(sample, transcript.text, normalize) for sample, transcript in pairs if not transcript.problem)
     return Evaluation(
@@ -140,7 +139,7 @@ def transcribe(
     audio: Sequence[str | Path | np.ndarray],
     *,
     language: str | None = None,
-    task: str = "transcribe",
+    task: str | None = None,
     batch_size: int = 8,
     features: FeatureCache | None = None,
     progress: Progress = lambda done, total: None,
@@ -148,12 +147,14 @@ def transcribe(
     """One Transcript for each audio file or log-mel [80|128, frames], in order.
 
     Recordings longer than the model hears at once (30 s) are cut into such pieces and their texts joined.
-    English-only models take no language and no task; a multilingual one detects the language if none is given.
+    Without language (of the speech) or task a multilingual model assumes what it was trained for, and finds out a
+    language that nobody told. English-only models are asked for neither.
     Works on plain and on peft models, on whatever device the model is, and leaves its training mode as it was.
     """
     texts: list[list[str]] = [[] for _ in audio]
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
+    written = written_language(whisper, language, task)
     arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
     # Half the context, as in OpenAI's own decoding: a model that does not know the language repeats itself to the end.
     arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
@@ -164,7 +165,7 @@ def transcribe(
                 texts[index].append(text)
             progress(batch[-1][0] + 1, len(audio))
     progress(len(audio), len(audio))
-    return [Transcript(" ".join(filter(None, text)), problems.get(index, "")) for index, text in enumerate(texts)]
+    return [Transcript(joined(text, written), problems.get(index, "")) for index, text in enumerate(texts)]
 
 
 def _windows(
@@ -209,15 +210,27 @@ def _generate(
 
 
 def generation_arguments(
-    whisper: WhisperForConditionalGeneration, language: str | None, task: str
+    whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
 ) -> dict[str, object]:
     if not is_multilingual(whisper):
         return {}
-    return {"task": task} | ({"language": _code(language)} if language else {})
+    spoken, task = _assumed(whisper, language, task)
+    return {"task": task} | ({"language": spoken} if spoken else {})
 
 
-def _code(language: str | None) -> str | None:
-    return language_code(language) if language else None
+def written_language(whisper: WhisperForConditionalGeneration, language: str | None, task: str | None) -> str | None:
+    """The code of the language that a model writes when it is so asked; None if that is the one it hears."""
+    return text_language(*_assumed(whisper, language, task))
+
+
+def _assumed(
+    whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
+) -> tuple[str | None, str]:
+    """(code of the language spoken, task): what is not given is what the model was trained for."""
+    trained_for = whisper.generation_config
+    stated = getattr(trained_for, "language", None) if is_multilingual(whisper) else "en"
+    language = language or stated
+    return language_code(language) if language else None, task or getattr(trained_for, "task", None) or "transcribe"
 
 
 def _batched(items: Iterable[tuple[int, np.ndarray]], size: int) -> Iterator[list[tuple[int, np.ndarray]]]:

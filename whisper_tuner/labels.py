@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from transformers import WhisperForConditionalGeneration, WhisperTokenizer
-from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from whisper_tuner.dataset import Sample
-from whisper_tuner.errors import ConfigError, DataError, ModelError
+from whisper_tuner.errors import DataError, ModelError
+from whisper_tuner.languages import UNSPACED, language_code, text_language
 from whisper_tuner.problems import Kind, Problem
-from whisper_tuner.wer import UNSPACED
 
 IGNORED = -100  # the label value that the loss leaves out
 
@@ -51,18 +50,20 @@ def label_encoder(
     language: str | None = None,
     task: str = "transcribe",
 ) -> LabelEncoder:
-    """The encoder that fits a model; `language` is a code or an English name, unused by English-only models.
+    """The encoder that fits a model; `language` is that of the speech, a code or an English name, and goes into the
+    prompt. English-only models use neither it nor the task.
 
     Raises ConfigError for a language or task that the model does not know, ModelError for a tokenizer that lacks
     Whisper's tokens.
     """
-    prompt = [f"<|{language_code(language)}|>", f"<|{task}|>"] if is_multilingual(model) else []
+    spoken = language_code(language) if is_multilingual(model) else "en"
+    prompt = [f"<|{spoken}|>", f"<|{task}|>"] if is_multilingual(model) else []
     return LabelEncoder(
         tokenizer=tokenizer,
         prefix=tuple(_token_id(tokenizer, token) for token in (*prompt, "<|notimestamps|>")),
         end=model.config.eos_token_id,
         max_tokens=model.config.max_target_positions,
-        leading_space=not is_multilingual(model) or language_code(language) not in UNSPACED,
+        leading_space=text_language(spoken, task) not in UNSPACED,
     )
 
 
@@ -70,16 +71,6 @@ def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
     """Whether the decoder's prompt names a language: as the model says, else by vocabulary size as OpenAI does."""
     stated = getattr(model.generation_config, "is_multilingual", None)
     return model.config.vocab_size >= 51865 if stated is None else bool(stated)
-
-
-def language_code(language: str | None) -> str:
-    """`fr` for `fr`, `French` or `<|fr|>`. Raises ConfigError."""
-    plain = (language or "").strip().strip("<|>").lower()
-    code = TO_LANGUAGE_CODE.get(plain, plain)
-    if code not in LANGUAGES:
-        what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"
-        raise ConfigError(what, remedy="set language to a code or an English name, such as fr or French")
-    return code
 
 
 def split_encodable(samples: Iterable[Sample], encoder: LabelEncoder) -> tuple[list[Sample], list[Problem]]:

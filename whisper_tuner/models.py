@@ -25,7 +25,8 @@ from transformers.utils import cached_file
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.hub import HUB_ID
 from whisper_tuner.json_text import parse_json
-from whisper_tuner.labels import is_multilingual, language_code
+from whisper_tuner.labels import is_multilingual
+from whisper_tuner.languages import language_code
 from whisper_tuner.loading import loading
 from whisper_tuner.paths import expanded
 from whisper_tuner.token_limit import settings_of

@@ -9,8 +9,8 @@ from functools import cached_property
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.hub import model_file
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.languages import UNSPACED, language_code, text_language
 from whisper_tuner.loading import loading
-from whisper_tuner.wer import UNSPACED
 
 MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
 
@@ -46,8 +46,11 @@ class TokenLimit:
         return lambda text: len(slow(text, add_special_tokens=False).input_ids)
 
 
-def token_limit(base_model: str, *, language: str = "") -> TokenLimit:
-    """The limit of a model's folder or hub id. Raises ConfigError for a language that it does not know, ModelError."""
+def token_limit(base_model: str, *, language: str = "", task: str = "transcribe") -> TokenLimit:
+    """The limit of a model's folder or hub id, for speech in `language`.
+
+    Raises ConfigError for a language that it does not know, ModelError.
+    """
     config, generation = settings_of(base_model, "config.json"), settings_of(base_model, "generation_config.json")
     if not config:
         raise ModelError(
@@ -61,10 +64,10 @@ def token_limit(base_model: str, *, language: str = "") -> TokenLimit:
             remedy="Copy the model again.",
         )
     multilingual = vocabulary >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
-    code = _code(language, generation) if multilingual else ""
+    spoken = _code(language, generation) if multilingual else "en"
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
     longest = positions - prompt - 1
-    return TokenLimit(base_model, longest, leading_space=not multilingual or code not in UNSPACED)
+    return TokenLimit(base_model, longest, leading_space=text_language(spoken, task) not in UNSPACED)
 
 
 def settings_of(base_model: str, name: str) -> dict:
@@ -84,8 +87,6 @@ def _code(language: str, generation: dict) -> str:
     known = {token.strip("<|>") for token in stated} if isinstance(stated, dict) else set()
     if (plain := language.strip().strip("<|>").lower()) in known:
         return plain
-    from whisper_tuner.labels import language_code  # it knows the names of languages, and takes seconds to import
-
     code = language_code(language)
     if known and code not in known:
         raise ConfigError(

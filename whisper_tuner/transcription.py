@@ -16,8 +16,9 @@ from torch import nn
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.audio import load_audio
-from whisper_tuner.evaluation import evaluating, generation_arguments, transcribe
+from whisper_tuner.evaluation import evaluating, generation_arguments, transcribe, written_language
 from whisper_tuner.features import log_mel, pad_log_mel
+from whisper_tuner.languages import joined
 from whisper_tuner.models import whisper_of
 
 BLOCK_S = 600.0  # decoded in one call; bounds the memory that a recording of hours takes
@@ -49,12 +50,15 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
+    """`language` is the code of the text's language, None if it is not known."""
+
     duration_s: float
     segments: tuple[Segment, ...]
+    language: str | None = None
 
     @property
     def text(self) -> str:
-        return " ".join(segment.text for segment in self.segments)
+        return joined((segment.text for segment in self.segments), self.language)
 
 
 def transcribe_recording(
@@ -63,10 +67,13 @@ def transcribe_recording(
     path: str | Path,
     *,
     language: str | None = None,
-    task: str = "transcribe",
+    task: str | None = None,
     progress: Progress = lambda seconds: None,
 ) -> Recording:
-    """What is said in a file, and when. Raises DataError or MissingProgram for a file that cannot be read."""
+    """What is said in a file, and when; language and task are as in `transcribe`.
+
+    Raises DataError or MissingProgram for a file that cannot be read.
+    """
     extractor = processor.feature_extractor
     rate = extractor.sampling_rate
     waveform = load_audio(path, rate)
@@ -85,8 +92,8 @@ def transcribe_recording(
             )
             segments += [replace(s, start=s.start + offset, end=min(s.end + offset, end / rate)) for s in found]
             progress(end / rate)
-    duration_s = len(waveform) / rate
-    return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s)))
+    duration_s, written = len(waveform) / rate, written_language(whisper, language, task)
+    return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 
 
 def writes_timestamps(whisper: WhisperForConditionalGeneration) -> bool:
@@ -106,7 +113,7 @@ def cuts(waveform: np.ndarray, longest: int, rate: int) -> Iterator[tuple[int, i
     yield start, len(waveform)
 
 
-def tidy(segments: list[Segment], duration_s: float) -> list[Segment]:
+def tidy(segments: list[Segment], duration_s: float, language: str | None = None) -> list[Segment]:
     """In order, without overlap, inside the recording; what is too short for a time of its own joins the one before."""
     kept: list[Segment] = []
     for segment in segments:
@@ -118,7 +125,7 @@ def tidy(segments: list[Segment], duration_s: float) -> list[Segment]:
         if end - start >= SHORTEST_S:
             kept.append(Segment(start, end, text))
         elif kept:
-            kept[-1] = replace(kept[-1], text=f"{kept[-1].text} {text}")
+            kept[-1] = replace(kept[-1], text=joined((kept[-1].text, text), language))
         elif duration_s > 0:
             kept.append(Segment(start, min(start + SHORTEST_S, duration_s), text))
     return kept
@@ -129,7 +136,7 @@ def _by_timestamps(
     processor: WhisperProcessor,
     waveform: np.ndarray,
     language: str | None,
-    task: str,
+    task: str | None,
     progress: Progress,
 ) -> Iterator[Segment]:
     extractor = processor.feature_extractor
@@ -160,7 +167,7 @@ def _by_window(
     processor: WhisperProcessor,
     waveform: np.ndarray,
     language: str | None,
-    task: str,
+    task: str | None,
     progress: Progress,
 ) -> Iterator[Segment]:
     mel = log_mel(waveform, processor.feature_extractor)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import jiwer
 
-UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km", "bo"})  # languages written without spaces
+from whisper_tuner.languages import UNSPACED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRa
 
 
 def text_normalizer(language: str | None) -> Callable[[str], str]:
-    """Whisper's normaliser for a language code: English has its own; others lose case, punctuation and symbols.
+    """Whisper's normaliser for a text's language (a code): English has its own; others lose case, punctuation, symbols.
 
     Languages written without spaces are split into characters, so that their WER means something.
     """

@@ -46,6 +46,7 @@ def evaluate(
     if not data and chosen_profile and chosen_profile.test:
         data = [chosen_profile.test]
     language = language or (chosen_profile.language if chosen_profile else "")
+    task = chosen_profile.task if chosen_profile else ""
 
     from ..comparison import candidates, check_models, labels
 
@@ -65,7 +66,7 @@ def evaluate(
     folders = _make_folders(chosen, names, out)
     results = []
     for candidate in chosen:
-        for manifest, result in _measure(console, candidate, manifests, language, batch_size):
+        for manifest, result in _measure(console, candidate, manifests, language, task, batch_size):
             folder = folders[candidate, manifest.path]
             results.append((candidate, manifest, result, _record(console, candidate, manifest, result, folder)))
     results.sort(key=lambda result: manifests.index(result[1]))
@@ -115,7 +116,12 @@ def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
 
 
 def _measure(
-    console: Console, candidate: Candidate, manifests: Sequence[Manifest], language: str, batch_size: int
+    console: Console,
+    candidate: Candidate,
+    manifests: Sequence[Manifest],
+    language: str,
+    task: str,
+    batch_size: int,
 ) -> Iterator[tuple[Manifest, Evaluation]]:
     from exogym import device as devices
     from whisper_tuner.evaluation import evaluate
@@ -126,7 +132,7 @@ def _measure(
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         for manifest in manifests:
-            task = bar.add_task(f"{candidate.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
+            shown = bar.add_task(f"{candidate.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
             yield (
                 manifest,
                 evaluate(
@@ -134,9 +140,9 @@ def _measure(
                     processor,
                     manifest.samples,
                     language=language or (origin.language if origin else "") or None,
-                    task=origin.task if origin else "transcribe",
+                    task=task or (origin.task if origin else None),
                     batch_size=batch_size,
-                    progress=lambda done, total, task=task: bar.update(task, completed=done),
+                    progress=lambda done, total, shown=shown: bar.update(shown, completed=done),
                 ),
             )
 

@@ -48,13 +48,14 @@ def transcribe(
 
     from exogym import device as devices
     from whisper_tuner.export import load_model
-    from whisper_tuner.labels import language_code
+    from whisper_tuner.languages import language_code
 
     from ..comparison import origin_of
 
     origin = origin_of(model_path)
     language = language or (origin.language if origin else "")
     language = language_code(language) if language else ""
+    asked = {"language": language or None, "task": origin.task if origin else None}
     _make_folder(out)
     fetch_model(model_path)
     console = Console(stderr=True, highlight=False, markup=False)
@@ -67,7 +68,7 @@ def transcribe(
         for number, item in enumerate(items, start=1):
             task = bar.add_task(f"{number}/{len(items)} {item.audio.name[-40:]}", total=None)
             try:
-                _one(model, processor, item, form, language, force, bar, task, named=len(items) > 1)
+                _one(model, processor, item, form, asked, force, bar, task, named=len(items) > 1)
             except TunerError as error:
                 failed += 1
                 console.print(f"not transcribed: {error}", soft_wrap=True)
@@ -77,7 +78,7 @@ def transcribe(
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 
-def _one(model, processor, item: Item, form: str, language: str, force: bool, bar: Progress, task, *, named) -> None:
+def _one(model, processor, item: Item, form: str, asked: dict, force: bool, bar: Progress, task, *, named) -> None:
     from whisper_tuner.audio import duration
     from whisper_tuner.runs import write_shared
     from whisper_tuner.subtitles import rendered
@@ -87,7 +88,7 @@ def _one(model, processor, item: Item, form: str, language: str, force: bool, ba
         raise DataError(f"{item.written} is there already", remedy="Remove it, or write it anew with --force.")
     bar.update(task, total=duration(item.audio))
     recording = transcribe_recording(
-        model, processor, item.audio, language=language or None, progress=lambda s: bar.update(task, completed=s)
+        model, processor, item.audio, progress=lambda s: bar.update(task, completed=s), **asked
     )
     if item.written is None:
         bar.console.file.flush()

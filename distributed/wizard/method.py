@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.languages import language_code
 from whisper_tuner.settings import parse
 
 from ..console import size
@@ -40,7 +40,7 @@ def ask_language(questions: Questions, draft: Draft) -> str:
         return ""
     default = draft.data.language or "en"
     answer = questions.text("language", "Language of the speech (en, fr, German, ...):", default, _check_language)
-    return _language_code(answer)
+    return language_code(answer)
 
 
 def ask_method(questions: Questions, model: Model) -> str:
@@ -105,15 +105,4 @@ def _check_setting(key: str, text: str) -> None:
 
 
 def _check_language(text: str) -> None:
-    _language_code(text)
-
-
-def _language_code(text: str) -> str:
-    # whisper_tuner.labels knows this as well, but brings torch.
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
-
-    plain = text.strip().lower()
-    code = TO_LANGUAGE_CODE.get(plain, plain)
-    if code not in LANGUAGES:
-        raise ConfigError(f"unknown language {text!r}", remedy="Give a code or an English name, such as fr or French.")
-    return code
+    language_code(text)

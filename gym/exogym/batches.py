@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from fractions import Fraction
+from itertools import accumulate, islice, pairwise
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from exogym.checkpoint import random_state, set_random_state
 from exogym.errors import SettingError
 
 Batch = Any  # a tensor, or dicts, tuples and lists of them
@@ -127,11 +131,15 @@ class DealtDataset:
         return [[mine[step * size : (step + 1) * size] for step in range(steps)] for mine in own]
 
     def _by_weight(self, order: list[int], weights: Sequence[float]) -> list[list[list[int]]]:
-        """Larger batches for those with more weight."""
-        mean = sum(weights) / len(weights)
-        ends = list(accumulate(max(1, round(self._batches.batch_size * weight / mean)) for weight in weights))
-        steps = [order[first : first + ends[-1]] for first in range(0, len(order), ends[-1])]
-        return [[step[begin:end] for step in steps] for begin, end in zip([0, *ends], ends, strict=False)]
+        """Larger batches for those with more weight; a mean of batch_size over all members and steps."""
+        steps = math.ceil(len(order) / (self._batches.batch_size * len(weights)))
+        # Exact, so that no rounding can come out differently on another machine.
+        parts = list(accumulate(map(Fraction, weights)))
+        ends = [len(order) * part // parts[-1] for part in parts]
+        sizes = spread([end - begin for begin, end in pairwise([0, *ends])], steps)
+        rest = iter(order)
+        dealt = [[list(islice(rest, size)) for size in at_once] for at_once in zip(*sizes, strict=True)]
+        return [[step[n] for step in dealt] for n in range(len(weights))]
 
     def expect(self, steps: Iterable[Sequence[int]]) -> None:
         pass
@@ -146,11 +154,22 @@ def described(dataset: Dataset) -> str:
     been computed on another machine.
     """
     about = [type(dataset).__qualname__, len(dataset), getattr(dataset, "_fingerprint", None)]
+    before = random_state(torch.device("cpu"))
     try:
-        once, again = ([_told(dataset[n]) for n in (0, len(dataset) - 1)] for _ in range(2))
+        once, again = (_ends(dataset) for _ in range(2))
     except Exception:  # of whatever kind: a file that is not on this machine, a generator that has run out
-        once, again = [], None
-    return " ".join(map(str, [*about, *(once if once == again else [])]))
+        once, again = "", None
+    finally:
+        set_random_state(before, torch.device("cpu"))
+    return " ".join(map(str, [*about, *([once] if once == again else [])]))
+
+
+def _ends(dataset: Dataset) -> str:
+    """The first and the last sample, with the same random numbers each time."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return _told([dataset[n] for n in (0, len(dataset) - 1)])
 
 
 def _told(value: Any) -> str:
@@ -162,6 +181,22 @@ def _told(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return str([_told(item) for item in value])
     return str(value) if isinstance(value, (str, int)) else type(value).__qualname__
+
+
+def spread(counts: Sequence[int], steps: int) -> list[list[int]]:
+    """For each member the sizes of its `steps` steps, which hold `count` samples in all and differ by one at most.
+
+    All members take what is over in the same steps, as far as they have it, so that one rests where the others have
+    less to do. Reversed bits (van der Corput) put these steps far from each other: a member has work in any
+    2 * steps / count steps on end, and in the last one.
+    """
+    turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
+    sizes = []
+    for count in counts:
+        each, over = divmod(count, max(steps, 1))
+        fuller = set(turns[:over])
+        sizes.append([each + (step in fuller) for step in range(steps)])
+    return sizes
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -96,6 +96,27 @@ def test_a_run_brings_its_own_test_set_and_its_base_can_be_left_out(run_folder, 
     assert record["data"].endswith("own-test.csv") and record["clips"] == 2 and not record["base"]
 
 
+@pytest.mark.parametrize("told_by", ["profile", "run"])
+def test_translations_are_compared_as_english_words(run_folder, few, capsys, tmp_path, told_by):
+    profile = {"base_model": str(MODEL), "language": "Japanese", "task": "translate", "train": str(few)}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "final").symlink_to(MODEL)
+    if told_by == "run":
+        (folder / "run.json").write_text(json.dumps({"ranks": [{"spec": {"profile": profile}}]}))
+        arguments = []
+    else:
+        keys = "".join(f"{key} = {value}\n" for key, value in profile.items())
+        (tmp_path / "config.ini").write_text(f"[profile:mine]\n{keys}")
+        arguments = ["--profile", "mine", "--config", str(tmp_path / "config.ini")]
+    model = str(folder / "final")
+    assert cli_typer.main(["evaluate", model, "--data", str(few), "--no-base", "--json", *arguments]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    with Path(record["predictions"]).open(encoding="utf-8", newline="") as file:
+        row = next(csv.DictReader(file))
+    assert len(row["reference_normalized"].split()) == len(row["reference"].split())
+
+
 def test_the_base_is_found_from_the_adapter_and_not_added_twice(run_folder, tmp_path):
     lone = tmp_path / "adapter"
     (run_folder / "final").rename(lone)

@@ -88,6 +88,22 @@ def test_a_long_recording_is_heard_in_pieces_cut_in_pauses(tmp_path, capsys):
     assert np.abs(whole[cut - rate // 50 : cut + rate // 50]).max() < 0.01
 
 
+@pytest.mark.parametrize(("task", "joint"), [("transcribe", ""), ("translate", " ")])
+def test_a_model_does_what_its_run_trained_it_for(tmp_path, capsys, task, joint):
+    """The bundled model knows English alone; how its pieces are joined tells what was asked of it."""
+    clip, rate = soundfile.read(CLIPS / "001.ogg", dtype="float32")
+    soundfile.write(tmp_path / "long.wav", np.tile(clip, 12), rate)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "final").symlink_to(MODEL)
+    profile = {"base_model": str(MODEL), "language": "ja", "task": task}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"ranks": [{"spec": {"profile": profile}}]}))
+    model = str(tmp_path / "run" / "final")
+    assert cli_typer.main(["transcribe", str(tmp_path / "long.wav"), "--model", model, "--format", "json"]) == 0
+    stored = json.loads((tmp_path / "long.json").read_text())
+    assert len(stored["segments"]) > 1
+    assert stored["text"] == joint.join(segment["text"] for segment in stored["segments"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

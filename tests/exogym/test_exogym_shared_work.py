@@ -1,6 +1,8 @@
 """The ledger of samples: whoever is lost or comes, each sample is trained once in an epoch."""
 
+import itertools
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -254,8 +256,53 @@ def test_a_dataset_is_dealt_in_turn_and_read_in_micro_batches():
 
 def test_more_weight_has_larger_batches():
     dealt = DealtDataset(Squares(), batch_size=2, shuffle=False)
-    assert dealt.plan(0, None, HOSTS[:2], (3, 1)) == [[[0, 1, 2], [4, 5, 6]], [[3], []]]
+    assert dealt.plan(0, None, HOSTS[:2], (3, 1)) == [[[0, 1], [3, 4, 5]], [[2], [6]]]
     assert dealt.plan(0, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (3, 1)) == [[], []]
+
+
+def test_a_member_with_less_than_a_sample_a_step_rests_in_some():
+    plan = Numbers(12, batch_size=1, shuffle=False).plan(0, None, HOSTS[:2], (2, 1))
+    assert plan == [[[0], [1, 2], [4], [5], [7], [9, 10]], [[], [3], [], [6], [8], [11]]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    size=st.integers(1, 80),
+    batch_size=st.integers(1, 8),
+    speeds=st.lists(st.floats(0.01, 20), min_size=1, max_size=5),
+    seed=st.integers(0, 9) | st.none(),
+)
+def test_all_members_have_work_to_the_end_whatever_their_weights(size, batch_size, speeds, seed):
+    """Weights are at most a factor of 5 off their mean, as measured ones; `seed` chooses what is left."""
+    mean = sum(speeds) / len(speeds)
+    weights = [min(max(speed, mean / 5), mean * 5) for speed in speeds]
+    left = None if seed is None else torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.5
+    due = list(range(size)) if left is None else left.nonzero().flatten().tolist()
+    members = ("ada", "bob", "cy", "dee", "eve")[: len(weights)]
+    dealt = Numbers(size, batch_size=batch_size)
+    plan = dealt.plan(0, left, members, weights)
+    assert sorted(number for steps in plan for step in steps for number in step) == due
+    assert all(any(at_once) for at_once in zip(*plan, strict=True)), "a step in which nobody has work"
+    assert len(dealt.plan(1, left, members, weights)[0]) == len(plan[0])
+    if len(set(weights)) == 1:
+        return
+    assert len(plan[0]) == math.ceil(len(due) / (batch_size * len(weights)))
+    for sizes, weight in zip(([len(step) for step in steps] for steps in plan), weights, strict=True):
+        assert abs(sum(sizes) - len(due) * weight / sum(weights)) < 1 + 1e-9
+        if own := sum(sizes):
+            assert sizes[-1] and max(sizes) - min(sizes) <= 1
+            rests = [len(list(group)) for works, group in itertools.groupby(sizes, bool) if not works]
+            assert all((rest + 1) * own < 2 * len(sizes) for rest in rests)
+
+
+@settings(max_examples=100, deadline=None)
+@given(size=st.integers(1, 80), batch_size=st.integers(1, 8), count=st.integers(1, 4), weight=st.floats(0.01, 20))
+def test_equal_weights_deal_in_turn(size, batch_size, count, weight):
+    dealt = Numbers(size, batch_size=batch_size, shuffle=False)
+    plan = dealt.plan(0, None, HOSTS[:count], [weight] * count)
+    steps = math.ceil(size / (batch_size * count))
+    own = [list(range(n, size, count)) for n in range(count)]
+    assert plan == [[mine[at * batch_size : (at + 1) * batch_size] for at in range(steps)] for mine in own]
 
 
 def test_what_is_left_keeps_its_order():

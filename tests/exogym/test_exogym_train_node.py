@@ -137,16 +137,78 @@ def test_one_rank_that_should_stop_stops_all(strategy):
     assert (first.steps, validated) == ((7, [5]) if strategy is AllReduceStrategy else (100, []))
 
 
-def test_a_loss_that_is_not_finite_names_rank_and_step():
-    with pytest.raises(NotFinite, match="loss is nan on rank 0, step 3"):
-        node(train=steps_of(Points(12, nan_at=9), 4))[0].run()
+class Bad(Tokens):
+    """A batch with the id `bad` has no finite loss, one with `steep` no finite gradient."""
 
-    class Infinite(Line):
-        def forward(self, batch):
-            return super().forward(batch).sqrt() * 0 + (self.linear.weight * 0).sum().sqrt()
+    def forward(self, batch):
+        loss, tokens = super().forward(batch)
+        if "bad" in batch["ids"]:
+            return loss * float("nan"), tokens
+        return (loss + (self.hidden.weight * 0).sum().sqrt() if "steep" in batch["ids"] else loss), tokens
 
-    with pytest.raises(NotFinite, match="gradient is nan at rank 0, step 1"):
-        node(model=Infinite())[0].run()
+
+def named(*ids):
+    """A micro-batch for each id."""
+    return [{**token_batch(2, seed=number), "ids": [name]} for number, name in enumerate(ids)]
+
+
+STRATEGIES = {"allreduce": lambda: AllReduceStrategy(lr=0.02), "diloco": lambda: DiLoCoStrategy(lr=0.02, H=2)}
+both = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+
+
+def weights_of(strategy, *sources, epochs=1):
+    def rank_main(comm):
+        made, events = node(
+            Bad(), comm=comm, strategy=strategy(), train=Steps(sources[comm.rank]), epochs=epochs, val_interval=99
+        )
+        result = made.run()
+        assert torch.isfinite(result_weights := FlatParameters(made.model).read()).all()
+        warnings = [event for event in events if event["type"] == "warning"]
+        return result_weights, warnings, result
+
+    return run_threads(len(sources), rank_main)
+
+
+@both
+@pytest.mark.parametrize("kind", ["bad", "steep"])
+def test_what_has_no_finite_loss_or_gradient_is_left_out_and_told(strategy, kind):
+    """As if that step had had no work on that rank; the other ranks' work counts."""
+    others = [named("a"), named("b"), named("c"), named("d")]
+    ranks = weights_of(strategy, [named("e"), named(kind), named("f"), named("g")], others)
+    expected = weights_of(strategy, [named("e"), [], named("f"), named("g")], others)
+    assert all(torch.equal(ours, theirs) for (ours, *_), (theirs, *_) in zip(ranks, expected, strict=True))
+    [warning] = ranks[0][1]
+    assert "at step 2 of rank 0" in warning["what"] and f"({kind}" in warning["what"] and warning["skipped"] == 1
+    assert not ranks[1][1]
+
+
+@both
+def test_a_good_micro_batch_counts_beside_a_bad_one(strategy):
+    ranks = weights_of(strategy, [named("a", "bad"), named("b")], [named("c"), named("d")])
+    expected = weights_of(strategy, [named("a"), named("b")], [named("c"), named("d")])
+    assert torch.equal(ranks[1][0], expected[1][0]) and "(bad)" in ranks[0][1][0]["what"]
+
+
+@both
+@pytest.mark.parametrize("kind", ["bad", "steep"])
+def test_only_several_bad_steps_in_a_row_end_the_run(strategy, kind):
+    kinds = [kind] * (MOST_SKIPPED - 1)
+    [(_, warnings, _)] = weights_of(strategy, [named(name) for name in (*kinds, "a", *kinds)])
+    assert len(warnings) == 2 * (MOST_SKIPPED - 1)
+    with pytest.raises(NotFinite, match=rf"step 6 of rank 0 \({kind}\), as in the 4 steps before"):
+        weights_of(strategy, [named(name) for name in ("a", *kinds, kind)])
+
+
+def test_a_step_without_work_does_not_make_a_bad_row_shorter():
+    with pytest.raises(NotFinite):
+        weights_of(STRATEGIES["diloco"], [step for _ in range(MOST_SKIPPED) for step in (named("bad"), [])])
+
+
+def test_a_validation_loss_leaves_out_what_is_not_finite():
+    made, _ = node(Bad(), train=Steps([named("a")]), val=Steps([named("b", "bad")]), epochs=1)
+    value = made.run().val_loss
+    made, _ = node(Bad(), train=Steps([named("a")]), val=Steps([named("b")]), epochs=1)
+    assert value == made.run().val_loss
 
 
 def test_a_batch_without_a_single_token_is_no_work():

@@ -1,5 +1,7 @@
+import hashlib
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.batches import BatchShape, ShardBatches, bucket_edges
@@ -18,6 +22,7 @@ from whisper_tuner.labels import label_encoder
 from whisper_tuner.shards import assign_shards
 
 HOSTS = ["ada.local", "bob.local", "cy.local", "dee.local"]
+FIVE = [*HOSTS, "eve.local"]
 
 
 def samples_of(count, tmp_path, seed=0, longest=30.0):
@@ -59,9 +64,18 @@ def make_batches(multilingual, tmp_path):
     return make
 
 
+@pytest.fixture
+def deal(multilingual, tmp_path):
+    """Batches of samples that are dealt out by assign_shards."""
+    model, processor = multilingual
+    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
+    labels = label_encoder(model, processor.tokenizer, language="fr")
+    return lambda samples, **shape: ShardBatches(samples, features=cache, labels=labels, shape=BatchShape(**shape))
+
+
 def planned(batches, hosts=1, epoch=0, left=None, weights=None):
     """For each member the samples of each of its steps."""
-    plan = batches.plan(epoch, left, HOSTS[:hosts], weights or [1.0] * hosts)
+    plan = batches.plan(epoch, left, FIVE[:hosts], weights or [1.0] * hosts)
     return [[[batches.samples[number] for number in step] for step in steps] for steps in plan]
 
 
@@ -212,16 +226,10 @@ def test_ranks_train_on_equally_long_audio_at_each_step(tmp_path, make_batches):
     assert waited < 1.15 * worked
 
 
-def test_what_is_left_is_dealt_to_those_who_are_there(tmp_path, make_batches, multilingual):
-    """By assign_shards: all the plans of an epoch together have each sample once, whoever is there meanwhile."""
-    model, processor = multilingual
+def test_what_is_left_is_dealt_to_those_who_are_there(tmp_path, deal):
+    """All the plans of an epoch together have each sample once, whoever is there meanwhile."""
     samples = samples_of(83, tmp_path)
-    batches = ShardBatches(
-        samples,
-        features=FeatureCache(tmp_path / "cache", processor.feature_extractor),
-        labels=label_encoder(model, processor.tokenizer, language="fr"),
-        shape=BatchShape(batch_size=4),
-    )
+    batches = deal(samples, batch_size=4)
     trained = [s for plan in planned(batches, hosts=3)[:2] for step in plan[:5] for s in step]  # the third is lost
     left = torch.tensor([sample not in trained for sample in samples])
     plans = planned(batches, hosts=2, left=left)
@@ -236,6 +244,78 @@ def test_batches_are_as_large_as_the_shares(tmp_path, make_batches):
     samples = samples_of(80, tmp_path)
     plans = planned(make_batches(samples[:60], samples[60:], batch_size=4), hosts=2, weights=[3.0, 1.0])
     assert [{len(step) for step in plan} for plan in plans] == [{6}, {2}]
+
+
+def test_a_host_with_less_than_a_clip_a_step_rests_in_some(tmp_path, make_batches):
+    samples = samples_of(16, tmp_path)
+    plans = planned(make_batches(samples[:12], samples[12:], batch_size=1), hosts=2, weights=[3.0, 1.0])
+    sizes = [[len(step) for step in plan] for plan in plans]
+    assert sizes == [[1, 2, 1, 2, 1, 2, 1, 2], [0, 1, 0, 1, 0, 1, 0, 1]]  # who takes one more does so with the others
+
+
+@st.composite
+def uneven_deals(draw):
+    """(clips, batch size, what is left, weights within a factor of 5 of their mean, as measured speeds are)."""
+    hosts, clips = draw(st.integers(1, 5)), draw(st.integers(1, 80))
+    left = draw(st.none() | st.lists(st.booleans(), min_size=clips, max_size=clips))
+    speeds = draw(st.lists(st.floats(0.01, 20), min_size=hosts, max_size=hosts))
+    mean = sum(speeds) / hosts
+    return clips, draw(st.integers(1, 8)), left, [min(max(speed, mean / 5), mean * 5) for speed in speeds]
+
+
+@given(uneven_deals())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, deal, uneven_deal):
+    clips, batch_size, left, weights = uneven_deal
+    samples = samples_of(clips, tmp_path)
+    batches = deal(samples, batch_size=batch_size)
+    plans = planned(batches, hosts=len(weights), left=left, weights=weights)
+    due = [sample.id for sample, is_left in zip(samples, left or [True] * clips, strict=True) if is_left]
+    assert sorted(s.id for plan in plans for step in plan for s in step) == sorted(due)
+    assert all(any(at_once) for at_once in zip(*plans, strict=True)), "a step in which nobody has work"
+    assert len(planned(batches, len(weights), 1, left, weights)[0]) == len(plans[0])
+    if len(set(weights)) == 1:
+        return
+    steps = math.ceil(len(due) / (batch_size * len(weights)))
+    for sizes in ([len(step) for step in plan] for plan in plans):
+        own = sum(sizes)
+        assert len(sizes) == steps
+        if own:
+            assert sizes[-1] and max(sizes) - min(sizes) <= 1
+            assert max(sizes) <= math.ceil(batch_size * len(weights) * own / len(due))
+            rests = [len(list(group)) for works, group in itertools.groupby(sizes, bool) if not works]
+            assert all((rest + 1) * own < 2 * steps for rest in rests)
+
+
+def test_hosts_of_different_speed_train_on_equally_long_audio_too(tmp_path, deal):
+    batches = deal(samples_of(400, tmp_path, longest=4.9), batch_size=2)
+    plans = planned(batches, hosts=3, weights=[2.0, 1.0, 1.0])
+    pairs = [
+        (frames(batches, fast), frames(batches, slow))
+        for fast, *others in zip(*plans, strict=True)
+        for slow in others
+        if slow
+    ]
+    apart = [abs(batches.edges.index(fast) - batches.edges.index(slow)) for fast, slow in pairs]
+    assert sum(apart) / len(apart) < 0.5 and max(apart) <= 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "batch_size", "rest", "expected"),
+    [
+        (1, 8, 83, "e436c483bf04b6fe"),
+        (2, 1, 83, "b4ec8dfb5e8956be"),
+        (3, 4, 83, "305fd2c2ef39858d"),
+        (4, 2, 31, "e6cbd25ef6f900d8"),
+        (5, 3, 7, "850f068615c2b9d4"),
+    ],
+)
+def test_equal_shares_have_the_plans_that_they_had(tmp_path, deal, hosts, batch_size, rest, expected):
+    """So that a run with fixed shares can be repeated with a later version."""
+    left = None if rest == 83 else [number % 83 < rest for number in range(7, 90)]
+    batches = deal(samples_of(83, tmp_path), batch_size=batch_size)
+    plans = [batches.plan(epoch, left, FIVE[:hosts], [2.5] * hosts) for epoch in (0, 3)]
+    assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == expected
 
 
 def test_marks_tell_other_plans_apart(tmp_path, make_batches):

@@ -114,6 +114,19 @@ def test_what_is_left_is_what_the_ranks_keep(profile, folder, english):
     assert [s.id for s in kept] == [s.id for s in samples] and not problems and not again.problems
 
 
+@pytest.mark.parametrize(("task", "kept"), [("transcribe", 2), ("translate", 1)])
+def test_the_ranks_keep_what_is_left_of_a_translation(multilingual, multilingual_folder, tmp_path, task, kept):
+    """Sixty letters fill the decoder; the space before English text is one too many."""
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", np.full(1600, ord(name) / 1e3, np.float32), 16_000)
+    (tmp_path / "train.csv").write_text(f"audio,text\na.wav,short\nb.wav,{'x' * 60}\n")
+    profile = Profile(base_model=str(multilingual_folder), language="Japanese", task=task, train=tmp_path / "train.csv")
+    samples = check_data(profile, tmp_path / "run", tmp_path / "store")["train"].samples
+    model, processor = multilingual
+    encoder = label_encoder(model, processor.tokenizer, language="Japanese", task=task)
+    assert len(samples) == kept and split_encodable(samples, encoder) == (list(samples), [])
+
+
 def test_a_manifest_without_a_usable_row_is_an_error_also_for_the_test_set(profile, folder):
     (folder / "test.csv").write_text("audio,text\ngone.wav,words\n")
     with pytest.raises(DataError, match=r"test\.csv: no usable row"):
@@ -197,20 +210,24 @@ def test_a_changed_file_is_looked_at_again_and_a_damaged_index_does_no_harm(prof
 
 
 @pytest.mark.parametrize("name", ["english", "multilingual"])
+@pytest.mark.parametrize(
+    ("language", "task"), [("fr", "transcribe"), ("Japanese", "transcribe"), ("ja", "translate"), ("THAI", "translate")]
+)
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=70))
 @example(text="<|endoftext|>" * 30)
 @example(text=" leading")
+@example(text="a" * 60)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_token_limits_are_those_of_the_label_encoder(name, text, request):
+def test_token_limits_are_those_of_the_label_encoder(name, language, task, text, request):
     model, processor = request.getfixturevalue(name)
     folder = request.getfixturevalue(f"{name}_folder")
-    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    encoder = label_encoder(model, processor.tokenizer, language=language, task=task)
     try:
         encoder.encode(text)
         fits = True
     except DataError:
         fits = False
-    assert (token_limit(str(folder), language="fr").excess(text) == "") is fits
+    assert (token_limit(str(folder), language=language, task=task).excess(text) == "") is fits
 
 
 def test_a_language_that_the_model_does_not_know_is_an_error(multilingual_folder, english_folder):

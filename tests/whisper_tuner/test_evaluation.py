@@ -6,7 +6,7 @@ from whisper_tuner.audio import load_audio
 from whisper_tuner.dataset import Sample
 from whisper_tuner.evaluation import evaluate, transcribe
 from whisper_tuner.features import FeatureCache, log_mel
-from whisper_tuner.models import prepare
+from whisper_tuner.models import prepare, set_language
 
 
 def plain_transformers(model, processor, path, **arguments):
@@ -56,6 +56,67 @@ def test_long_recordings_are_heard_in_pieces(multilingual, audio_file, tmp_path,
     cache = FeatureCache(tmp_path / "cache", processor.feature_extractor) if cached else None
     (whole,) = transcribe(model, processor, [path], language="fr", batch_size=2, features=cache)
     assert whole.text == " ".join(filter(None, expected))
+
+
+@pytest.mark.parametrize(
+    ("asked", "joint"),
+    [
+        ({"language": "fr"}, " "),
+        ({"language": "Japanese"}, ""),
+        ({"language": "JA", "task": "translate"}, " "),
+        ({}, " "),
+    ],
+)
+def test_pieces_are_joined_as_their_text_is_written(multilingual, audio_file, tmp_path, asked, joint):
+    model, processor = multilingual
+    path = audio_file(tmp_path / "long.wav", seconds=10)
+    waveform = load_audio(path)
+    pieces = [log_mel(waveform[at : at + 80_000], processor.feature_extractor) for at in (0, 80_000)]
+    expected = [transcript.text for transcript in transcribe(model, processor, pieces, **asked)]
+    assert all(expected)
+    (whole,) = transcribe(model, processor, [path], **asked)
+    assert whole.text == joint.join(expected)
+
+
+ENGLISH, SPLIT, PLAIN = "mister smith is color", "m r s m i t h s c o l o u r", "mr smith s colour"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "normalized"),
+    [
+        ("multilingual", {"language": "fr"}, PLAIN),
+        ("multilingual", {"language": "en"}, ENGLISH),
+        ("multilingual", {"language": "ja"}, SPLIT),
+        ("multilingual", {"language": "ja", "task": "translate"}, ENGLISH),
+        ("multilingual", {"language": "Japanese", "task": "translate"}, ENGLISH),
+        ("multilingual", {"language": "<|ja|>", "task": "translate"}, ENGLISH),
+        ("multilingual", {"language": "FR", "task": "translate"}, ENGLISH),
+        ("multilingual", {}, PLAIN),
+        ("multilingual", {"task": "translate"}, ENGLISH),
+        ("english", {}, ENGLISH),
+        ("english", {"language": "French"}, PLAIN),
+        ("english", {"language": "ja", "task": "translate"}, ENGLISH),
+    ],
+)
+def test_texts_are_normalised_in_the_language_that_they_are_written_in(request, clips, name, asked, normalized):
+    model, processor = request.getfixturevalue(name)
+    said = Sample(id="x", audio=clips[0].audio, text="Mr. Smith's colour!", duration_s=clips[0].duration_s)
+    (row,) = evaluate(model, processor, [said], **asked).rows
+    assert row.normalized[0].split() == normalized.split()
+
+
+def test_what_a_model_was_trained_for_is_assumed(multilingual, clips):
+    """As by every runtime, which reads it from the model's folder."""
+    model, processor = multilingual
+    paths = [c.audio for c in clips]
+    expected = transcribe(model, processor, paths, language="ja", task="translate")
+    other = transcribe(model, processor, paths, language="ja", task="transcribe")
+    set_language(model, "ja", "translate")
+    assert transcribe(model, processor, paths) == expected != other
+    assert transcribe(model, processor, paths, task="transcribe") == other
+    said = Sample(id="x", audio=paths[0], text="Mr. Smith's colour!", duration_s=clips[0].duration_s)
+    (row,) = evaluate(model, processor, [said]).rows
+    assert row.normalized[0].split() == ENGLISH.split()
 
 
 def test_one_bad_file_is_reported_and_counts_in_no_rate(multilingual, clips, tmp_path):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from whisper_tuner.errors import DataError
 from whisper_tuner.evaluation import transcribe
 from whisper_tuner.features import log_mel
-from whisper_tuner.models import load_base
-from whisper_tuner.transcription import Segment, cuts, tidy, transcribe_recording, writes_timestamps
+from whisper_tuner.models import load_base, set_language
+from whisper_tuner.transcription import Recording, Segment, cuts, tidy, transcribe_recording, writes_timestamps
 
 RATE = 16_000
 seconds = st.floats(-1, 70, allow_nan=False)
@@ -36,6 +36,23 @@ def test_times_are_in_order_and_inside_the_recording(segments, duration_s):
 def test_no_word_is_lost_where_times_are_sound():
     segments = [Segment(0.0, 2.0, "one"), Segment(2.0, 2.0, "two"), Segment(1.5, 3.0, "three"), Segment(9.99, 12, "no")]
     assert tidy(segments, 10.0) == [Segment(0.0, 2.0, "one two"), Segment(2.0, 3.0, "three")]
+
+
+def test_what_is_written_without_spaces_is_joined_without():
+    assert tidy([Segment(0.0, 2.0, "日"), Segment(2.0, 2.0, "本")], 10.0, "ja") == [Segment(0.0, 2.0, "日本")]
+    segments = (Segment(0.0, 1.0, "日本"), Segment(1.0, 2.0, "語"))
+    assert Recording(duration_s=2.0, segments=segments, language="ja").text == "日本語"
+    assert Recording(duration_s=2.0, segments=segments).text == "日本 語"
+
+
+@pytest.mark.parametrize(("task", "joint"), [("transcribe", ""), ("translate", " ")])
+def test_a_translated_recording_is_english_text(multilingual, tmp_path, audio_file, task, joint):
+    model, processor = multilingual
+    path = audio_file(tmp_path / "x.wav", seconds=12)
+    recording = transcribe_recording(model, processor, path, language="Japanese", task=task)
+    assert len(recording.segments) > 1 and recording.text == joint.join(s.text for s in recording.segments)
+    set_language(model, "ja", task)
+    assert transcribe_recording(model, processor, path) == recording
 
 
 def test_cuts_fall_into_pauses_and_leave_nothing_out():
