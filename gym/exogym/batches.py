@@ -41,6 +41,7 @@ class DatasetBatches:
     batch_size: samples of this rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
     pad: share by DistributedSampler, which repeats a few samples so that ranks have equally many. Without it (for
     validation) ranks take every num_nodes-th sample, each sample counts once, and some ranks may have fewer steps.
+    may_be_lengthened: each rank has a data set of its own; where another's is longer, this one adds steps without work.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class DatasetBatches:
         seed: int = 0,
         pad: bool = True,
         steps_per_epoch: int | None = None,
+        may_be_lengthened: bool = False,
         collate: Callable[[list[Any]], Batch] | None = None,
     ):
         if not hasattr(dataset, "__len__"):
@@ -62,6 +64,7 @@ class DatasetBatches:
         if batch_size < 1 or (minibatch_size is not None and not 1 <= minibatch_size <= batch_size):
             raise SettingError(f"need 1 <= minibatch_size ({minibatch_size}) <= batch_size ({batch_size})")
         self.dataset, self.batch_size, self.minibatch_size = dataset, batch_size, minibatch_size or batch_size
+        self.may_be_lengthened = may_be_lengthened
         self._collate, self._shuffle, self._seed = collate, shuffle, seed
         self._unpadded = None if pad else range(rank, len(dataset), num_nodes)
         if pad and len(dataset):

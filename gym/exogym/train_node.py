@@ -338,15 +338,15 @@ class TrainNode:
         self.comm.trained, self.comm.position = self.state.trained, place or self.state.now.place
 
     def _accumulate(self, batch: Batch, mean: Mean, bad: list[str]) -> int:
-        """Add one micro-batch's weighted gradient and loss; returns its number of samples."""
+        """Add one micro-batch's weighted gradient and loss; returns its number of samples, 0 if it does not count."""
         loss, weight, samples = self._forward(batch)
         if weight > 0:  # a mean over no token at all is NaN
             value = loss.item()
-            if isfinite(value):
-                (loss * weight).backward()
-                mean.add(value * weight, weight)
-            else:
-                bad += [f"the loss is {value}", *sample_ids(batch)]
+            if not isfinite(value):
+                bad += [*sample_ids(batch)] if bad else [f"the loss is {value}", *sample_ids(batch)]
+                return 0
+            (loss * weight).backward()
+            mean.add(value * weight, weight)
         return samples
 
     def _note_skipped(self, result: StepResult, mean: Mean, bad: list[str], batches: list[Batch]) -> None:

@@ -29,7 +29,6 @@ from exogym.communication import (
 )
 from exogym.config import at_least, check_keys, one_of
 from exogym.device import PRECISIONS
-from exogym.elastic import ElasticComm
 from exogym.errors import SettingError
 from exogym.local_nodes import WEIGHTS, run_nodes
 from exogym.logger import Events, NullLogger
@@ -140,22 +139,16 @@ class Trainer(ABC):
             comm.close()
 
     def _batches(self, data: DataSource | None, comm: Comm, settings: FitSettings, *, training: bool):
-        share = {"rank": comm.rank, "num_nodes": comm.world_size}
         own = callable(data) and not isinstance(data, (Dataset, BatchSource))
         if own:
-            data, share = data(comm.rank, comm.world_size, training), {}
+            data = data(comm.rank, comm.world_size, training)
         if data is None or isinstance(data, BatchSource):
             return data
-        if isinstance(comm, ElasticComm) and not own:
-            sizes = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size}
-            dealt = DealtDataset(data, **sizes, shuffle=training and settings.shuffle, seed=settings.seed)
-            return SharedWork(dealt, comm.members, comm.members[comm.rank])
-        size = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size, "seed": settings.seed}
-        batches = DatasetBatches(data, **share, **size, shuffle=training and settings.shuffle, pad=training and not own)
-        if own and training:  # ranks may have made datasets of unequal length
-            steps = comm.all_gather(torch.tensor([batches.steps_per_epoch]))
-            batches.steps_per_epoch = int(max(steps))
-        return batches
+        sizes = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size}
+        order = {"shuffle": training and settings.shuffle, "seed": settings.seed}
+        if own:
+            return DatasetBatches(data, **sizes, **order, pad=training, may_be_lengthened=training)
+        return SharedWork(DealtDataset(data, **sizes, **order), comm.members, comm.members[comm.rank])
 
 
 class LocalTrainer(Trainer):

@@ -123,7 +123,7 @@ class OtherArithmetic(torch.optim.AdamW):
 def test_ranks_whose_arithmetic_differs_end_with_the_same_weights(interval, tmp_path):
     def rank_main(comm):
         events, optimizer = [], OtherArithmetic if comm.rank else torch.optim.AdamW
-        strategy = AllReduceStrategy(inner_optim=optimizer, lr=0.01, check_interval=interval)
+        strategy = AllReduceStrategy(inner_optim=optimizer, lr=0.01, weight_decay=0.0, check_interval=interval)
         node = TrainNode(
             Line(), comm, strategy, Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 10), epochs=1, device="cpu",
             events=events.append, checkpoints=Checkpoints(tmp_path, f"rank{comm.rank}"), checkpoint_interval=3,

@@ -5,8 +5,9 @@ import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
 from torch import nn
 
-from exogym import AllReduceStrategy, CsvLogger, DiLoCoStrategy, SingleComm, Tee, TrainNode
+from exogym import AllReduceStrategy, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee, TrainNode
 from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
+from exogym.train_node import MOST_SKIPPED
 
 
 def steps_of(points: Points, size: int) -> Steps:

@@ -1,0 +1,252 @@
+"""What may change when a run is resumed, and what may not; and what becomes of the learning rate."""
+
+import pytest
+import torch
+from exogym_toys import Line, Points, Tokens, run_threads
+
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, LocalTrainer, SharedWork, TrainNode
+from exogym.batches import DealtDataset
+from exogym.config import ScheduleSpec
+from exogym.errors import CheckpointError
+from exogym.strategy.optim import Schedule
+
+CLIPS, BATCH, EPOCHS, WARMUP = 96, 2, 4, 12
+CURVE = {"lr": 1.0, "schedule": "linear", "warmup_steps": WARMUP}
+STRATEGIES = {
+    "allreduce": lambda: AllReduceStrategy(**CURVE),
+    "diloco": lambda: DiLoCoStrategy(**CURVE, H=3),
+}
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
+
+class Idle(Line):
+    """Its weights stay: only the learning rate is of interest."""
+
+    def forward(self, batch):
+        return super().forward(batch) * 0
+
+
+def train(hosts, folder, strategy, *, epochs=EPOCHS, max_steps=None, stop_at=None):
+    """The learning rates of rank 0's steps, and its TrainResult. It goes on from what is in the folder."""
+
+    def rank_main(comm):
+        rates = []
+
+        def events(event):
+            if event["type"] == "step":
+                rates.append(event["lr"])
+
+        work = SharedWork(DealtDataset(Points(CLIPS), batch_size=BATCH), comm.members, comm.members[comm.rank])
+        node = TrainNode(
+            Idle(), comm, strategy(), work, epochs=epochs, max_steps=max_steps, device="cpu", events=events,
+            should_stop=lambda: stop_at is not None and node.state.now.step + 1 >= stop_at,
+            checkpoints=Checkpoints(folder, f"rank{comm.rank}"), checkpoint_interval=1, resume=True,
+        )  # fmt: skip
+        result = node.run()
+        node.checkpoints._writer.shutdown()
+        return rates, result
+
+    return run_threads(hosts, rank_main)[0]
+
+
+def steps_of(hosts, epochs=EPOCHS):
+    return epochs * CLIPS // (BATCH * hosts)
+
+
+@every_strategy
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+def test_the_curve_goes_on_where_it_was_on_any_number_of_hosts(tmp_path, name, before, after):
+    """Stopped after half of the work. What is left of the curve, 1 to 0 here, is spread over the steps that are left."""
+    strategy, half = STRATEGIES[name], steps_of(before) // 2 // 3 * 3
+    whole, _ = train(before, tmp_path / "whole", strategy)
+    first, _ = train(before, tmp_path / "run", strategy, stop_at=half)
+    second, result = train(after, tmp_path / "run", strategy)
+    assert (len(whole), len(first)) == (steps_of(before), half) and first == whole[:half]
+    left = (steps_of(before) - half) * before / after
+    assert len(second) == pytest.approx(left, abs=1) and result.steps == half + len(second)
+    slope = -1 / (steps_of(before) - WARMUP)
+    where = half + torch.arange(len(second)) * (steps_of(before) - half) / len(second)
+    expected = 1 + slope * (where.clamp(max=steps_of(before) - 1) - WARMUP)
+    assert second == pytest.approx(expected.tolist(), abs=1e-6)
+    assert second[0] == pytest.approx(whole[half]) and min(second) >= min(whole) - 1e-9
+    if before == after:
+        assert second == whole[half:]
+
+
+def test_two_hosts_become_four_in_numbers(tmp_path):
+    """As a user saw it: step 25 of 48 on two hosts, and then the rest on four had no learning rate at all."""
+    strategy = lambda: AllReduceStrategy(lr=1.0, schedule="linear")  # noqa: E731
+    train(2, tmp_path, strategy, epochs=2, stop_at=24)
+    rates, _ = train(4, tmp_path, strategy, epochs=2)
+    assert rates == pytest.approx([0.5 - n / 24 for n in range(12)])
+
+
+@every_strategy
+def test_stopped_and_resumed_on_other_hosts_again_and_again(tmp_path, name):
+    """The rate never rises after the warm-up, never passes its peak, and never jumps."""
+    rates, stop_at = [], 0
+    for hosts in (2, 4, 1, 3, 4, 2):
+        stop_at += 6
+        rates += train(hosts, tmp_path, STRATEGIES[name], stop_at=stop_at)[0]
+    rates += train(1, tmp_path, STRATEGIES[name])[0]
+    peak = rates.index(max(rates))
+    assert rates[peak] == 1.0 and all(a < b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
+    falls = [a - b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False)]
+    assert 0 < min(falls) and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
+
+
+@every_strategy
+def test_more_epochs_are_trained_as_if_they_had_been_planned(tmp_path, name):
+    strategy, half = STRATEGIES[name], steps_of(2) // 2
+    planned, _ = train(2, tmp_path / "planned", strategy, epochs=8)
+    train(2, tmp_path / "run", strategy, epochs=4, stop_at=half)
+    rates, result = train(2, tmp_path / "run", strategy, epochs=8)
+    assert result.steps == steps_of(2, 8) and rates == pytest.approx(planned[half:])
+
+
+@every_strategy
+def test_more_epochs_after_the_end(tmp_path, name):
+    planned, _ = train(2, tmp_path / "planned", STRATEGIES[name], epochs=5)
+    train(2, tmp_path / "run", STRATEGIES[name], epochs=4)
+    rates, result = train(2, tmp_path / "run", STRATEGIES[name], epochs=5)
+    assert result.steps == steps_of(2, 5) and rates == pytest.approx(planned[steps_of(2, 4) :])
+
+
+@every_strategy
+def test_more_epochs_and_other_hosts_at_once(tmp_path, name):
+    train(2, tmp_path, STRATEGIES[name], epochs=4, stop_at=48)
+    rates, result = train(3, tmp_path, STRATEGIES[name], epochs=8)
+    assert len(rates) == pytest.approx((8 * CLIPS - 48 * 4) / 6, abs=1)
+    assert rates[0] == pytest.approx(1 - (48 - WARMUP) / (192 - WARMUP)) and 0 < rates[-1] < 0.02
+
+
+@every_strategy
+def test_fewer_epochs_end_sooner_and_less_than_is_done_at_once(tmp_path, name):
+    train(2, tmp_path, STRATEGIES[name], epochs=8, stop_at=60)
+    rates, result = train(2, tmp_path, STRATEGIES[name], epochs=3)
+    assert result.steps == 72 and 0 < rates[-1] < 0.1
+    assert train(2, tmp_path, STRATEGIES[name], epochs=2)[0] == []
+
+
+@every_strategy
+def test_a_limit_of_steps_may_change_too(tmp_path, name):
+    train(2, tmp_path, STRATEGIES[name], max_steps=30, stop_at=15)
+    rates, result = train(2, tmp_path, STRATEGIES[name], max_steps=45)
+    assert result.steps == 45 and rates[0] == pytest.approx(1 - (15 - WARMUP) / (45 - WARMUP))
+
+
+# the curve itself
+
+
+def curve(total, warmup=0, name="linear"):
+    [weight] = [torch.nn.Parameter(torch.ones(1))]
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    return Schedule(ScheduleSpec(name=name, warmup_steps=warmup), optimizer, total)
+
+
+@pytest.mark.parametrize("warmup", [1, 2, 3, 10])
+@pytest.mark.parametrize("remaining", [1, 7, 9, 60, 1000])
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+def test_a_plan_stretched_inside_the_warm_up_does_not_exceed_the_peak(warmup, remaining, at):
+    schedule = curve(40, warmup)
+    schedule.stretch(at, remaining)
+    rates = [schedule.set(at + step) for step in range(remaining)]
+    assert max(rates) <= 1.0 and min(rates) > 0
+
+
+def test_work_that_is_done_again_after_the_end_has_a_rate():
+    """A host was lost in the last round: its clips are dealt out anew when the curve is at its end."""
+    schedule = curve(10)
+    last = [schedule.set(step) for step in range(10)][-1]
+    schedule.stretch(10, 3)
+    assert [schedule.set(step) for step in (10, 11, 12)] == [last] * 3
+
+
+# what may not change
+
+
+def fit(folder, *, model=Tokens, data=None, num_epochs=2, strategy=None, **settings):
+    settings = {"batch_size": 4, "device": "cpu", "checkpoint_dir": str(folder), "resume": True} | settings
+    strategy = strategy or DiLoCoStrategy(lr=0.05, H=2)
+    return LocalTrainer(model(), data or Points(16)).fit(strategy=strategy, num_epochs=num_epochs, **settings)
+
+
+CHANGES = {
+    "batch_size": ({"batch_size": 8}, "batch_size was 4, and is 8"),
+    "seed": ({"seed": 5}, "seed was 0, and is 5"),
+    "shuffle": ({"shuffle": False}, "shuffle was True, and is False"),
+    "a longer data set": ({"data": Points(24)}, "samples was 16, and is 24"),
+    "lr": ({"strategy": DiLoCoStrategy(lr=0.1, H=2)}, "lr was 0.05, and is 0.1"),
+    "H": ({"strategy": DiLoCoStrategy(lr=0.05, H=4)}, "H was 2, and is 4"),
+    "strategy": ({"strategy": AllReduceStrategy(lr=0.05)}, "strategy was DiLoCoStrategy, and is AllReduceStrategy"),
+    "optimizer": ({"strategy": DiLoCoStrategy(lr=0.05, H=2, inner_optim="sgd")}, "inner_optim was adamw, and is sgd"),
+}
+
+
+class Others(Points):
+    """As long as Points, with other values."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.x = self.x * 3
+
+
+class Halves(Line):
+    def __init__(self):
+        super().__init__()
+        self.linear.bias.requires_grad_(False)
+
+
+CHANGES["another data set of the same length"] = ({"data": Others(16)}, "data was Points 16 .*, and is Others 16")
+CHANGES["what is frozen"] = ({"model": Halves}, "its trained parameters were others; its frozen weights were others")
+
+
+@pytest.mark.parametrize(("changes", "message"), CHANGES.values(), ids=CHANGES)
+def test_what_must_stay_as_it_was_is_refused_by_name(tmp_path, changes, message):
+    fit(tmp_path, model=Line, checkpoint_interval=1)
+    kept = sorted(tmp_path.rglob("*.json"))
+    with pytest.raises(CheckpointError, match=rf"is of a run with other settings: {message}.*Set them as they were"):
+        fit(tmp_path, **{"model": Line, "num_epochs": 3, **changes})
+    assert sorted(tmp_path.rglob("*.json")) == kept
+    assert fit(tmp_path, model=Line, num_epochs=3).result.steps == 12  # and nothing is lost
+
+
+def test_what_may_change_is_accepted(tmp_path):
+    fit(tmp_path, model=Line, checkpoint_interval=1)
+    more = {"num_epochs": 4, "minibatch_size": 2, "val_interval": 3, "checkpoint_interval": 2, "precision": "bf16"}
+    assert fit(tmp_path, model=Line, **more).result.steps == 16
+
+
+def test_other_numbers_of_local_nodes(tmp_path):
+    one = fit(tmp_path, model=Line, checkpoint_interval=1, num_epochs=1)
+    two = fit(tmp_path, model=Line, checkpoint_interval=1, num_epochs=3, num_nodes=2, timeout=60)
+    assert (one.result.steps, two.result.steps) == (4, 8)
+    last = fit(tmp_path, model=Line, num_epochs=4)
+    assert last.result.steps == 12
+    assert not torch.equal(FlatParameters(two.model).read(), FlatParameters(last.model).read())
+
+
+class Flickers(Points):
+    """Other values at each reading, as data augmentation has."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + torch.rand(()) + torch.rand((), generator=self.own), y
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.own = torch.Generator()
+
+
+def test_data_that_change_at_each_reading_are_told_by_their_length(tmp_path):
+    fit(tmp_path, model=Line, data=Flickers(16), checkpoint_interval=1)
+    assert fit(tmp_path, model=Line, data=Flickers(16), num_epochs=3).result.steps == 12
+    with pytest.raises(CheckpointError, match="samples was 16, and is 12"):
+        fit(tmp_path, model=Line, data=Flickers(12), num_epochs=3)
+
+
+def test_looking_at_the_data_leaves_the_random_generators_alone(tmp_path):
+    with_checkpoints = fit(tmp_path, model=Line, data=Flickers(16), checkpoint_interval=1).model
+    without = fit(tmp_path / "none", model=Line, data=Flickers(16)).model
+    assert torch.equal(FlatParameters(with_checkpoints).read(), FlatParameters(without).read())
