@@ -40,18 +40,21 @@ def test_every_lazy_name_exists():
             _ = module.Trianer
 
 
-def test_outer_sgd_is_nesterov_unless_told_otherwise():
-    group = outer().param_groups[0]
-    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.7, 0.9, True)
-    assert outer(outer_optim=torch.optim.SGD).param_groups[0]["nesterov"]
+@pytest.mark.parametrize(
+    "settings", [{}, {"outer_optim": torch.optim.SGD}, {"nesterov": False}, {"outer_momentum": 0.0}]
+)
+def test_ranks_are_averaged_plainly_unless_momentum_is_asked_for(settings):
+    group = outer(**settings).param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (1.0, 0.0, False)
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"outer_lr": 1.0, "outer_momentum": 0.0}, (1.0, 0.0, False)),
-        ({"outer_momentum": 0.5}, (0.7, 0.5, True)),
-        ({"nesterov": False}, (0.7, 0.9, False)),
+        ({"outer_lr": 0.5}, (0.5, 0.0, False)),
+        ({"outer_momentum": 0.9}, (0.7, 0.9, True)),
+        ({"outer_momentum": 0.5, "nesterov": False}, (0.7, 0.5, False)),
+        ({"outer_momentum": 0.5, "outer_lr": 1.0}, (1.0, 0.5, True)),
         ({"outer_optim": OptimSpec(name="sgd", lr=0.3)}, (0.3, 0.0, False)),
     ],
 )
@@ -86,6 +89,7 @@ def test_inner_optimizer_by_name_class_spec_and_callable():
         ({"outer_optim": "adam"}, "needs outer_lr"),
         ({"outer_optim": "adam", "outer_lr": 0.1, "nesterov": True}, "nesterov would not be used"),
         ({"outer_momentum": 0.0, "nesterov": True}, "needs a momentum"),
+        ({"nesterov": True}, "needs a momentum"),
         ({"H": 0}, "H must be at least 1"),
         ({"lr": -1.0}, "lr must be"),
         ({"max_norm": 0.0}, "max_norm"),
