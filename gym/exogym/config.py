@@ -82,7 +82,7 @@ class StrategyConfig:
 
     inner_optim: Optim = setting("adamw", str, "optimizer of each step: adamw, adam or sgd")
     lr: float | None = setting(None, float, "peak learning rate (the optimizer's own default if not given)")
-    weight_decay: float | None = setting(None, float, "weight decay (0 if not given)")
+    weight_decay: float | None = setting(None, float, "weight decay (0 if not given), none for biases and norms")
     max_norm: float | None = setting(None, float, "clip the gradient to this norm (never, if not given)")
     schedule: str | ScheduleSpec = setting("constant", str, "learning rate over the run: constant, linear or cosine")
     warmup_steps: int | None = setting(None, int, "optimizer steps of linear warm-up (0 if not given)")
