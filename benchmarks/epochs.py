@@ -146,6 +146,7 @@ class Bench:
             for v in verdicts.values()
             if v.missed
         ]
+        left = f" so far; runs left to do: {len(self.left())}" if self.left() else ""
         before = sorted({result.before for result in self.results.values() if result.before is not None})
         return [
             "WER on the bundled test set after fine-tuning with `[profile:demo]` on local ranks, the strategy's "
@@ -157,7 +158,7 @@ class Bench:
             "|---" * len(HEAD) + "|",
             *rows,
             "",
-            *(["Misses:", "", *misses] if misses else ["No misses."]),
+            *(["Misses:", "", *misses] if misses else [f"No misses{left}."]),
         ]
 
     def _row(self, ranks: int, epochs: int, verdict: Verdict | None) -> str:

@@ -68,6 +68,7 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(tmp_path, monkeypatch
     monkeypatch.setattr(epochs, "train", train)
     Bench((2,), (1, 2), 2, tmp_path).run(2)
     assert asked == [(1, 0), (2, 0)]
+    assert Bench((2,), (1,), 2, tmp_path).report()[-1] == "No misses so far; runs left to do: 1."
     bench = Bench((2,), (1, 2), 2, tmp_path)
     assert [(task.epochs, task.seed) for task in bench.left()] == [(2, 0), (1, 1), (2, 1)]
     assert "- 2 ranks, 2 epochs, seed 0: the run failed, status 3" in bench.report()
