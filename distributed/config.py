@@ -11,7 +11,6 @@ from whisper_tuner.config import ConfigFile, Profile, Resolved
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.settings import nearest, setting, validate
 
-FEW_ROUNDS = 50
 # Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
 FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H")
 
@@ -58,11 +57,6 @@ class Job:
         }
         if self.distribution.strategy == "diloco":
             settings["H"] = self.distribution.communication_interval
-            rounds = total_steps / self.distribution.communication_interval
-            outer = {"outer_optim", "outer_lr", "outer_momentum", "nesterov"}
-            if rounds < FEW_ROUNDS and not outer & set(settings):
-                # The papers' outer momentum diverges in runs of few rounds; plain averaging does not.
-                settings |= {"outer_lr": 1.0, "outer_momentum": 0.0}
         return strategy_config(self.distribution.strategy, settings)
 
 
@@ -101,20 +95,22 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
     try:
         strategy_config(distribution.strategy, settings)
     except SettingError as error:
-        place = _wrong_setting(settings, section, distribution.strategy) or f"{config.path.name} [distributed:{name}]"
+        place = _wrong_setting(error, settings, section, distribution.strategy)
+        place = place or f"{config.path.name} [distributed:{name}]"
         remedy = f"Without it: multimac config show {name}, which explains every setting."
         raise ConfigError(f"{place}: {error}", remedy=remedy) from None
     origin = merged.origin | section.origin
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
 
 
-def _wrong_setting(settings: dict[str, str], section: Resolved, strategy: str) -> str:
-    """Place and value of the one that is wrong by itself; '' if only several together are."""
+def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resolved, strategy: str) -> str:
+    """Place and value of the one that is wrong by itself and to blame for `error`; '' if only several together are."""
     for key, value in settings.items():
         try:
             strategy_config(strategy, {key: value})
-        except SettingError:
-            return f"{section.origin[key]}: {key} = {value}"
+        except SettingError as alone:
+            if str(alone) == str(error):
+                return f"{section.origin[key]}: {key} = {value}"
     return ""
 
 

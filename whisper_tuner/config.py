@@ -53,7 +53,7 @@ class Profile:
     learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0)
     schedule: str = setting("cosine", "learning rate after warm-up", choices=("constant", "linear", "cosine"))
     warmup_ratio: float = setting(0.1, "share of the steps in which the learning rate rises", low=0.0, high=1.0)
-    weight_decay: float = setting(0.01, "AdamW weight decay", low=0.0)
+    weight_decay: float = setting(0.01, "AdamW weight decay; none for biases and norms", low=0.0)
     max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0)
     seed: int = setting(42, "order of the clips, initial LoRA weights, dropout", low=0)
     audio_context: str = setting(

@@ -55,8 +55,8 @@ def main() -> None:
     arguments = parser.parse_args()
     strategies = {
         "allreduce": AllReduceStrategy(lr=3e-3, max_norm=1.0),
-        "diloco": DiLoCoStrategy(inner_optim="adamw", outer_optim="sgd", H=20, lr=3e-3, max_norm=1.0),
-        "averaging": DiLoCoStrategy(H=20, lr=3e-3, max_norm=1.0, outer_lr=1.0, outer_momentum=0.0),
+        "diloco": DiLoCoStrategy(H=20, lr=3e-3, max_norm=1.0, outer_momentum=0.9),
+        "averaging": DiLoCoStrategy(H=20, lr=3e-3, max_norm=1.0),
     }
     torch.manual_seed(0)
     trainer = LocalTrainer(CharModel(), Characters(validation=False), Characters(validation=True))

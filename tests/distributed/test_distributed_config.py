@@ -1,6 +1,7 @@
 import pytest
 
 from distributed.config import resolve
+from exogym.config import OptimSpec
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError
 
@@ -39,15 +40,15 @@ def test_a_plain_profile_trains_with_diloco(job):
     assert job(name="mine").distribution.strategy == "diloco"
 
 
-def test_few_rounds_are_averaged_plainly_and_many_take_the_papers_outer_step(job):
-    few, many = job().strategy_config(200), job().strategy_config(20_000)
-    assert (few.H, few.outer_lr, few.outer_momentum) == (20, 1.0, 0.0)
-    assert many.outer_spec().lr == 0.7 and many.outer_spec().momentum == 0.9
+@pytest.mark.parametrize("total_steps", [20, 999, 1_000, 1_001, 20_000])
+def test_plain_averaging_is_the_default_at_any_length(job, total_steps):
+    config = job().strategy_config(total_steps)
+    assert (config.H, config.outer_spec()) == (20, OptimSpec(name="sgd", lr=1.0))
 
 
 def test_what_was_set_is_never_overridden(job):
-    config = job(TEXT + "outer_lr = 0.5\n").strategy_config(200)
-    assert config.outer_spec().lr == 0.5 and config.outer_spec().momentum == 0.9
+    config = job(TEXT + "outer_lr = 0.5\nouter_momentum = 0.8\n").strategy_config(200)
+    assert config.outer_spec() == OptimSpec(name="sgd", lr=0.5, momentum=0.8, nesterov=True)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,8 @@ def test_a_mistake_names_key_and_place(job, line, place, words):
 def test_an_unknown_name_lists_profiles_and_distributed_profiles(job):
     with pytest.raises(ConfigError, match="three, mine"):
         job(name="thre")
+
+
+def test_what_is_only_wrong_alone_is_not_blamed(job):
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*: outer_momentum = 2: .*, not 2"):
+        job(TEXT + "nesterov = true\nouter_momentum = 2\n")

@@ -1,8 +1,10 @@
 import pytest
 import torch
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import Trainer, WhisperConfig, WhisperForConditionalGeneration
 
 from distributed.whisper_wrapper import WhisperModelWrapper
+from exogym.config import AllReduceConfig
+from exogym.strategy.optim import inner_optimizer
 from whisper_tuner.models import LoraSettings, prepare
 
 START, END = 60, 61
@@ -115,3 +117,13 @@ def test_it_trains_what_the_model_trains_and_learns(whisper, method, frames):
     for name, parameter in wrapper.named_parameters():
         if name in frozen:
             torch.testing.assert_close(parameter, frozen[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_weight_decay_is_for_what_transformers_trainer_decays(whisper, method):
+    wrapper = WhisperModelWrapper(prepare(whisper, method=method), None, "cpu")
+    names = {parameter: name for name, parameter in wrapper.named_parameters() if parameter.requires_grad}
+    groups = inner_optimizer(AllReduceConfig(weight_decay=0.1), list(names)).param_groups
+    decaying = {names[parameter] for group in groups if group["weight_decay"] for parameter in group["params"]}
+    assert decaying == set(Trainer.get_decay_parameter_names(None, wrapper)) & set(names.values())
+    assert len(groups) == (2 if method == "full" else 1)

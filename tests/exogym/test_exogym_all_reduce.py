@@ -54,7 +54,7 @@ def test_accumulation_equals_one_big_batch():
 class TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.never = (nn.Parameter(torch.ones(1)) for _ in range(3))
+        self.a, self.b, self.never = (nn.Parameter(torch.ones(1, 1)) for _ in range(3))
 
 
 def test_a_gradient_missing_on_one_rank_counts_as_zeros_and_on_all_stays_missing():
@@ -62,9 +62,9 @@ def test_a_gradient_missing_on_one_rank_counts_as_zeros_and_on_all_stays_missing
         model = TwoHeads()
         reduce_all = AllReduceStrategy(inner_optim="sgd", lr=1.0, weight_decay=0.5)
         reduce_all.setup(model, comm, 1)
-        model.a.grad = torch.ones(1)
+        model.a.grad = torch.ones(1, 1)
         if comm.rank == 0:
-            model.b.grad = torch.ones(1)
+            model.b.grad = torch.ones(1, 1)
         reduce_all.step(1.0, 1)
         return model.a.item(), model.b.item(), model.never.item()
 

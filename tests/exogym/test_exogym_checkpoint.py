@@ -134,8 +134,8 @@ def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
 
 STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", warmup_steps=3),
-    "diloco": lambda: DiLoCoStrategy(lr=0.02, H=5, schedule="cosine", warmup_steps=3),
-    "diloco, plain average": lambda: DiLoCoStrategy(lr=0.02, H=4, outer_lr=1.0, outer_momentum=0.0),
+    "diloco": lambda: DiLoCoStrategy(lr=0.02, H=5, schedule="cosine", outer_momentum=0.9),
+    "diloco, plain average": lambda: DiLoCoStrategy(lr=0.02, H=4, warmup_steps=3),
 }
 SOURCES = [Steps([[token_batch(2 + rank, seed=10 * rank + i)] for i in range(6)]) for rank in range(2)]
 

@@ -1,4 +1,5 @@
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, build_strategy, strategy_config
+from exogym import AllReduceStrategy, DiLoCoStrategy, SingleComm, build_strategy, strategy_config
 from exogym.config import DiLoCoConfig, OptimSpec, ScheduleSpec
 from exogym.errors import SettingError
 from exogym.strategy import SimpleReduceStrategy
@@ -40,18 +41,21 @@ def test_every_lazy_name_exists():
             _ = module.Trianer
 
 
-def test_outer_sgd_is_nesterov_unless_told_otherwise():
-    group = outer().param_groups[0]
-    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.7, 0.9, True)
-    assert outer(outer_optim=torch.optim.SGD).param_groups[0]["nesterov"]
+@pytest.mark.parametrize(
+    "settings", [{}, {"outer_optim": torch.optim.SGD}, {"nesterov": False}, {"outer_momentum": 0.0}]
+)
+def test_ranks_are_averaged_plainly_unless_momentum_is_asked_for(settings):
+    group = outer(**settings).param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (1.0, 0.0, False)
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"outer_lr": 1.0, "outer_momentum": 0.0}, (1.0, 0.0, False)),
-        ({"outer_momentum": 0.5}, (0.7, 0.5, True)),
-        ({"nesterov": False}, (0.7, 0.9, False)),
+        ({"outer_lr": 0.5}, (0.5, 0.0, False)),
+        ({"outer_momentum": 0.9}, (0.7, 0.9, True)),
+        ({"outer_momentum": 0.5, "nesterov": False}, (0.7, 0.5, False)),
+        ({"outer_momentum": 0.5, "outer_lr": 1.0}, (1.0, 0.5, True)),
         ({"outer_optim": OptimSpec(name="sgd", lr=0.3)}, (0.3, 0.0, False)),
     ],
 )
@@ -61,7 +65,7 @@ def test_explicit_outer_settings_are_kept(settings, expected):
 
 
 def test_inner_optimizer_by_name_class_spec_and_callable():
-    weights = [torch.nn.Parameter(torch.zeros(1))]
+    weights = [torch.nn.Parameter(torch.zeros(1, 1))]
 
     def build(**settings):
         return inner_optimizer(AllReduceStrategy(**settings).config, weights)
@@ -77,6 +81,79 @@ def test_inner_optimizer_by_name_class_spec_and_callable():
     assert build(inner_optim=lambda p: torch.optim.Adagrad(p, lr=0.25)).param_groups[0]["lr"] == 0.25
 
 
+def uneven(like):
+    """1 and, for every other element, -0.1."""
+    flat = torch.ones(like.numel())
+    flat[::2] = -0.1
+    return flat.view_as(like)
+
+
+class Normed(torch.nn.Module):
+    """Kernels and matrices, biases, a norm and a single number; the biases come before weights of later layers."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.conv, self.norm, self.linear = torch.nn.Conv1d(2, 3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 4)
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        for weight in self.parameters():
+            torch.nn.init.normal_(weight, generator=generator)
+
+    def step(self, strategy, steps=1):
+        strategy.setup(self, SingleComm(), steps)
+        for _ in range(steps):
+            for weight in self.parameters():
+                weight.grad = uneven(weight)
+            strategy.step(1.0, 1)
+        return dict(self.named_parameters())
+
+
+DECAYING = {"conv.weight", "linear.weight"}
+KINDS_OF_OPTIMIZER = {
+    "name": {"inner_optim": "adamw", "lr": 0.1, "weight_decay": 0.5},
+    "class": {"inner_optim": torch.optim.AdamW, "lr": 0.1, "weight_decay": 0.5},
+    "spec": {"inner_optim": OptimSpec(name="adamw", lr=0.1, weight_decay=0.5)},
+    "callable": {"inner_optim": functools.partial(torch.optim.AdamW, lr=0.1), "weight_decay": 0.5},
+}
+
+
+@pytest.mark.parametrize("settings", KINDS_OF_OPTIMIZER.values(), ids=KINDS_OF_OPTIMIZER.keys())
+def test_weight_decay_spares_biases_norms_and_other_small_tensors(settings):
+    """AdamW's first step by hand: w (1 - lr decay) - lr sign(gradient), since both moments are the gradient's own."""
+    before = {name: weight.detach().clone() for name, weight in Normed().named_parameters()}
+    for name, weight in Normed().step(AllReduceStrategy(**settings)).items():
+        expected = before[name] * (1 - 0.1 * 0.5 if name in DECAYING else 1) - 0.1 * uneven(weight).sign()
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_without_weight_decay_an_optimizer_is_the_plain_one(name):
+    plain = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+    settings = {"weight_decay": 0.0} if name == "adamw" else {}
+    by_hand = Normed().step(AllReduceStrategy(inner_optim=lambda p: plain(p, lr=0.1, **settings)), 3)
+    for decay in (None, 0.0):
+        ours = Normed().step(AllReduceStrategy(inner_optim=name, lr=0.1, weight_decay=decay), 3)
+        assert all(torch.equal(by_hand[key], weight) for key, weight in ours.items())
+
+
+def test_groups_are_made_where_there_is_decay_and_none_is_empty():
+    def groups(*shapes, **settings):
+        config = AllReduceStrategy(**settings).config
+        made = inner_optimizer(config, [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes])
+        return [(group["weight_decay"], len(group["params"])) for group in made.param_groups]
+
+    assert groups((2, 2), (2,), (2, 2, 2), (), inner_optim="sgd", weight_decay=0.1) == [(0.1, 2), (0.0, 2)]
+    assert groups((2, 2), inner_optim="adam", weight_decay=0.1) == [(0.1, 1)]
+    assert groups((2,), weight_decay=0.1) == [(0.0, 1)]
+    assert groups((2, 2), (2,)) == groups((2, 2), (2,), weight_decay=0.0) == [(0.0, 2)]
+    assert groups((2, 2), (2,), inner_optim=lambda p: torch.optim.Adagrad(p, weight_decay=0.3)) == [(0.3, 2)]
+
+
+def test_the_outer_optimizer_decays_all_of_its_flat_pieces():
+    group = outer(outer_optim=OptimSpec(name="sgd", lr=0.3, weight_decay=0.1)).param_groups[0]
+    assert (group["weight_decay"], len(group["params"])) == (0.1, 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -86,6 +163,7 @@ def test_inner_optimizer_by_name_class_spec_and_callable():
         ({"outer_optim": "adam"}, "needs outer_lr"),
         ({"outer_optim": "adam", "outer_lr": 0.1, "nesterov": True}, "nesterov would not be used"),
         ({"outer_momentum": 0.0, "nesterov": True}, "needs a momentum"),
+        ({"nesterov": True}, "needs a momentum"),
         ({"H": 0}, "H must be at least 1"),
         ({"lr": -1.0}, "lr must be"),
         ({"max_norm": 0.0}, "max_norm"),

@@ -10,7 +10,7 @@ from exogym.config import OptimSpec
 from exogym.errors import RanksDiverged, SettingError
 from exogym.flat import digest
 
-PLAIN = {"outer_lr": 1.0, "outer_momentum": 0.0}
+PAPER = {"outer_momentum": 0.9}  # Nesterov, outer lr 0.7
 
 
 def drive(comm, strategy, gradients, model=None, samples=1, total=None):
@@ -31,7 +31,9 @@ def test_two_rounds_by_hand():
 
     def rank_main(comm):
         gradient, samples = [(1.0, 1), (3.0, 3)][comm.rank]
-        model, results = drive(comm, DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2), [gradient] * 4, samples=samples)
+        model, results = drive(
+            comm, DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, **PAPER), [gradient] * 4, samples=samples
+        )
         return model.w.item(), [r.round for r in results], results[-1].digest
 
     first = 1 - 0.7 * (0.5 + 0.9 * 0.5)
@@ -44,7 +46,7 @@ def test_two_rounds_by_hand():
 
 def test_plain_average_is_exact():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=1, **PLAIN)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=1)
         return drive(comm, strategy, [[0.25], [0.5], [-1.5]][comm.rank])[0].w.item()
 
     assert run_threads(3, rank_main) == [1 - (0.25 + 0.5 - 1.5) / 3] * 3
@@ -58,7 +60,7 @@ def test_identical_ranks_stay_where_they_are():
         own = torch.Generator().manual_seed(0)  # the global one is shared by these threads
         model.w = nn.Parameter(torch.randn(1000, generator=own))
         before = model.w.detach().clone()
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1, **PLAIN)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1)
         strategy.setup(model, comm, 1)
         model.w.grad = torch.ones(1000)
         strategy.step(1.0, 1)
@@ -69,7 +71,7 @@ def test_identical_ranks_stay_where_they_are():
 
 @pytest.mark.parametrize(("steps", "H", "ends"), [(6, 3, [3, 6]), (7, 3, [3, 6]), (2, 3, []), (3, 1, [1, 2, 3])])
 def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
-    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=H, **PLAIN)
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=H)
     model, results = drive(SingleComm(), strategy, [1.0] * steps)
     assert [i + 1 for i, r in enumerate(results) if r.round is not None] == ends
     assert [r.agreed for r in results] == [r.round is not None for r in results]
@@ -82,7 +84,7 @@ def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
 
 
 def test_a_short_tail_is_an_ordinary_outer_step():
-    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5)
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5, **PAPER)
     model, _ = drive(SingleComm(), strategy, [1.0, 1.0])
     strategy.finish()
     assert model.w.item() == pytest.approx(1 - 0.7 * (0.2 + 0.9 * 0.2), rel=1e-6)
@@ -90,7 +92,7 @@ def test_a_short_tail_is_an_ordinary_outer_step():
 
 def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
     """Master weights that alias the model's make every later pseudo-gradient zero."""
-    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1, **PLAIN)
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
     model = Scalar()
     drive(SingleComm(), strategy, [1.0], model, total=3)
     assert strategy.agreed_weights().data_ptr() != model.w.data_ptr()
@@ -104,7 +106,7 @@ def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
 
 def test_a_rank_without_work_has_no_say():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, **PLAIN)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2)
         return drive(comm, strategy, [[1.0, 1.0], [None, None]][comm.rank])[0].w.item()
 
     assert run_threads(2, rank_main) == pytest.approx([0.8, 0.8])
@@ -112,7 +114,7 @@ def test_a_rank_without_work_has_no_say():
 
 def test_nothing_moves_when_nobody_worked():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1, **PAPER)
         model, results = drive(comm, strategy, [1.0, None, None])
         return model.w.item(), len({r.digest for r in results})
 
@@ -132,7 +134,7 @@ def test_H_1_with_plain_averaging_is_all_reduce_with_sgd():
 
         return run_threads(2, rank_main)
 
-    diloco = train(DiLoCoStrategy(inner_optim="sgd", lr=0.05, H=1, **PLAIN))
+    diloco = train(DiLoCoStrategy(inner_optim="sgd", lr=0.05, H=1))
     reduced = train(AllReduceStrategy(inner_optim="sgd", lr=0.05))
     assert torch.equal(diloco[0], diloco[1]) and torch.equal(reduced[0], reduced[1])
     torch.testing.assert_close(diloco[0], reduced[0])
@@ -140,7 +142,7 @@ def test_H_1_with_plain_averaging_is_all_reduce_with_sgd():
 
 def test_all_learn_of_one_rank_that_wants_to_stop():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=4, **PLAIN)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=4)
         model = Scalar()
         strategy.setup(model, comm, 20)
         for step in range(1, 21):
@@ -158,7 +160,7 @@ def test_all_learn_of_one_rank_that_wants_to_stop():
 
 def test_stop_meets_the_short_tail_of_the_others():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=10)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=10, **PAPER)
         model = Scalar()
         strategy.setup(model, comm, 4)
         for step in range(4):
@@ -180,7 +182,7 @@ def test_buffers_take_the_mean_and_no_momentum():
 
     def rank_main(comm):
         model = Normed()
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1, **PAPER)
         strategy.setup(model, comm, 2)
         for _ in range(2):
             model.mean += comm.rank + 1
@@ -220,7 +222,7 @@ def test_without_trainable_parameters_there_is_nothing_to_do():
 
 
 def test_state_returns_to_the_last_round():
-    settings = {"inner_optim": OptimSpec(name="sgd", lr=0.1, momentum=0.5), "H": 2}
+    settings = {"inner_optim": OptimSpec(name="sgd", lr=0.1, momentum=0.5), "H": 2} | PAPER
     whole, _ = drive(SingleComm(), DiLoCoStrategy(**settings), [1.0, -2.0, 0.5, 3.0])
     strategy = DiLoCoStrategy(**settings)
     model, _ = drive(SingleComm(), strategy, [1.0, -2.0], total=4)

@@ -184,7 +184,7 @@ class Site:
 
 STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", check_interval=3),
-    "diloco": lambda: DiLoCoStrategy(lr=0.02, H=4, schedule="linear"),
+    "diloco": lambda: DiLoCoStrategy(lr=0.02, H=4, schedule="linear", outer_momentum=0.9),
 }
 both = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 

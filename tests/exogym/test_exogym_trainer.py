@@ -47,7 +47,7 @@ def test_two_nodes_train_and_the_model_comes_back():
     model, events = Tokens(), []
     before = FlatParameters(model).read()
     fit = LocalTrainer(model, Sentences(), Sentences()).fit(
-        strategy=DiLoCoStrategy(lr=0.05, H=4, outer_lr=1.0, outer_momentum=0.0),
+        strategy=DiLoCoStrategy(lr=0.05, H=4),
         num_epochs=6,
         num_nodes=2,
         batch_size=4,

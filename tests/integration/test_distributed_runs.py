@@ -143,7 +143,7 @@ torch.manual_seed(0)
 x = torch.randn(256, 4)
 model = Line()
 trainer = NetworkTrainer(sys.argv[1], model, TensorDataset(x, x.sum(1, keepdim=True)))
-strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5, outer_lr=1.0, outer_momentum=0.0)
+strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5)
 fit = trainer.fit(strategy=strategy, max_steps=40, batch_size=16, device="cpu")
 assert not torch.allclose(model.layer.weight, fit.model.layer.weight)  # the caller's own is left alone
 print(fit.result.rounds, [round(w, 2) for w in fit.model.layer.weight[0].tolist()])

@@ -24,8 +24,8 @@ class DiLoCoStrategy(Strategy):
     ranks' changes, weighted by the samples that each trained in the round; buffers take the mean itself. A rank that is
     asked to stop ends its round at once and waits for the others, who learn of it at their own round's end.
     What it had trained by then is not lost to a resumed run, which goes on inside the round as if nothing had happened.
-    Holds on the CPU: master weights, payload [change | samples | stopping], and the outer optimizer's own (sgd: one
-    flat, so three in all). The outer optimizer sees the master weights as pieces of 64 MB, not as the model's tensors.
+    Holds on the CPU: master weights, payload [change | samples | stopping], and the outer optimizer's own (none, unless
+    it has momentum). The outer optimizer sees the master weights as pieces of 64 MB, not as the model's tensors.
     Outer optimizers that are given by name take the same steps on every CPU (exact.py). With one of another kind ranks
     compare their weights after each round, and take on rank 0's where they differ.
     """

@@ -23,13 +23,27 @@ def named(optim: Optim) -> Optim:
 
 
 def inner_optimizer(config: StrategyConfig, parameters: list[Tensor]) -> Optimizer:
-    """The optimizer of each step. A callable gets `lr` and `weight_decay` only where they were given."""
+    """The optimizer of each step. A callable gets `lr` and `weight_decay` only where they were given.
+
+    Where there is weight decay it gets the groups of `decay_groups`, else the plain list.
+    """
     given = {"lr": config.lr, "weight_decay": config.weight_decay}
     given = {key: value for key, value in given.items() if value is not None}
     optim = named(config.inner_optim)
     if isinstance(optim, str):
         optim = replace(OptimSpec(name=optim), **given)
-    return from_spec(optim, parameters) if isinstance(optim, OptimSpec) else optim(parameters, **given)
+    if isinstance(optim, OptimSpec):
+        return from_spec(optim, decay_groups(parameters, optim.weight_decay))
+    return optim(decay_groups(parameters, config.weight_decay) if config.weight_decay else parameters, **given)
+
+
+def decay_groups(parameters: list[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Decay for matrices and kernels, none for tensors of fewer than 2 dimensions: biases, the weights of norms."""
+    if not weight_decay:
+        return [{"params": parameters}]
+    decaying = {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay}
+    others = {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}
+    return [group for group in (decaying, others) if group["params"]]
 
 
 def outer_optimizer(config: DiLoCoConfig, parameters: list[Tensor]) -> Optimizer:
@@ -43,13 +57,13 @@ def outer_optimizer(config: DiLoCoConfig, parameters: list[Tensor]) -> Optimizer
     return optim(parameters, **{key: value for key, value in given.items() if value is not None})
 
 
-def from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
+def from_spec(spec: OptimSpec, groups: list[dict[str, Any]]) -> Optimizer:
     if spec.name == "sgd":
         settings = {"momentum": spec.momentum, "nesterov": spec.nesterov}
-        return torch.optim.SGD(parameters, lr=spec.lr, weight_decay=spec.weight_decay, **settings)
+        return torch.optim.SGD(groups, lr=spec.lr, weight_decay=spec.weight_decay, **settings)
     optimizer_class = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
     settings = {"betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
-    return optimizer_class(parameters, lr=spec.lr, fused=_can_fuse(parameters), **settings)
+    return optimizer_class(groups, lr=spec.lr, fused=_can_fuse(groups), **settings)
 
 
 def exact_from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
@@ -61,9 +75,9 @@ def exact_from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
     return ExactAdam(parameters, lr=spec.lr, decoupled=spec.name == "adamw", **settings)
 
 
-def _can_fuse(parameters: Iterable[Tensor]) -> bool | None:
+def _can_fuse(groups: list[dict[str, Any]]) -> bool | None:
     """Fused Adam was 9 to 10 times faster on mps (pytorch 127242); None leaves the choice to torch."""
-    return True if all(p.device.type in ("mps", "cuda") for p in parameters) else None
+    return True if all(p.device.type in ("mps", "cuda") for group in groups for p in group["params"]) else None
 
 
 class Schedule:
