@@ -66,8 +66,10 @@ def test_the_curve_goes_on_where_it_was_on_any_number_of_hosts(tmp_path, name, b
     if before == after:
         assert second == whole[half:]
         return
-    agreed = half - 3 if name == "diloco" else half  # other hosts cannot go on inside a round
-    left = (CLIPS * EPOCHS - agreed * BATCH * before) / (BATCH * after)
+    # A round that a stop has cut short is ended by those of its hosts who are there; with other hosts it begins anew.
+    agreed = half - 3 if name == "diloco" and after > before else half
+    done = half * before - (3 * (before - min(before, after) if after < before else before) if name == "diloco" else 0)
+    left = (CLIPS * EPOCHS - done * BATCH) / (BATCH * after)
     assert left <= len(second) <= left + 1 and result.steps == agreed + len(second)
     where = agreed + torch.arange(len(second)) * (steps_of(before) - agreed) / len(second)
     expected = 1 - (where.clamp(max=steps_of(before) - 1) - WARMUP) / (steps_of(before) - WARMUP)
@@ -85,16 +87,16 @@ def test_two_hosts_become_four_in_numbers(tmp_path):
 
 @every_strategy
 def test_stopped_and_resumed_on_other_hosts_again_and_again(tmp_path, name):
-    """The rate never rises after the warm-up, never passes its peak, and never jumps."""
+    """The rate never rises after the warm-up, never passes its peak, never jumps and is never nothing."""
     rates, stop_at = [], 0
     for hosts in (2, 4, 1, 3, 4, 2):
         stop_at += 6
         rates += train(hosts, tmp_path, STRATEGIES[name], stop_at=stop_at)[0]
     rates += train(1, tmp_path, STRATEGIES[name])[0]
     peak = rates.index(max(rates))
-    assert rates[peak] == 1.0 and all(a < b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
+    assert 0.9 < rates[peak] <= 1.0 and all(a <= b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
     falls = [a - b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False)]
-    assert 0 < min(falls) and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
+    assert 0 <= min(falls) and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
 
 
 @every_strategy
@@ -111,15 +113,17 @@ def test_more_epochs_after_the_end(tmp_path, name):
     planned, _ = train(2, tmp_path / "planned", STRATEGIES[name], epochs=5)
     train(2, tmp_path / "run", STRATEGIES[name], epochs=4)
     rates, result = train(2, tmp_path / "run", STRATEGIES[name], epochs=5)
-    assert result.steps == steps_of(2, 5) and rates == pytest.approx(planned[steps_of(2, 4) :])
+    assert result.steps == steps_of(2, 5) and len(rates) in (24 + 1, 24 + 3)  # the last agreement is not kept
+    assert rates == pytest.approx(planned[-len(rates) :])
 
 
 @every_strategy
 def test_more_epochs_and_other_hosts_at_once(tmp_path, name):
     train(2, tmp_path, STRATEGIES[name], epochs=4, stop_at=48)
     rates, result = train(3, tmp_path, STRATEGIES[name], epochs=8)
-    assert len(rates) == pytest.approx((8 * CLIPS - 48 * 4) / 6, abs=1)
-    assert rates[0] == pytest.approx(1 - (48 - WARMUP) / (192 - WARMUP)) and 0 < rates[-1] < 0.02
+    agreed = 48 if name == "allreduce" else 45
+    assert len(rates) == (8 * CLIPS - agreed * 4) / 6
+    assert rates[0] == pytest.approx(1 - (agreed - WARMUP) / (192 - WARMUP)) and 0 < rates[-1] < 0.02
 
 
 @every_strategy
@@ -222,9 +226,9 @@ def test_what_may_change_is_accepted(tmp_path):
 def test_other_numbers_of_local_nodes(tmp_path):
     one = fit(tmp_path, model=Line, checkpoint_interval=1, num_epochs=1)
     two = fit(tmp_path, model=Line, checkpoint_interval=1, num_epochs=3, num_nodes=2, timeout=60)
-    assert (one.result.steps, two.result.steps) == (4, 8)
+    assert (one.result.steps, two.result.steps) == (4, 2 + (3 * 16 - 8) / 8)  # a round was kept, of two
     last = fit(tmp_path, model=Line, num_epochs=4)
-    assert last.result.steps == 12
+    assert last.result.steps == 6 + (4 * 16 - 8 - 4 * 8) / 4
     assert not torch.equal(FlatParameters(two.model).read(), FlatParameters(last.model).read())
 
 
@@ -247,7 +251,13 @@ def test_data_that_change_at_each_reading_are_told_by_their_length(tmp_path):
         fit(tmp_path, model=Line, data=Flickers(12), num_epochs=3)
 
 
+class Noisy(Points):
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x + torch.rand(()), y
+
+
 def test_looking_at_the_data_leaves_the_random_generators_alone(tmp_path):
-    with_checkpoints = fit(tmp_path, model=Line, data=Flickers(16), checkpoint_interval=1).model
-    without = fit(tmp_path / "none", model=Line, data=Flickers(16)).model
+    with_checkpoints = fit(tmp_path, model=Line, data=Noisy(16), checkpoint_interval=1).model
+    without = fit(tmp_path / "none", model=Line, data=Noisy(16)).model
     assert torch.equal(FlatParameters(with_checkpoints).read(), FlatParameters(without).read())
