@@ -8,6 +8,7 @@ whose rank waits tries those of the others, from a thread of its own. The launch
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import ipaddress
 import selectors
@@ -22,8 +23,11 @@ from whisper_tuner.errors import HostError
 EVERY_S = 1.0  # each peer is asked once
 WAIT_S = 1.0  # of a rank, before it asks
 LOOK_S = 5.0  # how often this machine's own address is looked at: a laptop wakes up in another network
-BACKLOG = 16
+BACKLOG = 1024  # connections that may wait while the thread that trains holds the interpreter
 AGAIN_S = 0.1  # where no connection can be taken
+# Its calls keep the interpreter. The socket module's hand it over, and wait to get it back while another thread
+# computes: strangers could then fill the queue, and peers would find nobody.
+LIBC = ctypes.PyDLL(None)
 
 Endpoint = tuple[str, int]
 
@@ -122,16 +126,16 @@ class PeerProbe:
     def _answer_for(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._listener:
-                self._take_one()
+                self._take_all()
             else:
                 self._hear(key.fileobj)
 
-    def _take_one(self) -> None:
-        try:
-            self._listener.accept()[0].close()
-        except BlockingIOError:
-            pass  # it has gone again
-        except OSError:
+    def _take_all(self) -> None:
+        taken = 0
+        while taken < BACKLOG and (connection := LIBC.accept(self._listener.fileno(), None, None)) >= 0:
+            LIBC.close(connection)
+            taken += 1
+        if not taken:
             time.sleep(AGAIN_S)
 
     def _ask(self, peer: Endpoint, now: float) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -201,6 +202,18 @@ def test_strangers_are_neither_kept_nor_listened_to(hosts):
     time.sleep(1)
     assert other.of("reach") == [] and [event["type"] for event in one.said] == ["listens"]
     assert one.thread.is_alive()
+
+
+def test_a_flood_of_strangers_is_taken_while_the_interpreter_is_busy(hosts):
+    done = threading.Event()
+    busy = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(done.is_set, True)])
+    busy.start()
+    flood = f"import socket\nfor _ in range(3000): socket.create_connection({tuple(hosts[0].place)}, 1)"
+    try:
+        subprocess.run([sys.executable, "-c", flood], check=True, timeout=60)
+    finally:
+        done.set()
+        busy.join()
 
 
 @pytest.mark.parametrize(
