@@ -19,6 +19,9 @@ from whisper_tuner.runs import is_running, read_events
 
 LINE_EVERY_S = 10.0  # between plain lines about one host
 RECENT_STEPS = 10
+APART = (
+    "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
+)
 
 
 @dataclass
@@ -115,6 +118,10 @@ class RunView:
             self.lines.append(f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}")
         elif kind == "orphaned":
             self.lines.append(f"waiting for {', '.join(event['hosts'])}, who may have the newest state")
+        elif kind == "apart":
+            self._take_apart(event["pairs"], event["hosts"])
+        elif kind == "reached":
+            self.lines.append(f"{named(event['pairs'])} reach each other again")
         elif kind == "validation" and event["step"] > self._validated:
             self._validated = event["step"]
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
@@ -140,6 +147,12 @@ class RunView:
         self._generation = number
         if number > 1:
             self.lines.append(f"training goes on with {', '.join(hosts)}")
+
+    def _take_apart(self, pairs: list[list[str]], waiting: list[str]) -> None:
+        for name in waiting:
+            self.hosts.setdefault(name, HostView(name)).state = "not reached"
+        left_out = f"; left out until then: {', '.join(waiting)}" if waiting else ""
+        self.lines.append(f"{named(pairs)} {APART}{left_out}")
 
     def _take_resume(self, host: str, event: dict) -> None:
         step, anew = event["step"], event.get("anew") and event["step"]
@@ -251,6 +264,10 @@ def _show(view: RunView, console: Console, live: Live | None) -> None:
                 f"{host.speed or 0:.1f} clips/s, round {host.round}, sent {size(host.sent)}{left}",
                 soft_wrap=True,
             )
+
+
+def named(pairs: list[list[str]]) -> str:
+    return ", ".join(f"{one} and {other}" for one, other in pairs)
 
 
 def size(count: float) -> str:

@@ -1,7 +1,8 @@
 """The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
 
 The launcher writes lines to the worker's stdin: the RunSpec, then `beat` twice a second, `stop`, `save` or `quit`, and
-as JSON what the roster says (see exogym.membership), and {"type": "unsent", "files"} for audio that cannot be sent.
+as JSON what the roster says (see exogym.membership), {"type": "unsent", "files"} for audio that cannot be sent, and
+{"type": "peers", "peers"} for where the other workers listen (see peer_probe.py).
 The worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints;
 its beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
 
@@ -50,6 +51,7 @@ class Lifeline:
         self.mailbox = Mailbox()
         self.unsent: set[str] = set()
         self.rescue: Callable[[], None] = lambda: None
+        self.meet: Callable[[list], None] = lambda peers: None
         self._stream, self._silence_s = stream, silence_s
         self._heard, self._lines = True, 0
         self._hearing = threading.Lock()
@@ -135,6 +137,8 @@ class Lifeline:
     def _take(self, message: dict) -> None:
         if message["type"] == "unsent":
             self.unsent.update(message["files"])
+        elif message["type"] == "peers":
+            self.meet(message["peers"])
         else:
             self.mailbox.put(message)
 

@@ -20,8 +20,9 @@ from whisper_tuner.errors import HostError
 
 from .event_lines import send_event
 from .hosts import Hosts, load_hosts
-from .interfaces import route_to
+from .interfaces import Route, route_to
 from .lifeline import Lifeline
+from .peer_probe import PeerProbe
 from .spec import RunSpec
 
 JOIN_S = 120.0  # for the slowest host of a generation to come
@@ -73,7 +74,17 @@ class NetworkTrainer(Trainer):
 
     def _build_connection(self, rank: int) -> Comm:
         """One generation of ranks after another, as the launcher's roster calls them."""
-        return ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.mailbox, send_event, self._join)
+        comm = ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.mailbox, send_event, self._join)
+        if self.spec.rendezvous:
+            meeting = self.spec.rendezvous.address, self.spec.rendezvous.port
+            probe = PeerProbe(comm.wait, lambda: self._route().address, meeting, send_event)
+            self.lifeline.meet = probe.meet
+            probe.start()
+        return comm
+
+    def _route(self) -> Route:
+        """The way to the launcher. A Mac may wake in another network. Raises HostError."""
+        return route_to(self.spec.rendezvous.address, interface=self.spec.interface or None)
 
     def _join(self, generation: Generation, rank: int, interrupted: Callable[[], bool]) -> Comm:
         """Meet the others at the launcher's store, over the interface that reaches it. Raises PeerLost."""
@@ -81,9 +92,8 @@ class NetworkTrainer(Trainer):
             return SingleComm()
         meeting = self.spec.rendezvous
         try:
-            # Left alone gloo resolves the host's own name, and may bind 127.0.0.1. A Mac may wake in another network.
-            route = route_to(meeting.address, interface=self.spec.interface or None)
-            os.environ["GLOO_SOCKET_IFNAME"] = route.interface
+            # Left alone gloo resolves the host's own name, and may bind 127.0.0.1.
+            os.environ["GLOO_SOCKET_IFNAME"] = self._route().interface
             store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
             return ProcessGroupComm(
                 rank=rank,

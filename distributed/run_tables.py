@@ -50,7 +50,8 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("state", run.state + (f", {run.message}" if run.state == RUNNING and run.message else "")),
         ("begun", begun + (f", in {run.attempts} attempts" if run.attempts > 1 else "")),
         ("hosts", ", ".join(run.hosts)),
-        ("lost", ", ".join(f"{host} ({count} times)" if count > 1 else host for host, count in run.lost.items())),
+        ("lost", counted(run.lost)),
+        ("cut off", counted({f"{one} and {other} from each other": n for (one, other), n in run.apart.items()})),
         ("base model", run.base_model),
         ("method", run.method),
         ("strategy", run.strategy),
@@ -67,6 +68,10 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
     ]
     return [(label, value) for label, value in pairs if value]
+
+
+def counted(found: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in found.items())
 
 
 def facts_table(pairs: Sequence[tuple[str, str]]) -> Table:

@@ -14,6 +14,7 @@ from whisper_tuner.errors import HostError
 
 from .lifeline import LAUNCHER_GONE
 from .machine import Process
+from .peer_probe import Endpoint
 from .relay import END_UNSEEN
 
 TAIL_LINES = 20
@@ -58,6 +59,7 @@ class Worker:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     error: dict | None = None
     status: int | None = None
+    listens: Endpoint | None = None  # where the others can try whether they reach it
     hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
     ready: bool = False
     fresh: bool = True  # the roster has not been told of this process

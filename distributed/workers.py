@@ -18,6 +18,7 @@ from whisper_tuner.errors import HostError, RunError, TunerError
 from .event_lines import split_line
 from .lifeline import BEAT_S, RESCUE_S
 from .machine import Process
+from .peer_probe import endpoint
 from .supply import deliver
 from .worker import Post, Worker
 
@@ -196,7 +197,7 @@ class Crew:
             process.kill()
             return
         worker.process, worker.life, worker.attempt = process, attempt, 0
-        worker.status = worker.error = worker.hello = None
+        worker.status = worker.error = worker.hello = worker.listens = None
         worker.silent = worker.ready = False
         worker.fresh = True
         worker.steps = worker.told = 0
@@ -325,6 +326,9 @@ class Crew:
                 self._events({"type": "back", "host": worker.name, "rank": worker.post.rank})
                 self._offer(worker)
             return
+        if kind in ("listens", "reach"):  # from a thread that says nothing about what the rank is at
+            getattr(self, f"_take_{kind}")(worker, event)
+            return
         if kind == "step":
             self._slowest_step = max(self._slowest_step, event["seconds"])
             worker.steps = event["step"]
@@ -352,6 +356,20 @@ class Crew:
             elif kind == "saved":
                 self.saver = worker
             self._events({**event, "host": worker.name, "rank": worker.post.rank})
+
+    def _take_listens(self, worker: Worker, event: dict) -> None:
+        worker.listens = endpoint(event["address"], event["port"])
+        for one in self.workers.values():
+            others = [list(other.listens) for other in self.workers.values() if other is not one and other.listens]
+            one.tell(json.dumps({"type": "peers", "peers": others}))
+
+    def _take_reach(self, worker: Worker, event: dict) -> None:
+        """Addresses that nobody has any more say nothing; a host that is not heard here either may just be lost."""
+        unreached = {endpoint(*peer) for peer in event["unreached"]}
+        others = [one for one in self.workers.values() if one.listens in unreached]
+        doubtful = {one.name for one in others if one.unheard_s >= SILENCE_S[0]}
+        about = {**event, "unreached": [one.name for one in others]}
+        self._tell_roster(lambda: self.roster.reach(worker.name, about, doubtful=doubtful))
 
     def _offer(self, worker: Worker) -> None:
         """To the roster, once it is ready and there."""

@@ -192,6 +192,13 @@ PIECED = [
         "Look at what the hosts that are not tried again said, then go on with --resume, perhaps with other --hosts.",
         "RunError",
     ),
+    (
+        "distributed/console.py",
+        "<hosts> cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps "
+        "clients apart; left out until then: <hosts>",
+        "The run goes on without one of them, and takes it back when they can (troubleshooting.md names the causes).",
+        "",
+    ),
     ("distributed/workers.py", "no host is left", "The same.", "RunError"),
     ("distributed/workers.py", "every host was lost before the model was saved", "Go on with --resume.", "RunError"),
 ]

@@ -26,6 +26,10 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_text, value))
 
 
+def _pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(_texts(pair) and len(pair) == 2 for pair in value)
+
+
 def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -51,6 +55,8 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "generation": {"number": _count, "hosts": _texts},
     "paused": {"hosts": _texts, "min_hosts": _count},
     "orphaned": {"hosts": _texts},
+    "apart": {"pairs": _pairs, "hosts": _texts},
+    "reached": {"pairs": _pairs},
     "problem": {"what": _text},
     "warning": {"what": _text},
     "model": {"path": _text},

@@ -81,6 +81,7 @@ class RunSummary:
     steps: int = 0
     total_steps: int = 0
     lost: dict[str, int] = field(default_factory=dict)  # how often each host was
+    apart: dict[tuple[str, str], int] = field(default_factory=dict)  # pairs that could not reach each other
     rounds: int = 0
     clips: int = 0
     seconds: float = 0.0
@@ -203,6 +204,7 @@ def _happened(events: RunEvents) -> dict[str, Any]:
         "steps": max((step.step for step in steps), default=0),
         "total_steps": _total_steps([*starts.values(), *(e for e in others if e["type"] == "plan")]),
         "lost": dict(Counter(str(e.get("host")) for attempt in attempts for e in attempt.of_type("lost"))),
+        "apart": dict(_pairs(attempts)),
         "rounds": max((event["round"] for event in rounds), default=0),
         "clips": sum(step.samples for step in steps),
         "seconds": seconds,
@@ -217,6 +219,18 @@ def _happened(events: RunEvents) -> dict[str, Any]:
             validation=_mean_by_step((e["step"], e.get("loss")) for e in others if e["type"] == "validation"),
         ),
     }
+
+
+def _pairs(attempts: list[Attempt]) -> Counter[tuple[str, str]]:
+    """How often each came apart: an event names those, too, that were apart already."""
+    found: Counter[tuple[str, str]] = Counter()
+    for attempt in attempts:
+        now: set[tuple[str, str]] = set()
+        for event in attempt.of_type("apart", "reached"):
+            named = {(str(one), str(other)) for one, other in event["pairs"]}
+            found.update(named - now if event["type"] == "apart" else ())
+            now = now | named if event["type"] == "apart" else now - named
+    return found
 
 
 def _total_steps(events: list[dict]) -> int:

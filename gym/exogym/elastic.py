@@ -13,6 +13,7 @@ from torch import Tensor
 from exogym.communication import POLL, Comm
 from exogym.errors import PeerLost, Rejoined
 from exogym.membership import ENTER, ROUND, Generation, Mailbox
+from exogym.reachability import Wait
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0
@@ -23,7 +24,8 @@ class ElasticComm(Comm):
     """Rank `name` among those of `hosts` who are there: `members`, in rank order.
 
     connect(generation, rank, interrupted) forms the group of one generation; it may take long, and runs in a thread.
-    send(message) reaches the roster, and what the roster says arrives in `mailbox`.
+    send(message) reaches the roster, and what the roster says arrives in `mailbox`. `wait` tells other threads for how
+    long this rank has been waiting.
     Collectives raise PeerLost as soon as their generation is over. Only `enter`, `together` and `regroup` go on to the
     next; they raise Rejoined if this rank had fallen behind.
     """
@@ -37,7 +39,7 @@ class ElasticComm(Comm):
         connect: Callable[[Generation, int, Callable[[], bool]], Comm],
     ):
         super().__init__()
-        self.name = name
+        self.name, self.wait = name, Wait()
         self._mailbox, self._send, self._connect = mailbox, send, connect
         self._group: Comm | None = None
         self._generation = Generation(0, tuple(hosts), "", False)  # as it will be if all of them come
@@ -136,11 +138,12 @@ class ElasticComm(Comm):
         if flat is not None and flat.nbytes >= LARGE_BYTES and not self._said_exchange:
             self._said_exchange = True
             self._send({"type": "exchange"})
-        with self._counted(*([flat] if flat is not None and sends else [])):
+        with self._counted(*([flat] if flat is not None and sends else [])), self.wait.of(self.generation):
             return act(self._group)
 
     def _next_generation(self) -> None:
         """Wait until this rank is called, and enter; again, if that generation ends before all of it have entered."""
+        self.wait.begins(self.generation)
         while True:
             with self._counted():
                 generation = self._mailbox.next_generation(after=self.generation)
@@ -157,6 +160,7 @@ class ElasticComm(Comm):
 
     def _form(self, generation: Generation) -> Comm:
         """Raises PeerLost. A thread that joins in vain is left behind: gloo cannot be interrupted there."""
+        self.wait.begins(generation.number)
 
         def superseded() -> bool:
             return self._mailbox.superseded(generation.number)
@@ -185,10 +189,10 @@ class ElasticComm(Comm):
         work = {"samples": self.trained, "position": self.position} if what == ROUND else {}
         self._send({"type": "vote", **about, **work, **vote})
         self._said_exchange = False
-        with self._counted():
+        with self._counted(), self.wait.of(self.generation):
             regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
-        if regroup is None:
-            raise PeerLost(f"generation {self.generation} is over")
+            if regroup is None:
+                raise PeerLost(f"generation {self.generation} is over")
         self._vote += 1
         return regroup
 

@@ -8,6 +8,7 @@ and counts votes; each member hears of it through its Mailbox. All messages are 
                       {"type": "out"}                  they go on without it: what it does is void, until it is called
     from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
                       {"type": "trouble", "generation", "message"}                   its group does not answer
+                      {"type": "reach", "generation", "waits", "unreached"}    peers who do not answer it
                       {"type": "exchange"}                           of weights: its link will be full for a while
                       {"type": "alive"}                                              at something that takes long
 
@@ -19,18 +20,20 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from exogym.errors import RanksDiverged
+from exogym.reachability import Pair, Reachability, largest
 
 # What votes are for.
 ENTER, ROUND, SYNC, VALIDATION, SHARES, END = "enter", "round", "sync", "validation", "shares", "end"
 PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lost
+APART_S = 2.0  # between the first news of who cannot reach whom and a choice: others may say more
 # How long to wait for those who have the newest state: where some are there who had it too, and where nobody is.
 RETURN_SOON_S, RETURN_S = 20.0, 600.0
-FRUITLESS = 2  # generations of the same members, without a vote that counted
+FRUITLESS = 3  # generations of the same members, without a vote that counted: by then it is known who reaches whom
 MOST_DIVERGED = 3  # times that members may differ, without a round that counted in between
 
 
@@ -59,9 +62,10 @@ class Roster:
     """Decides who is in. Methods send messages, and never block.
 
     hosts: all names, in rank order. send(name, message) reaches one of them; emit takes events for the log.
-    resumed: any of them may have a checkpoint. Members may be amid a round. If one is then lost, the others end that round among themselves; whoever has come
-    meanwhile joins at the next. Below `min_hosts` the next round has to wait; so it has for those who were in when a
-    round last counted, if nobody is there who remembers it.
+    resumed: any of them may have a checkpoint. Members may be amid a round. If one is then lost, the others end that
+    round among themselves; whoever has come meanwhile joins at the next. Below `min_hosts` the next round has to wait;
+    so it has for those who were in when a round last counted, if nobody is there who remembers it. Of those who are
+    there, but cannot reach each other, the most who can go on; the others wait until they can.
     """
 
     hosts: Sequence[str]
@@ -87,6 +91,8 @@ class Roster:
     _formed: int = 0
     _last_members: list[str] = field(default_factory=list)
     _paused: set[str] = field(default_factory=set)
+    _reach: Reachability = field(default_factory=Reachability)
+    _apart_since: float | None = None
 
     def __post_init__(self) -> None:
         self._awaited = set(self.hosts)
@@ -111,6 +117,7 @@ class Roster:
         """It crashed, fell silent or was given up (for_good); or it never came."""
         self._awaited.discard(host)
         self._present.discard(host)
+        self._reach.forget(host)
         if for_good:
             self._last.discard(host)
             self._remembering.discard(host)
@@ -139,16 +146,40 @@ class Roster:
         if self._trouble_since is None:
             self._trouble_since = self.clock()
 
+    def reach(self, host: str, message: dict[str, Any], *, doubtful: Collection[str] = ()) -> None:
+        """Whom this host does not reach, as long as there is anybody, and then once more.
+
+        doubtful: hosts that may be lost as well, so that nothing new is learned of them. A member's word is of its
+        present generation, or only says who is reached again.
+        """
+        if self.ended or host not in self._present:
+            return
+        is_late = self._is_member(host) and message["generation"] != self.generation.number
+        unreached = self._present.intersection(message["unreached"])
+        before = self._pairs_in_generation()
+        self._reach.says(host, unreached, new=() if is_late else unreached.difference(doubtful))
+        now = self._pairs_in_generation()
+        is_stuck = not is_late and message["waits"] and any(host in pair for pair in now)
+        if is_stuck and (self._apart_since is None or set(now) - set(before)):
+            self._apart_since = self.clock()
+        if again := self._reach.reached_again():
+            self.emit({"type": "reached", "pairs": [list(pair) for pair in again]})
+
     def tick(self) -> str | None:
         """To be called often. Names a member to give up, where one must be to blame and nothing says which."""
         if self.generation is None:
-            self._trouble_since = None
+            self._trouble_since = self._apart_since = None
             self._gather()
+        if self._apart_since is not None and self.clock() - self._apart_since >= APART_S:
+            self._apart_since = None
+            if self._pairs_in_generation():
+                self._regroup()
+                return None
         if self._trouble_since is None or self.clock() - self._trouble_since < PATIENCE_S:
             return None
         self._trouble_since = None
         self._fruitless += 1
-        if self._fruitless > FRUITLESS and len(self.generation.members) > 1:
+        if self._fruitless > FRUITLESS and len(self.generation.members) > 1 and not self._pairs_in_generation():
             return self.generation.members[-1]
         self._regroup()
         return None
@@ -160,7 +191,7 @@ class Roster:
         """This generation is over."""
         left = [host for host in self.generation.members if host in self._present]
         if self._amid and left:
-            self._form(left)
+            self._form(self._choose(left, tell=True))
         else:
             self._amid, self.generation = False, None
             self._gather()
@@ -169,12 +200,26 @@ class Roster:
         """Begin a round with all who are there, if they are enough and none is amid one."""
         if self.ended or self.generation or self._awaited or not self._present or self._is_orphaned():
             return
-        if len(self._present) < self.min_hosts and not self.stopping:
-            if self._paused != self._present:
-                self.emit({"type": "paused", "hosts": sorted(self._present), "min_hosts": self.min_hosts})
-            self._paused = set(self._present)
+        chosen = self._choose(self._present, tell=True)
+        if len(chosen) < self.min_hosts and not self.stopping:
+            if self._paused != set(chosen):
+                self.emit({"type": "paused", "hosts": sorted(chosen), "min_hosts": self.min_hosts})
+            self._paused = set(chosen)
         else:
-            self._form([host for host in self.hosts if host in self._present])
+            self._form(chosen)
+
+    def _choose(self, hosts: Collection[str], *, tell: bool = False) -> list[str]:
+        """Who of these goes on, in rank order. tell: also those who are left out, and why."""
+        hosts = [host for host in self.hosts if host in hosts]
+        pairs = self._reach.pairs(hosts)
+        chosen = largest(hosts, pairs, self._remembering.intersection(hosts) or self._last.intersection(hosts))
+        waiting = [host for host in hosts if host not in chosen]
+        if tell and self._reach.is_news(pairs, waiting):
+            self.emit({"type": "apart", "pairs": [list(pair) for pair in pairs], "hosts": waiting})
+        return chosen
+
+    def _pairs_in_generation(self) -> list[Pair]:
+        return self._reach.pairs(self.generation.members) if self.generation else []
 
     def _is_orphaned(self) -> bool:
         """Nobody is there who remembers the last agreement: those who may have it are waited for, not for ever."""
@@ -192,13 +237,15 @@ class Roster:
         self._formed += 1
         if members != self._last_members:
             self._fruitless = 0
-        self._last_members = members
+        before, self._last_members = self._last_members, members
         self.generation = Generation(self._formed, tuple(members), secrets.token_hex(16), self._amid)
         self._votes, self._vote, self._trouble_since, self._paused = {}, 0, None, set()
-        self._orphaned_since = None
+        self._orphaned_since = self._apart_since = None
         self.emit({"type": "generation", "number": self._formed, "hosts": members})
         for host in members:
             self.send(host, self.generation.message())
+        for host in self._present.intersection(before).difference(members):
+            self.send(host, {"type": "out"})
 
     def _count(self) -> None:
         """All members have voted: it counts."""
@@ -223,7 +270,7 @@ class Roster:
         commit = {"type": "commit", "generation": self.generation.number, "vote": self._vote, "regroup": regroup}
         for host in self.generation.members:
             self.send(host, commit)
-        self._votes, self._vote, self._trouble_since = {}, self._vote + 1, None
+        self._votes, self._vote, self._trouble_since, self._apart_since = {}, self._vote + 1, None, None
         if regroup:
             self._amid, self.generation = False, None
             self._gather()
@@ -255,8 +302,9 @@ class Roster:
         return [vote.get("round"), *(() if vote.get("cut_short") else vote.get("position", ()))]
 
     def _should_regroup(self) -> bool:
+        """Below min_hosts, or where somebody can be let in. Pairs who found no way to each other only now go on."""
         few = len(self.generation.members) < self.min_hosts
-        return not self.stopping and (few or self._present != set(self.generation.members))
+        return not self.stopping and (few or not set(self._choose(self._present)) <= set(self.generation.members))
 
 
 class Mailbox:

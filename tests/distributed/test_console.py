@@ -87,6 +87,26 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     ]
 
 
+def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
+    events = [
+        *EVENTS[:3],
+        {"type": "apart", "pairs": [["h2", "h3"]], "hosts": ["h3"]},
+        generation(2, "h1", "h2"),
+        {"type": "apart", "pairs": [["h1", "h2"], ["h2", "h3"]], "hosts": ["h1", "h3"]},
+        {"type": "reached", "pairs": [["h1", "h2"], ["h2", "h3"]]},
+        {"type": "end", "status": 0, "message": ""},
+    ]
+    _, text = show(tmp_path, events)
+    told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
+    why = "though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
+    assert told == [
+        f"h2 and h3 cannot reach each other, {why}; left out until then: h3",
+        "training goes on with h1, h2",
+        f"h1 and h2, h2 and h3 cannot reach each other, {why}; left out until then: h1, h3",
+        "h1 and h2, h2 and h3 reach each other again",
+    ]
+
+
 def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 4, anew=False), resumed("h2", 4, anew=False)):
@@ -109,6 +129,7 @@ def test_the_table_tells_what_each_host_does():
     view.take(generation(1, "h1", "h2"))
     assert state(view, "h2") == "1 1/4 2.000 2.0 0:06 cpu"
     for event, expected in [
+        ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1 1/4 2.000 2.0 not reached"),
         (lost("h2"), "1 1/4 2.000 lost"),
         (lost("h2", given_up=True), "1 1/4 2.000 given up"),
         ({"type": "back", "host": "h2"}, "1 1/4 2.000 waiting"),

@@ -262,6 +262,17 @@ def test_a_resumed_run_counts_repeated_steps_once(runs):
     assert len(run.curves.loss) == 3
 
 
+def test_who_could_not_reach_whom_is_shown_with_how_often(runs, cli):
+    path = runs.copy("20251121-101010-tiny")
+    apart = [{"type": "apart", "pairs": pairs, "hosts": []} for pairs in ([["a", "b"]], [["a", "b"], ["b", "c"]])]
+    again = {"type": "reached", "pairs": [["a", "b"]]}
+    *others, end = runs.events(path)
+    runs.write(path, [*others, *({**event, "time": end["time"]} for event in (*apart, again, apart[0])), end])
+    assert read_run(path).apart == {("a", "b"): 2, ("b", "c"): 1}
+    _, text = cli("runs", "show", path.name)
+    assert "cut off" in text and "a and b from each other (2 times), b and c from each other" in " ".join(text.split())
+
+
 def test_speed_up_is_told_only_against_a_run_of_one_host_at_the_same_work(runs, cli):
     def speed_up(name: str) -> float | None:
         listed = json.loads(cli("runs", "list", "--json")[1])

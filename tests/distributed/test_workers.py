@@ -118,6 +118,7 @@ def hurry(monkeypatch):
     }.items():
         monkeypatch.setattr(workers, name, value)
     monkeypatch.setattr(membership, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(membership, "APART_S", 0.3)
 
 
 @pytest.fixture
@@ -492,9 +493,9 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
         train()
     """
     run = crew_of(TRAIN, never_enters)
-    run.at("generation", 5, run.stop)
+    run.at("generation", membership.FRUITLESS + 3, run.stop)
     run.work()
-    assert run.generations() == ["01", "01", "01", "0", "01"]
+    assert run.generations() == ["01"] * (membership.FRUITLESS + 1) + ["0", "01"]
     assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [
         ("host1", "the others cannot connect to it: another network, or a firewall?")
     ]
@@ -894,3 +895,97 @@ def test_a_worker_that_thaws_gives_the_launcher_its_time_to_speak():
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
     assert process.wait(10) == LAUNCHER_GONE
+
+
+# those who cannot reach each other
+
+# Workers 1 and 2 can do nothing together while there is a file `cut`, and say so, as a probe of theirs would.
+APART = """
+me, go_on = {me}, _vote
+send_event({{"type": "listens", "address": "127.0.0.1", "port": 4000 + me}})
+
+def stuck():
+    news = line.mailbox._generation
+    return Path("cut").exists() and news is not None and {{"host1", "host2"}} <= set(news.members)
+
+def _vote(number, vote, what):
+    while stuck() and not line.mailbox.superseded(number):
+        time.sleep(0.02)
+    return go_on(number, vote, what)
+
+def report():
+    told = False
+    while True:
+        time.sleep(0.05)
+        unreached = [["127.0.0.1", 4003 - me]] if me and Path("cut").exists() else []
+        if (unreached or told) and (news := line.mailbox._generation):
+            about = {{"generation": news.number, "waits": stuck(), "unreached": unreached}}
+            send_event({{"type": "reach", **about}})
+        told = bool(unreached)
+
+if me:
+    threading.Thread(target=report, daemon=True).start()
+train()
+"""
+
+
+@pytest.fixture
+def three(crew_of):
+    return crew_of(*(f"import threading\n{APART.format(me=me)}" for me in range(3)))
+
+
+def test_two_who_cannot_reach_each_other_are_parted_until_they_can(three, tmp_path):
+    cut = tmp_path / "cut"
+    three.at("commit", 3, cut.touch)
+    three.at("generation", 2, lambda: three.at("commit", len(three.of("commit")) + 10, cut.unlink))
+    three.at("generation", 3, three.stop)
+    three.work()
+    assert three.generations() == ["012", "01", "012"] and not three.of("lost")
+    assert three.of("apart") == [{"type": "apart", "pairs": [["host1", "host2"]], "hosts": ["host2"]}]
+    assert three.of("reached") == [{"type": "reached", "pairs": [["host1", "host2"]]}]
+
+
+def test_one_that_is_lost_while_they_say_that_they_do_not_reach_it_is_just_lost(three, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "SILENCE_S", (0.2, 1.2))
+
+    def freeze():
+        three.signal(1, signal.SIGSTOP)()
+        threading.Timer(0.5, (tmp_path / "cut").touch).start()
+
+    three.at("commit", 3, freeze)
+    three.at("generation", 2, lambda: ((tmp_path / "cut").unlink(missing_ok=True), three.signal(1, signal.SIGCONT)()))
+    three.at("generation", 3, three.stop)
+    three.work()
+    assert three.generations() == ["012", "02", "012"] and not three.of("apart")
+    assert "nothing heard" in three.of("lost")[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "listens", "address": "127.0.0.1", "port": "4000"},
+        {"type": "listens", "address": "host1", "port": 4000},
+        {"type": "listens", "port": 4000},
+        {"type": "reach", "generation": 1, "waits": True, "unreached": [["127.0.0.1", 0]]},
+        {"type": "reach", "generation": 1, "waits": True, "unreached": [[[], {}]]},
+        {"type": "reach", "generation": 1, "waits": True, "unreached": 7},
+    ],
+)
+def test_nonsense_about_addresses_costs_a_worker_its_place_and_no_other(crew_of, event):
+    run = crew_of(TRAIN, f"if life == 1: send_event({event!r}); time.sleep(9)\ntrain()")
+    run.at("commit", 4, run.stop)
+    run.work()
+    assert {lost["host"] for lost in run.of("lost")} == {"host1"}
+    assert "is incomplete" in run.of("lost")[0]["reason"]
+
+
+def test_each_worker_hears_where_the_others_listen(crew_of, tmp_path):
+    note = "line.meet = lambda peers: Path(f'met-{me}-{life}').write_text(json.dumps(peers))"
+    listen = "send_event({'type': 'listens', 'address': '127.0.0.1', 'port': 4000 + 10 * me + life})"
+    run = crew_of(*(f"me = {me}\n{note}\n{listen}\ntrain()" for me in range(2)))
+    run.at("commit", 3, run.signal(1, signal.SIGKILL))
+    run.at("generation", 3, run.stop)
+    run.work()
+    assert json.loads((tmp_path / "met-1-1").read_text()) == [["127.0.0.1", 4001]]
+    assert json.loads((tmp_path / "met-0-1").read_text()) == [["127.0.0.1", 4012]]
+    assert json.loads((tmp_path / "met-1-2").read_text()) == [["127.0.0.1", 4001]]

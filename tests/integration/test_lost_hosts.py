@@ -182,6 +182,32 @@ def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
     run.check()
 
 
+@pytest.mark.slow
+def test_two_hosts_that_cannot_reach_each_other_hold_nobody_up_for_long(runner):
+    """The master reaches both. A blackholed link raises nothing in gloo."""
+    run = Watched(runner, "h2", "h3", epochs=10)
+    run.wait_for("commit", 3)
+    with faults.blackhole(runner.lab["h2"], runner.lab["h3"]):
+        begun = time.time()
+        gone_on = _next_commit(run, begun + 1, seconds=28) - begun
+        time.sleep(max(0.0, begun + 30 - time.time()))
+    again = time.time()
+    all_in = run.wait_for("generation", 3)["time"] - again
+    print(f"{gone_on:.1f} s to the next round that counts; all are in again after {all_in:.1f} s")
+    out = run.end()
+    assert gone_on < 20 and all_in < 15
+    h2, h3 = run.address["h2"], run.address["h3"]
+    assert [len(event["hosts"]) for event in run.of("generation")] == [3, 2, 3]
+    assert f"{h2} and {h3} cannot reach each other" in out and f"{h2} and {h3} reach each other again" in out
+    assert not run.of("lost") and len(run.of("done")) == 3
+
+
+def _next_commit(run: Watched, after: float, seconds: float) -> float:
+    """When a round next counted."""
+    wait_until(lambda: any(event["time"] > after for event in run.of("commit")), seconds, run.log)
+    return min(event["time"] for event in run.of("commit") if event["time"] > after)
+
+
 def test_the_model_outlives_the_master(runner):
     """The launcher dies, its run folder is gone: what the other host kept becomes a model."""
     run = Watched(runner, "h2", epochs=30)
