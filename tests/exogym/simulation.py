@@ -25,6 +25,7 @@ from exogym.communication import Comm, SingleComm
 from exogym.elastic import ElasticComm
 from exogym.errors import PeerLost
 from exogym.membership import Mailbox, Roster
+from exogym.reachability import UNREACHED_S
 
 torch.set_num_threads(1)
 
@@ -108,10 +109,10 @@ class Waiting(Mailbox):
 class Group:
     """What the members of one generation have put into each of its collectives."""
 
-    def __init__(self, size: int):
+    def __init__(self, members: tuple[str, ...]):
         self.slots: list[list[torch.Tensor | None]] = []
         self.letters: dict[tuple[int, int], deque[torch.Tensor]] = {}
-        self.size = size
+        self.members = members
 
 
 class GroupComm(Comm):
@@ -119,7 +120,7 @@ class GroupComm(Comm):
 
     def __init__(self, rank: int, group: Group, host: Host, is_over: Callable[[], bool]):
         super().__init__()
-        self.rank, self.world_size = rank, group.size
+        self.rank, self.world_size = rank, len(group.members)
         self._group, self._host, self._is_over, self._count = group, host, is_over, 0
 
     def all_reduce_(self, flat):
@@ -156,9 +157,13 @@ class GroupComm(Comm):
         assert len(shapes) == 1, f"ranks met in different collectives: {shapes}"
         return slots
 
+    def _is_cut(self) -> bool:
+        apart = self._host.world.apart
+        return self._host.cut or bool(apart and {host.name for host in apart} <= set(self._group.members))
+
     def _wait(self, is_complete: Callable[[], bool]) -> None:
         host = self._host
-        host.actor.wait(lambda: (is_complete() and not host.cut) or self._is_over())
+        host.actor.wait(lambda: (is_complete() and not self._is_cut()) or self._is_over())
         if not is_complete() or (self._is_over() and host.world.chance.random() < 0.5):
             raise PeerLost("the group is over")
 
@@ -282,6 +287,7 @@ class World:
         self.results: dict[str, Any] = {}
         self.trained: dict[tuple[int, int], Counter] = {}  # (generation, round) -> what counted in it
         self.dead = False  # the launcher
+        self.apart: tuple[Host, ...] = ()  # two who cannot reach each other
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         clock = lambda: self.now  # noqa: E731
@@ -338,7 +344,7 @@ class World:
         def connect(generation, rank, interrupted):
             if len(generation.members) == 1:
                 return SingleComm()
-            group = self.groups.setdefault(generation.number, Group(len(generation.members)))
+            group = self.groups.setdefault(generation.number, Group(generation.members))
             return GroupComm(rank, group, host, interrupted)
 
         def trained() -> Counter:
@@ -407,6 +413,25 @@ class World:
         if host.lost and host.alive:
             host.lost = False
             self.roster.ready(host.name, anew=False)
+
+    def part(self, one: Host, other: Host, seconds: float) -> None:
+        """They cannot reach each other for so long, and say so once they have waited for long enough."""
+        self.apart = one, other
+
+        def say(unreached: bool) -> None:
+            for host, peer in ((one, other), (other, one)):
+                generation = self.roster.generation.number if self.roster.generation else 0
+                about = {"generation": generation, "waits": True, "unreached": [peer.name] if unreached else []}
+                if host.alive and not host.lost:
+                    host.to_roster.append(lambda name=host.name, about=about: self.roster.reach(name, about))
+
+        def meet() -> None:
+            self.apart = ()
+            say(False)
+
+        for second in range(int(UNREACHED_S), int(seconds)):
+            self.after(second, lambda: say(True))
+        self.after(seconds, meet)
 
     def rescue(self, host: Host) -> bool:
         """What a worker does whose launcher is gone: here while its loop stands still. False: not possible now."""
@@ -481,7 +506,7 @@ class World:
 class Faults:
     """Decides at each point of each worker what goes wrong there."""
 
-    KINDS = ("crash", "crash", "sleep", "sleep", "cut", "rescue", "launcher", "launcher", "stop")
+    KINDS = ("crash", "crash", "sleep", "sleep", "cut", "apart", "rescue", "launcher", "launcher", "stop")
 
     def __init__(self, chance: random.Random, rate: float, most: int):
         self._chance, self._rate, self.left = chance, rate, most
@@ -507,6 +532,12 @@ class Faults:
 
     def _cut(self, world: World, host: Host) -> None:
         world.after(0.0, lambda: world.cut(host, self._chance.choice([1.0, 4.0, 15.0]), frozen=False))
+
+    def _apart(self, world: World, host: Host) -> None:
+        others = [other for other in world.hosts.values() if other is not host]
+        if others and not world.apart:
+            other, seconds = self._chance.choice(others), self._chance.choice([3.0, 15.0, 60.0])
+            world.after(0.0, lambda: world.part(host, other, seconds))
 
     def _rescue(self, world: World, host: Host) -> None:
         """It is cut off for so long that it saves what was agreed, at whatever line it is, and ends."""

@@ -16,6 +16,10 @@ from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy, metered
 
+# Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
+# ranks one new in mid-run: without, the loss was 0.03 to 0.06 higher for six rounds, and hardly at all with it.
+RAMP_STEPS = 20
+
 
 class DiLoCoStrategy(Strategy):
     """An inner optimizer on each rank's device, an outer one on the CPU, the same on all ranks.
@@ -26,6 +30,7 @@ class DiLoCoStrategy(Strategy):
     What it had trained by then is not lost to a resumed run, which goes on inside the round as if nothing had happened.
     Holds on the CPU: master weights, payload [change | samples | stopping], and the outer optimizer's own (none, unless
     it has momentum). The outer optimizer sees the master weights as pieces of 64 MB, not as the model's tensors.
+    An inner optimizer that starts anew in the middle of a run, on a host that has just come, has its own short warm-up.
     Outer optimizers that are given by name take the same steps on every CPU (exact.py). With one of another kind ranks
     compare their weights after each round, and take on rank 0's where they differ.
     """
@@ -73,12 +78,13 @@ class DiLoCoStrategy(Strategy):
         self._is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
         self.drifts = () if self._is_exact else ("outer",)
         self.rounds = self._agreed_steps = 0
+        self._is_new, self._ramp_left = True, 0
         self._steps_in_round = 0
         self._samples_in_round = 0
         self._before_stop: dict[str, Any] | None = None
 
     def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
-        lr = self.schedule.set(self.steps)
+        lr = self._set_rate()
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
         skipped = _not_finite(norm)
@@ -93,11 +99,21 @@ class DiLoCoStrategy(Strategy):
             return None
         return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)
 
+    def _set_rate(self) -> float:
+        lr = self.schedule.set(self.steps)
+        if self._ramp_left:
+            factor = 1 - self._ramp_left / (RAMP_STEPS + 1)
+            for group in self.optimizer.param_groups:
+                group["lr"] *= factor
+            return lr * factor
+        return lr
+
     def _inner_step(self, weight: float) -> float:
         scale_grads(self.parameters.parameters, 1 / weight)
         norm = clip(self.parameters.parameters, self.config.max_norm)
         if math.isfinite(norm):
             self.optimizer.step()
+            self._is_new, self._ramp_left = False, max(0, self._ramp_left - 1)
         return norm
 
     def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool, skipped: str = "") -> StepResult:
@@ -174,6 +190,7 @@ class DiLoCoStrategy(Strategy):
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         self.steps, self.rounds = state["steps"], state["rounds"]
         self._agreed_steps = self.steps
+        self._ramp_left = RAMP_STEPS if self._is_new and self.steps else self._ramp_left
         self.schedule.load_state_dict(state["schedule"])
         self._master.copy_(state["master"])
         self.outer.load_state_dict(state["outer"])
@@ -192,10 +209,11 @@ class DiLoCoStrategy(Strategy):
         self.parameters.write(self._master)
 
     def own_state(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "inside": None}
+        return {"optimizer": self.optimizer.state_dict(), "ramp_left": self._ramp_left, "inside": None}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
+        self._is_new, self._ramp_left = False, state["ramp_left"]
         if inside and (part := state["inside"]):
             self.parameters.write(part["weights"])
             self.steps += part["steps"]
