@@ -184,8 +184,8 @@ def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: b
     more = 22 if method == "lora" else 0  # what adapters keep, and what passes through them
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
-    if checkpointing:  # the inputs of each layer, and one layer whole
-        layers = shape.encoder_layers * frames * d + encoder_layer
+    if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
+        layers = shape.encoder_layers * frames * (15 if method == "lora" else 1) * d + encoder_layer
         layers += shape.decoder_layers * tokens * d + decoder_layer
     else:
         layers = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer
