@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -110,14 +110,20 @@ def _fit(
 ) -> int:
     """Clips that are computed at once from now on."""
     began, whole = time.perf_counter(), batches.clips_at_once
-    sizes = [batches.blank(clips, longest) for clips in (1, 2)[:whole]]
-    needs = measure(model, sizes, share, precision, training=training)
+
+    def measured(clips: int) -> Needs:
+        return measure(model, lambda count: batches.blank(count, longest), clips, share, precision, training=training)
+
+    needs = measured(min(2, whole))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = trained * AFTER_A_STEP_BYTES + SPARE
     at_once, clip_s = needs.clips_in(share.bytes - later), batches.seconds(longest[0])
     if at_once < whole:  # gradients are then kept from one part to the next
         later += trained * FLOAT
         at_once = needs.clips_in(share.bytes - later)
+        if at_once > 2:  # what one clip adds is little beside what else there is: told more exactly by several
+            needs = measured(at_once)
+            at_once = min(at_once, needs.clips_in(share.bytes - later))
     if at_once < 1:
         raise TooLittleMemory(_too_little(needs.one + later, clip_s, share, needs.is_full), remedy=REMEDY)
     about = {"clip_s": clip_s, "clips": whole, "needed": needs.of(whole) + later, "share": share.bytes}
@@ -129,15 +135,27 @@ def _fit(
     return at_once
 
 
-def measure(model: nn.Module, sizes: Sequence[Batch], share: Share, precision: str, *, training: bool = True) -> Needs:
-    """Steps with one clip and, if `sizes` has it, with two. Leaves no trace in the model or in random generators."""
+def measure(
+    model: nn.Module,
+    blank: Callable[[int], Batch],
+    clips: int,
+    share: Share,
+    precision: str,
+    *,
+    training: bool = True,
+) -> Needs:
+    """A step with one clip and, if that is not all, one with `clips`; `blank` makes the batches.
+
+    Leaves no trace in the model or in random generators.
+    """
     with _untouched(model, share.device):
         model.train(training)
-        one, is_full = _peak(model, sizes[0], share, precision, training)
-        if is_full or len(sizes) == 1:
+        one, is_full = _peak(model, blank(1), share, precision, training)
+        if is_full or clips == 1:
             return Needs(one=one, more=1, is_full=is_full)
-        two, is_full = _peak(model, sizes[1], share, precision, training)
-        return Needs(one=one, more=share.bytes if is_full else max(1, int(GROWTH * (two - one))))
+        all_of_them, is_full = _peak(model, blank(clips), share, precision, training)
+        added = max(all_of_them, share.bytes) if is_full else all_of_them
+        return Needs(one=one, more=max(1, int(GROWTH * (added - one) / (clips - 1))))
 
 
 def _peak(model: nn.Module, batch: Batch, share: Share, precision: str, training: bool) -> tuple[int, bool]:

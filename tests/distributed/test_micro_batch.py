@@ -116,8 +116,10 @@ def work(tmp_path):
 
 def shares(work: Work, clips: float, *, training: bool = True) -> Share:
     """With room for about so many clips."""
-    sizes = [work.batches.blank(count, work.batches.longest()) for count in (1, 2)]
-    needs = measure(work.model, sizes, PLENTY, "float32", training=training)
+    longest = work.batches.longest()
+    needs = measure(
+        work.model, lambda count: work.batches.blank(count, longest), 4, PLENTY, "float32", training=training
+    )
     trained = sum(parameter.numel() for parameter in work.model.parameters() if parameter.requires_grad)
     later = (AFTER_A_STEP_BYTES + FLOAT) * trained + SPARE
     return replace(PLENTY, bytes=int(needs.one + (clips - 1) * needs.more + later))
@@ -195,10 +197,10 @@ def test_validation_obeys_the_same_limit(work, tmp_path):
 
 
 def test_validation_with_longer_clips_is_measured_by_itself(work):
-    own, longer = work(3.0, 3.0), work(*[30.0] * 6).batches
+    own, longer = work(1.0, batch_size=1), work(*[30.0] * 6).batches
     share = shares(work(*[30.0] * 6), 2.5, training=False)
     events = own.fit(share, longer)
-    assert own.batches.clips_at_once == 6 and longer.clips_at_once < 6
+    assert longer.clips_at_once < 6
     assert "6 clips of the validation of 30.0 s" in events[1]["what"] and events[2]["clip_s"] == 30.0
 
 
