@@ -87,7 +87,7 @@ class HostPost:
     def _start(self, machine: Machine, spec: RunSpec) -> Process:
         project = self._project(machine)
         door = [self._door] if self.host else []
-        command = [self._python(machine), "-m", WORKER, *door]
+        command = [self._python(machine), "-m", WORKER, spec.run_id, *door]
         process = machine.start(command, env=environment(project), cwd=project)
         process.write(spec.to_json().encode() + b"\n")
         return WorkerProcess(process) if self.host else process

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from whisper_tuner import machine_memory
 from whisper_tuner.audio_check import Stopped
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 
@@ -44,6 +45,7 @@ FACTS_BY, TORCH_BY, LINKS_BY = 8.0, 8.5, 13.0
 TORCH_ALARM_S = 12
 CLOCK_TRIES = 3
 BUSY = "Is it busy, or its network slow? Try: ssh"
+MEMORY = {machine_memory.__name__: Path(machine_memory.__file__).read_text(encoding="utf-8")}
 OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 
@@ -100,7 +102,7 @@ class _Preflight:
             pairs, link_problems = self._links()
             self._await_torch(LINKS_BY)
             report.pairs = pairs
-            report.problems = [*self._judge(), *link_problems]
+            report.problems = [*self._judge(report), *link_problems]
             keep = True
         finally:
             report.connected = self._end(keep)
@@ -163,7 +165,8 @@ class _Preflight:
         look.step = "waiting for its Python"
         facts, deadline = look.facts, self.at(FACTS_BY)
         try:
-            facts.facts = session.ask("facts", deadline, names=list(self.pins.all), project=project)
+            about = {"names": list(self.pins.all), "project": project, "memory": MEMORY}
+            facts.facts = session.ask("facts", deadline, **about)
             facts.clock_ahead_s = _clock(session, deadline)
         except HostError as error:
             look.failed("python", error, remedy=f"{BUSY} {look.facts.name}")
@@ -240,7 +243,7 @@ class _Preflight:
         except ConfigError:  # that this is not the master has been said; the links between the others still count
             return (remotes and remotes[0].local_address) or route_to(self.hosts.workers[0].address).address
 
-    def _judge(self) -> list[Problem]:
+    def _judge(self, report: Report) -> list[Problem]:
         manifests, own = self.files or ([], [])
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
@@ -250,7 +253,8 @@ class _Preflight:
         for look in self.looks:
             if look.torch is not None and look.facts.torch is None:
                 look.facts.torch = {"late": True}
-            checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup)
+            sharing = report.sharing(look.facts)
+            checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup, sharing)
             problems += [*look.problems, *checks.all(), *checks.code(self.sync, look.differ)]
             if look.number == 0:
                 problems += own

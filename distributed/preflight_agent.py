@@ -2,7 +2,7 @@
 
 Needs Python >= 3.9. JSON lines on stdin, JSON lines back. It ends when stdin does, and on an alarm of its own: a cut
 link brings no end of file. Nothing of this project is imported from the host's disk; what both sides share (the choice
-of the interface) arrives as text as well.
+of the interface, the reading of the memory) arrives as text as well.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def serve(operations: dict, request: dict) -> None:
         say(id=number, error=f"{type(error).__name__}: {error}", errno=None)
 
 
-def facts(names: list, project: str) -> dict:
+def facts(names: list, project: str, memory: dict) -> dict:
     """What this host is, and what its Python has."""
     versions = {}
     for name in names:
@@ -99,7 +99,7 @@ def facts(names: list, project: str) -> dict:
             versions[name] = importlib.metadata.version(name)
     return {
         "system": platform.system(),
-        "memory": memory(),
+        "memory": load(memory).machine_memory(),
         "training": sys.argv[1:] == ["training"],
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
@@ -107,16 +107,6 @@ def facts(names: list, project: str) -> dict:
         "versions": versions,
         "rivals": rivals(Path(project).expanduser()),
     }
-
-
-def memory() -> dict:
-    page = os.sysconf("SC_PAGE_SIZE")
-    found = {"total": page * os.sysconf("SC_PHYS_PAGES"), "available": None}
-    try:
-        import psutil
-    except ImportError:
-        return found
-    return {"total": psutil.virtual_memory().total, "available": psutil.virtual_memory().available}
 
 
 def rivals(project: Path) -> list:

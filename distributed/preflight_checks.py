@@ -12,14 +12,16 @@ from .preflight_report import WARNING, HostFacts, Problem
 SKEW_S = 2.0
 SHOWN = 3
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
-LESS_MEMORY = "Train with method = lora, a smaller batch_size, accumulation, or gradient_checkpointing = true."
+LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
+IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
 
 
 class Checks:
-    """What is wrong with one host, as far as its facts are known."""
+    """What is wrong with one host, as far as its facts are known. sharing: workers that its machine has."""
 
-    def __init__(self, host: HostFacts, master: HostFacts, pins: Pins, needs: Needs, setup: str):
+    def __init__(self, host: HostFacts, master: HostFacts, pins: Pins, needs: Needs, setup: str, sharing: int = 1):
         self.host, self.master, self.pins, self.needs, self.setup = host, master, pins, needs, setup
+        self.sharing = sharing
 
     def all(self) -> Iterator[Problem]:
         if self.host.facts:
@@ -111,20 +113,25 @@ class Checks:
         return wanted, []
 
     def memory(self) -> Iterator[Problem]:
-        need, facts = self.needs.memory, self.host.facts
-        if not need or not facts:
+        facts, torch = self.host.facts, self.host.torch
+        if not self.needs.memory or not facts:
             return
-        on_card = (self.host.device or "").startswith("cuda") and self.host.torch["cuda_memory"]
-        total = self.host.torch["cuda_memory"] if on_card else facts["memory"]["total"]
+        on_card = (self.host.device or "").startswith("cuda") and torch["cuda_memory"]
+        total = torch["cuda_memory"] if on_card else facts["memory"]["total"]
         free = None if on_card else facts["memory"]["available"]
-        if need > total:
-            where = "its GPU has" if on_card else "it has"
-            yield self.problem(
-                "memory", f"the run needs about {size(need)} of memory, {where} {size(total)}", LESS_MEMORY
-            )
-        elif free is not None and need > free:
-            what = f"the run needs about {size(need)} of memory; of {size(total)} only {size(free)} are free now"
-            yield self.problem("memory", what, "Close other programs there.", severity=WARNING)
+        workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
+        whole, least = self.needs.memory * workers, (self.needs.least or self.needs.memory) * workers
+        has = f"{'its GPU' if on_card else 'it'} has {size(total)}"
+        if workers > 1:
+            has += f" for {workers} workers"
+        if least > total:
+            yield self.problem("memory", f"the run needs about {size(least)} of memory, {has}", LESS_MEMORY)
+        elif whole > total:
+            parts = f"whole batches would take about {size(whole)} of memory, {has}"
+            yield self.problem("memory", parts, IN_PARTS, severity=WARNING)
+        elif free is not None and whole > free:
+            what = f"the run needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
+            yield self.problem("memory", what, f"Close other programs there. {IN_PARTS}", severity=WARNING)
 
     def code(self, sync: bool, differ: Sequence[str]) -> Iterator[Problem]:
         if differ and not sync:

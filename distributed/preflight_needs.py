@@ -29,9 +29,13 @@ OPENED = 4  # audio files, of each end of a manifest
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes. `sent` and `kept` are those of one worker; what the host holds already of `sent` counts in its favour."""
+    """Bytes of one worker. What the host holds already of `sent` counts in its favour.
+
+    memory: with whole batches; least: with one clip at a time.
+    """
 
     memory: int | None = None
+    least: int | None = None
     sent: int = 0
     kept: int = SPARE_BYTES
     device: str = "auto"
@@ -50,9 +54,11 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     if shape:
         options = {"lora_r": profile.lora_r, "lora_targets": profile.lora_targets}
         trained = trained_parameters(shape, method=profile.method, **options)
+    longest = max((sample.duration_s for sample in samples), default=None)
     checkpoints = (profile.keep_checkpoints + 1) * CHECKPOINT_BYTES * trained
     return Needs(
-        memory=profile_memory(profile, longest_s=max((sample.duration_s for sample in samples), default=None)),
+        memory=profile_memory(profile, longest_s=longest),
+        least=profile_memory(profile, longest_s=longest, clips=1),
         sent=CODE_BYTES + _model_bytes(profile) + int(data / hosts * UNEVEN),
         kept=SPARE_BYTES + checkpoints,
         device=profile.device,

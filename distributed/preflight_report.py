@@ -53,6 +53,11 @@ class HostFacts:
     def name(self) -> str:
         return self.host.address
 
+    @property
+    def machine(self) -> str:
+        """The same for hosts of the file that are one machine; "" if it is not known."""
+        return self.facts.get("memory", {}).get("machine", "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
@@ -102,6 +107,16 @@ class Report:
         """One error that holds all problems but the warnings."""
         if errors := self.errors:
             raise _as_one(errors)
+
+    def sharing(self, host: HostFacts) -> int:
+        """How many of the hosts are the same machine as this one, itself included."""
+        machines = [facts.machine for facts in self.hosts]
+        return machines.count(host.machine) if host.machine else 1
+
+    @property
+    def machine_workers(self) -> tuple[int, ...]:
+        """Of each host, how many workers are on its machine."""
+        return tuple(map(self.sharing, self.hosts))
 
     def summary(self) -> str:
         """One line, for a run that goes on."""

@@ -25,6 +25,7 @@ from whisper_tuner.runs import write_atomically
 
 from .delivery import Delivery
 from .lifeline import Lifeline
+from .micro_batch import fit_into_memory, share_of_memory
 from .network_trainer import NetworkTrainer
 from .spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
 from .whisper_wrapper import WhisperModelWrapper
@@ -55,10 +56,17 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
     lifeline.rescue = trainer.rescue
     if spec.rendezvous:
         keep_spec(spec)
-    events({"type": "ready"})
-    result = trainer.run_rank(
-        spec.rank, _fit_settings(spec, profile), events=events, should_stop=lifeline.stopping.is_set
+    settings = _fit_settings(spec, profile)
+    fit_into_memory(
+        wrapper,
+        data.train.samples,
+        data.validation and data.validation.samples,
+        share=share_of_memory(spec, settings.device),
+        precision=settings.precision,
+        events=events,
     )
+    events({"type": "ready"})
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
     return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
 

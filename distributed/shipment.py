@@ -57,10 +57,11 @@ def prepare_run(
     local_ranks: int = 1,
     address: str = "127.0.0.1",
     busy: Busy = nullcontext,
+    machine_workers: Sequence[int] = (),
 ) -> Prepared:
     """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError.
 
-    `busy` shows what takes its time.
+    `busy` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`.
     """
     profile = job.profile
     labels = [host.address for host in hosts.all] if hosts else _local_labels(local_ranks)
@@ -90,7 +91,8 @@ def prepare_run(
         checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),
         keep_checkpoints=profile.keep_checkpoints,
     )
-    ranks, items = _ranks(profile, base, hosts, manifests, shards, run_dir)
+    sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
+    ranks, items = _ranks(profile, base, hosts, sharing, manifests, shards, run_dir)
     launch = Launch(
         run_id=run_dir.name,
         name=job.name,
@@ -115,7 +117,9 @@ def prepare_run(
     )
 
 
-def rehost(launch: Launch, hosts: Hosts, run_dir: Path) -> tuple[Launch, dict[str, list[SyncItem]]]:
+def rehost(
+    launch: Launch, hosts: Hosts, run_dir: Path, machine_workers: Sequence[int]
+) -> tuple[Launch, dict[str, list[SyncItem]]]:
     """The same run on other hosts: their specs, and their files. Raises RunError, DataError."""
     labels = tuple(host.address for host in hosts.all)
     first = launch.ranks[0]
@@ -126,7 +130,7 @@ def rehost(launch: Launch, hosts: Hosts, run_dir: Path) -> tuple[Launch, dict[st
     }
     shards = {kind: assign_shards(manifest.samples, labels) for kind, manifest in manifests.items()}
     base = dataclasses.replace(first.spec, world_size=len(labels), hosts=labels)
-    ranks, items = _ranks(profile, base, hosts, manifests, shards, run_dir)
+    ranks, items = _ranks(profile, base, hosts, machine_workers, manifests, shards, run_dir)
     save_items(run_dir, items, [item for manifest in manifests.items() for item in _audio(*manifest)])
     for old in (run_dir / CHECKPOINTS).glob(f"*/{quote(first.label, safe='')}.*"):  # this machine has another address
         old.rename(old.with_name(old.name.replace(quote(first.label, safe=""), quote(labels[0], safe=""))))
@@ -138,6 +142,7 @@ def _ranks(
     profile: Profile,
     base: RunSpec,
     hosts: Hosts | None,
+    machine_workers: Sequence[int],
     manifests: dict[str, Manifest],
     shards: dict[str, list[list[Sample]]],
     run_dir: Path,
@@ -146,6 +151,7 @@ def _ranks(
     ranks, items = [], {}
     for number, label in enumerate(base.hosts):
         host = hosts.all[number] if hosts else None
+        base = dataclasses.replace(base, machine_workers=machine_workers[number])
         if host is None or number == 0:
             here = _on_master(profile, run_dir, host)
             spec = dataclasses.replace(base, rank=number, profile=here, interface=(host and host.interface) or "")

@@ -37,7 +37,7 @@ class Bundle:
 class RunSpec:
     """`profile` holds the fields of Profile as JSON values; a run of a user's own model has a `bundle` instead.
 
-    hosts: the names of all ranks, as the run begins.
+    hosts: the names of all ranks, as the run begins. machine_workers: how many of them share this rank's machine.
     """
 
     run_id: str
@@ -46,6 +46,7 @@ class RunSpec:
     rank: int = 0
     world_size: int = 1
     hosts: tuple[str, ...] = ("localhost",)
+    machine_workers: int = 1
     strategy: str = "diloco"
     strategy_settings: dict = dataclasses.field(default_factory=dict)
     profile: dict | None = None
@@ -56,6 +57,10 @@ class RunSpec:
     checkpoint_interval: int = 0
     keep_checkpoints: int = 2
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.machine_workers < 1:
+            raise ValueError(f"machine_workers = {self.machine_workers}")
 
     @property
     def name(self) -> str:

@@ -62,9 +62,16 @@ def connect_all(hosts: Sequence) -> list[Remote]:
 
 
 def prepare_hosts(
-    job: Job, hosts: Hosts, remotes: Sequence[Remote], run_dir: Path, busy: Busy = nullcontext
+    job: Job,
+    hosts: Hosts,
+    remotes: Sequence[Remote],
+    run_dir: Path,
+    busy: Busy = nullcontext,
+    *,
+    machine_workers: Sequence[int] = (),
 ) -> Prepared:
-    return prepare_run(job, run_dir, hosts=hosts, address=meeting_address(hosts, remotes), busy=busy)
+    address = meeting_address(hosts, remotes)
+    return prepare_run(job, run_dir, hosts=hosts, address=address, busy=busy, machine_workers=machine_workers)
 
 
 def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:

@@ -1,7 +1,7 @@
-"""One rank, started by the launcher: `python -m distributed.worker_main [DOOR]`.
+"""One rank, started by the launcher: `python -m distributed.worker_main RUN [DOOR]`.
 
-Its RunSpec is the first line of stdin. At DOOR the launcher finds it again when the connection is lost, see
-Lifeline.open_door.
+Its RunSpec is the first line of stdin; by RUN a run's workers on one machine know each other. At DOOR the launcher
+finds it again when the connection is lost, see Lifeline.open_door.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     if not line:
         return ExitStatus.RUN
     lifeline = Lifeline(sys.stdin.buffer)
-    for door in sys.argv[1:]:
+    for door in sys.argv[2:]:
         with contextlib.suppress(OSError):  # without one it is started anew instead
             lifeline.open_door(Path(door))
     try:

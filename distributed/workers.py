@@ -41,6 +41,7 @@ SLOWEST_LINK = 250e3  # bytes/s: until a round has been seen, what an exchange o
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
+PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
 
 
 class Crew:
@@ -234,7 +235,8 @@ class Crew:
         if worker.silent or (self.roster.ended and worker is not self.saver):
             return
         kind = worker.error.get("kind") if worker.error else None
-        if kind and kind not in PASSING and (worker.error.get("foreseen") or not self._committed):
+        passing = PASSING | PASSING_LATER if self._committed else PASSING
+        if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
             raise self._failed(worker)
         worker.failures += 1
         worker.given_up = worker.failures >= MOST_FAILURES

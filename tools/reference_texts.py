@@ -155,6 +155,20 @@ GOES_ON = "Nothing: the run goes on, and takes the host back (lost-hosts.md)."
 AGAIN = "The run goes on; when the same happens three times in a row, the host is not tried again."
 PIECED = [
     (
+        "distributed/micro_batch.py",
+        "HOST: one clip of <seconds> s takes <needed> of memory, and the share of this worker is <share>",
+        "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, fewer workers on that "
+        "machine, or a smaller model; close other programs there.",
+        "RunError",
+    ),
+    (
+        "distributed/micro_batch.py",
+        "HOST: <clips> clips of <seconds> s at once would take <needed> of memory, and its share is <share>: it "
+        "computes <clips> at once",
+        "Nothing: the result is the same up to rounding. Other programs that are closed there leave more.",
+        "warning",
+    ),
+    (
         "distributed/worker.py",
         "HOST is lost: nothing heard for <silence s> s: asleep, or its network is gone",
         GOES_ON,

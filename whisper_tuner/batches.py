@@ -114,9 +114,42 @@ class ShardBatches:
         self._seed, self._shuffle = seed, shuffle
         self._shards, self._assign, self._delivery = tuple(shards), assign, delivery
         self._on_problem = on_problem
+        self._most: int | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def clips_at_once(self) -> int:
+        """The most that are computed together."""
+        whole = self._shape.micro_batch or self._shape.batch_size * max(1, len(self._shards))
+        return self._at_once(whole)
+
+    def compute_at_most(self, clips: int) -> None:
+        """Cut what a step computes into equal parts of so many clips at most; its clips stay the same."""
+        self._most = clips
+
+    def longest(self) -> tuple[int, int]:
+        """(mel frames, label tokens) that a clip can have here."""
+        seconds, tokens = max(sample.duration_s for sample in self.samples), 0
+        around = len(self._labels.encode(""))
+        for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
+            if len(text.encode()) + 1 + around <= tokens:
+                break  # Whisper's tokens are byte-level: never more of them than bytes
+            tokens = max(tokens, len(self._labels.encode(text)))
+        return self._frames(seconds * self._frames_per_s), tokens
+
+    def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
+        """A batch of so many silent clips of this length, for what does not depend on values."""
+        frames, tokens = longest
+        return {
+            "input_features": torch.zeros(clips, self._features.extractor.feature_size, frames),
+            "labels": torch.full((clips, tokens), self._labels.end),
+            "ids": [""] * clips,
+        }
+
+    def seconds(self, frames: int) -> float:
+        return frames / self._frames_per_s
 
     def mark(self) -> dict[str, Any]:
         """See Samples.mark. How many clips are computed at once is each rank's own affair."""
@@ -200,8 +233,12 @@ class ShardBatches:
         ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample)) is not None]
         # A host that gets more than batch_size, for its speed, need not have the memory for it.
         size = self._shape.micro_batch or (max(len(ready), 1) if self._shards else self._shape.batch_size)
+        size = self._at_once(size)
         parts = [ready[at : at + size] for at in range(0, len(ready), size)]
         return [self.collate([sample for sample, _ in part], [mel for _, mel in part]) for part in parts]
+
+    def _at_once(self, whole: int) -> int:
+        return math.ceil(whole / math.ceil(whole / self._most)) if self._most else whole
 
     def _log_mel(self, sample: Sample) -> np.ndarray | None:
         """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from whisper_tuner.config import Profile
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.machine_memory import machine_memory
 from whisper_tuner.paths import expanded
 
 FLOAT = 4  # bytes
-# Of a trained parameter, beside its value: gradient 4, AdamW's moments 8, DiLoCo's three flats 12, and passing copies
-# (gloo's buffers, a checkpoint). 28 with nothing in passing, value included; 48 at worst.
-TRAINED_BYTES = 36
-PROCESS_BYTES = 600_000_000  # Python with torch and transformers, before any model
+# Of a trained parameter, beside its value: gradient 4, AdamW's moments 8, DiLoCo's three flats 12, and while a
+# checkpoint is written the copies in it. 28 with nothing in passing, value included; 48 at worst.
+TRAINED_BYTES = 41
+AFTER_A_STEP_BYTES = 40  # of these at worst, what a first forward and backward do not show
+PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
 FRAMES_PER_S = 50  # encoder positions, after its convolutions
 TOKENS_PER_S = 6  # of fast speech
 MOST, MOST_LAYERS = 10_000_000, 1000  # beyond them a config.json is damaged
@@ -151,10 +151,10 @@ def training_memory(
     return PROCESS_BYTES + weights + TRAINED_BYTES * trained + batch_size * per_clip
 
 
-def profile_memory(profile: Profile, *, longest_s: float | None = None) -> int | None:
-    """Bytes that a profile's training takes on each host at most; None if the model's dimensions are not known here.
+def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: int | None = None) -> int | None:
+    """Bytes that a profile's training takes in each worker at most; None if the model's dimensions are not known here.
 
-    longest_s: the longest clip, if the manifest has been read.
+    longest_s: the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
     """
     shape = shape_of(profile.base_model)
     if shape is None:
@@ -165,7 +165,7 @@ def profile_memory(profile: Profile, *, longest_s: float | None = None) -> int |
         method=profile.method,
         lora_r=profile.lora_r,
         lora_targets=profile.lora_targets,
-        batch_size=-(-profile.batch_size // profile.accumulation),
+        batch_size=clips or -(-profile.batch_size * max(1, len(profile.shards)) // profile.accumulation),
         clip_s=30.0 if profile.audio_context == "full" else min(30.0, longest),
         gradient_checkpointing=profile.gradient_checkpointing,
     )
@@ -173,7 +173,7 @@ def profile_memory(profile: Profile, *, longest_s: float | None = None) -> int |
 
 def available_memory() -> int:
     """Bytes of memory of this machine, all of it: what other programs hold now they can give back."""
-    return psutil.virtual_memory().total
+    return machine_memory()["total"]
 
 
 def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:
@@ -181,11 +181,11 @@ def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: b
     frames = min(shape.max_source_positions, round(clip_s * FRAMES_PER_S))
     tokens = min(shape.max_target_positions, round(clip_s * TOKENS_PER_S))
     d = shape.d_model
-    more = 8 if method == "lora" else 0  # nothing more is kept, but much more passes through
+    more = 22 if method == "lora" else 0  # what adapters keep, and what passes through them
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
-    if checkpointing:  # the inputs of each layer, and one layer whole
-        layers = shape.encoder_layers * frames * d + encoder_layer
+    if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
+        layers = shape.encoder_layers * frames * (15 if method == "lora" else 1) * d + encoder_layer
         layers += shape.decoder_layers * tokens * d + decoder_layer
     else:
         layers = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer

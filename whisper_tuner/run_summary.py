@@ -33,7 +33,10 @@ def _check_numbers(figures: HostFigures | RunSummary) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFigures:
-    """One rank. `communicating` is None where events do not tell; memory is the accelerator's, 0 on the CPU."""
+    """One rank. `communicating` is None where events do not tell.
+
+    memory: the most that was held after a step, of the accelerator's; of a rank on the CPU its resident size.
+    """
 
     name: str
     device: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -80,6 +81,16 @@ def _check_files(launch: Launch) -> None:
     check_model(profile)
 
 
+def _on_the_same(launch: Launch, hosts: Hosts, machine_workers: Sequence[int]) -> Launch:
+    """With what the hosts file says of them now, and with how many of them are one machine today."""
+    places = zip(launch.ranks, (None, *hosts.workers), machine_workers, strict=True)
+    ranks = [
+        dataclasses.replace(rank, host=host, spec=dataclasses.replace(rank.spec, machine_workers=workers))
+        for rank, host, workers in places
+    ]
+    return dataclasses.replace(launch, ranks=tuple(ranks), master=hosts.master)
+
+
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
@@ -107,10 +118,9 @@ def _bring_up_to_date(
         show_preflight(console, report)
         if others:
             console.print("the hosts are others than before: the work that is left is dealt out among these")
-            launch, items = rehost(launch, hosts, run_dir)
+            launch, items = rehost(launch, hosts, run_dir, report.machine_workers)
         else:
-            ranks = [dataclasses.replace(r, host=h) for r, h in zip(launch.ranks[1:], hosts.workers, strict=True)]
-            launch = dataclasses.replace(launch, ranks=(launch.ranks[0], *ranks), master=hosts.master)
+            launch = _on_the_same(launch, hosts, report.machine_workers)
             items = {} if no_sync else load_items(run_dir)
         if not no_sync:
             code = code_items()

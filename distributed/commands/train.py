@@ -49,7 +49,9 @@ def distributed_train(
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
-            prepared = prepare_hosts(job, hosts, report.remotes, run_dir, console.status)
+            prepared = prepare_hosts(
+                job, hosts, report.remotes, run_dir, console.status, machine_workers=report.machine_workers
+            )
             _announce(console, job, prepared, run_dir, dry_run=dry_run)
             if dry_run:
                 _show_plan(console, prepared)

@@ -57,13 +57,14 @@ class Data:
 class Group:
     """The machines to train on. `text` is what the hosts file is to hold; None: it holds it already.
 
-    `bytes_s`: what the slowest link between them carries, if it was measured.
+    `bytes_s`: what the slowest link between them carries, if it was measured. machine_workers: see RunSpec, for each.
     """
 
     hosts: Hosts
     path: Path
     text: str | None = None
     bytes_s: float | None = None
+    machine_workers: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)

@@ -144,6 +144,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
             report = _look(draft, group, console)
     report.raise_if_errors()
     group.bytes_s = min((pair.mbit * 125_000 for pair in report.pairs if pair.mbit), default=None)
+    group.machine_workers = report.machine_workers
 
 
 def _look(draft: Draft, group: Group, console: Console) -> Report:

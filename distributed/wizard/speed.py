@@ -48,7 +48,13 @@ class Speed:
 
 
 def measure(
-    job: Job, samples: Sequence[Sample], hosts: Hosts, remotes: Sequence[Remote], scratch: Path, progress: Progress
+    job: Job,
+    samples: Sequence[Sample],
+    hosts: Hosts,
+    remotes: Sequence[Remote],
+    scratch: Path,
+    progress: Progress,
+    machine_workers: Sequence[int],
 ) -> list[Speed]:
     """Send what the probe needs, and run it on every machine. `job` trains on one machine. Raises HostError, DataError.
 
@@ -68,6 +74,8 @@ def measure(
         theirs, items[host.address] = for_host(alone.profile, spec, 0, host, manifests, {"train": clips}, folder)
         specs.append(theirs)
     sync(remotes, items, progress, prune=code_folders())
+    sharing = zip(specs, machine_workers, strict=True)
+    specs = [dataclasses.replace(own, machine_workers=workers) for own, workers in sharing]
     machines = [LocalMachine(hosts.master.address), *remotes]
     with ThreadPoolExecutor(max_workers=len(machines)) as pool, _Running() as running:
         return list(pool.map(lambda pair: _one(*pair, running), zip(machines, specs, strict=True)))
@@ -89,7 +97,7 @@ class _Running:
 
 def _one(machine: Machine, spec: RunSpec, running: _Running) -> Speed:
     try:
-        process = _start(machine)
+        process = _start(machine, spec.run_id)
     except HostError as error:
         return Speed(host=machine.name, problem=str(error))
     running.processes.append(process)
@@ -105,11 +113,11 @@ def _one(machine: Machine, spec: RunSpec, running: _Running) -> Speed:
         process.kill()
 
 
-def _start(machine: Machine) -> Process:
+def _start(machine: Machine, run_id: str) -> Process:
     host = machine.host if isinstance(machine, Remote) else None
     python = machine.expand(host.python) if host else sys.executable
     project = machine.expand(host.project_path) if host else str(PROJECT)
-    return machine.start([python, "-m", "distributed.worker_main"], env=environment(project), cwd=project)
+    return machine.start([python, "-m", "distributed.worker_main", run_id], env=environment(project), cwd=project)
 
 
 def _read(name: str, process: Process, spec: RunSpec) -> Speed:

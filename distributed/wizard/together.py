@@ -58,7 +58,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             samples = draft.data.samples["train"]
             show = stack.enter_context(Transfers(console))
             console.print("three training steps on each machine, all at once; under a minute as a rule")
-            return measure(draft.job(), samples, group.hosts, remotes, scratch, show)
+            return measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
     except TunerError as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
         return []

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import sys
+import threading
 from contextlib import AbstractContextManager
+from functools import cache
 
+import psutil
 import torch
 
 from exogym.errors import SettingError
 
 PRECISIONS = ("float32", "bf16")
+SAMPLE_S = 0.005
 
 
 def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch.device:
@@ -44,16 +51,75 @@ def synchronize(device: torch.device) -> None:
 
 
 def empty_cache(device: torch.device) -> None:
+    """Give back what is held without need."""
     if device.type == "mps":
         torch.mps.empty_cache()
     elif device.type == "cuda":
         torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        if trim:
+            trim(0)
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes that the driver holds for this process on the accelerator; 0 on the cpu."""
+    """Bytes that this process holds: of the accelerator's memory, by its driver; on the cpu the resident ones."""
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
-    return 0
+    return _process(os.getpid()).memory_info().rss
+
+
+def own_memory(device: torch.device) -> tuple[int, int] | None:
+    """(free, total) bytes that an accelerator has for programs; None for the cpu."""
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return total - torch.mps.driver_allocated_memory(), total
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else None
+
+
+def sharers(device: torch.device, processes: int) -> int:
+    """How many of this machine's `processes`, spread by `choose`, have the same accelerator as this one."""
+    return -(-processes // torch.cuda.device_count()) if device.type == "cuda" else processes
+
+
+class PeakMemory:
+    """As a context: `bytes` is the most that this process held meanwhile, of what `memory_in_use` counts."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.bytes = device, 0
+        self._over = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        empty_cache(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        if self.device.type == "cpu":
+            self._sampler.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        if self.device.type == "cpu":
+            self._sampler.join()
+        synchronize(self.device)
+        # Of what mps has taken nothing is given back before the cache is emptied.
+        now = memory_in_use(self.device) if self.device.type != "cuda" else torch.cuda.max_memory_allocated(self.device)
+        self.bytes = max(self.bytes, now)
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            self.bytes = max(self.bytes, memory_in_use(self.device))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """mps raises a plain RuntimeError; the cpu's allocator too."""
+    told = isinstance(error, RuntimeError) and ("out of memory" in str(error) or "can't allocate" in str(error))
+    return told or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+@cache
+def _process(pid: int) -> psutil.Process:
+    return psutil.Process(pid)

@@ -118,7 +118,7 @@ def test_a_worker_that_is_there_is_gone_on_with_over_another_connection(post, tm
     (tmp_path / "python").write_text(f"""#!/bin/sh
 export PYTHONPATH={PROJECT}:{PROJECT}/gym
 case "$2" in
-    {WORKER}) read -r spec; exec {sys.executable} {repeats} "$3" {WORKER};;
+    {WORKER}) read -r spec; exec {sys.executable} {repeats} "$4" {WORKER};;
     *) exec {sys.executable} "$@";;
 esac
 """)

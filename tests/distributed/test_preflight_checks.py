@@ -14,7 +14,7 @@ from whisper_tuner.errors import ConfigError, ExitStatus, HostError
 GB = 10**9
 PINS = Pins(direct=("torch",), all={"torch": "2.13.0", "psutil": "7.0.0"}, python=SpecifierSet(">=3.11"))
 TORCH = {"version": "2.13.0", "cuda": 0, "cuda_memory": 0, "mps": False}
-NEEDS = Needs(memory=4 * GB, sent=2 * GB, kept=GB)
+NEEDS = Needs(memory=4 * GB, least=2 * GB, sent=2 * GB, kept=GB)
 
 
 def facts(**changes) -> dict:
@@ -62,7 +62,8 @@ def test_nothing_is_wrong_with_a_good_host():
             ERROR,
             "1.0 GB free for /root/project, but 3.0 GB needed (2.0 GB to send, 1.0 GB for checkpoints)",
         ),
-        ({"memory": {"total": 3 * GB, "available": GB}}, ERROR, "needs about 4.0 GB of memory, it has 3.0 GB"),
+        ({"memory": {"total": GB, "available": GB}}, ERROR, "needs about 2.0 GB of memory, it has 1.0 GB"),
+        ({"memory": {"total": 3 * GB, "available": GB}}, WARNING, "would take about 4.0 GB of memory, it has 3.0 GB"),
         ({"memory": {"total": 8 * GB, "available": GB}}, WARNING, "of 8.0 GB only 1.0 GB are free now"),
         ({"device": "mps"}, ERROR, "device mps is asked for"),
         ({"device": "cuda"}, ERROR, "device cuda is asked for, but its torch sees no CUDA cards"),
@@ -76,6 +77,27 @@ def test_one_thing_is_wrong(changes, severity, said):
     (problem,) = problems(host(**changes))
     assert problem.severity == severity and said in str(problem) and str(problem).startswith("b: ")
     assert problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("sharing", "severity", "said"),
+    [
+        (2, WARNING, "the run needs about 8.0 GB of memory; of 16.0 GB only 7.0 GB are free now"),
+        (5, WARNING, "whole batches would take about 20.0 GB of memory, it has 16.0 GB for 5 workers"),
+        (9, ERROR, "the run needs about 18.0 GB of memory, it has 16.0 GB for 9 workers"),
+    ],
+)
+def test_hosts_that_are_one_machine_share_its_memory(sharing, severity, said):
+    memory = {"total": 16 * GB, "available": 7 * GB}
+    (problem,) = Checks(host(memory=memory), host("a"), PINS, NEEDS, "multimac hosts setup", sharing).all()
+    assert (problem.severity, problem.what) == (severity, said) and problem.remedy
+
+
+def test_workers_spread_over_the_cards_of_a_machine():
+    cards = host(device="cuda", torch=TORCH | {"cuda": 4, "cuda_memory": 4 * GB})
+    assert not list(Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", 4).all())
+    (problem,) = Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", 5).all()
+    assert "whole batches would take about 8.0 GB of memory, its GPU has 4.0 GB for 2 workers" in problem.what
 
 
 def test_a_python_of_the_system_is_not_touched():
@@ -96,6 +118,13 @@ def test_tournament_holds_every_ordered_pair_once_and_disjoint_ones_together(cou
     turns = tournament(range(count))
     assert sorted(pair for turn in turns for pair in turn) == sorted(itertools.permutations(range(count), 2))
     assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in turns)
+
+
+def test_hosts_with_the_same_boot_are_one_machine():
+    machines = {"a": "boot 1", "b": "boot 2", "c": "boot 1", "d": "", "e": ""}
+    hosts = [host(name, memory={"total": GB, "machine": machine}) for name, machine in machines.items()]
+    unreached = HostFacts(host=Host(address="f"))
+    assert Report(hosts=[*hosts, unreached]).machine_workers == (2, 1, 2, 1, 1, 1)
 
 
 def test_errors_become_one():

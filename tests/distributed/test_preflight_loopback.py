@@ -97,6 +97,7 @@ def test_a_healthy_host(worker, tmp_path):
         ("127.0.0.1", "localhost"),
     ]
     assert all(pair.mbit > 1 and pair.latency_s < 0.1 for pair in report.pairs)
+    assert report.machine_workers == (2, 2)  # the same machine by another name
     assert "2 hosts checked" in report.summary()
     assert not (Path(worker.project_path)).exists()  # it only looks
 

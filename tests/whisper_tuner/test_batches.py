@@ -402,3 +402,35 @@ def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_b
     assert [[b["ids"] for b in step] for step in read(batches)] == [[["away"]], [], [["clip1"]], [["clip0"]]]
     assert ordered == waited == ["away", "never", "clip1", "clip0"]
     assert [problem.line for problem in problems] == [8]
+
+
+def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, clips):
+    batches, plan = make_batches(clips, batch_size=8), make_batches(clips, batch_size=8).plan(0, None, HOSTS[:1], [1.0])
+    mark = batches.mark()
+    assert batches.clips_at_once == 8
+    batches.compute_at_most(5)
+    assert batches.clips_at_once == 4  # and not 5 and 3: few shapes
+    assert [[len(part["ids"]) for part in step] for step in read(batches)].count([4, 4]) == 2
+    assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.mark() == mark
+    batches.compute_at_most(100)
+    assert batches.clips_at_once == 8
+
+
+def test_a_limit_below_the_profiles_own_parts(make_batches, clips):
+    batches = make_batches(clips[:10], clips[10:], alone=True, batch_size=8, micro_batch=6)
+    batches.compute_at_most(3)
+    assert {len(part["ids"]) for step in read(batches) for part in step} <= {1, 2, 3}
+    whole = make_batches(clips[:10], clips[10:], alone=True, batch_size=8)
+    assert whole.clips_at_once == 16
+
+
+@pytest.mark.parametrize("context", ["cropped", "full"])
+def test_no_batch_is_larger_than_a_blank_one(make_batches, clips, context):
+    batches = make_batches(clips, audio_context=context)
+    frames, tokens = batches.longest()
+    blank = batches.blank(3, (frames, tokens))
+    read_ones = [part for step in read(batches) for part in step]
+    assert max(part["input_features"].shape[2] for part in read_ones) == frames == blank["input_features"].shape[2]
+    assert max(part["labels"].shape[1] for part in read_ones) == tokens == blank["labels"].shape[1]
+    assert blank["input_features"].shape[:2] == (3, read_ones[0]["input_features"].shape[1])
+    assert blank["labels"].dtype == read_ones[0]["labels"].dtype

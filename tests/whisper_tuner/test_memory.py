@@ -28,6 +28,53 @@ SIZES = {
     "openai/whisper-large-v3-turbo": 808_878_080,
 }
 
+# Peaks of resident memory in GB: (size, method, seconds of a clip, clips, checkpointing). Three steps of DiLoCo with a
+# checkpoint after the second, random weights, 6 tokens/s, torch 2.13 on a Linux CPU with 2 threads.
+MEASURED = {
+    ("base", "lora", 5, 1, False): 1.05,
+    ("base", "lora", 5, 4, False): 1.56,
+    ("base", "lora", 5, 8, False): 2.23,
+    ("base", "lora", 15, 1, False): 1.38,
+    ("base", "lora", 15, 4, False): 2.89,
+    ("base", "lora", 15, 8, False): 4.89,
+    ("base", "lora", 30, 1, False): 1.88,
+    ("base", "lora", 30, 4, False): 5.04,
+    ("base", "lora", 30, 8, False): 9.15,
+    ("base", "full", 5, 1, False): 3.95,
+    ("base", "full", 5, 4, False): 3.95,
+    ("base", "full", 5, 8, False): 3.92,
+    ("base", "full", 15, 1, False): 4.0,
+    ("base", "full", 15, 4, False): 4.23,
+    ("base", "full", 15, 8, False): 4.98,
+    ("base", "full", 30, 1, False): 4.07,
+    ("base", "full", 30, 4, False): 5.31,
+    ("base", "full", 30, 8, False): 7.58,
+    ("tiny", "lora", 5, 1, False): 0.77,
+    ("tiny", "lora", 5, 4, False): 1.09,
+    ("tiny", "lora", 5, 8, False): 1.43,
+    ("tiny", "lora", 15, 1, False): 0.97,
+    ("tiny", "lora", 15, 4, False): 1.86,
+    ("tiny", "lora", 15, 8, False): 2.98,
+    ("tiny", "lora", 30, 1, False): 1.23,
+    ("tiny", "lora", 30, 4, False): 2.98,
+    ("tiny", "lora", 30, 8, False): 5.37,
+    ("tiny", "full", 5, 1, False): 2.27,
+    ("tiny", "full", 5, 4, False): 2.31,
+    ("tiny", "full", 5, 8, False): 2.44,
+    ("tiny", "full", 15, 1, False): 2.25,
+    ("tiny", "full", 15, 4, False): 2.71,
+    ("tiny", "full", 15, 8, False): 3.2,
+    ("tiny", "full", 30, 1, False): 2.5,
+    ("tiny", "full", 30, 4, False): 3.29,
+    ("tiny", "full", 30, 8, False): 4.84,
+    ("base", "lora", 30, 4, True): 3.2,
+    ("base", "full", 15, 8, True): 3.99,
+    ("tiny", "full", 30, 8, True): 3.83,
+    ("base", "lora", 30, 1, True): 1.49,
+    ("base", "lora", 15, 4, True): 2.07,
+    ("tiny", "lora", 30, 4, True): 2.29,
+}
+
 
 @pytest.fixture
 def model() -> WhisperForConditionalGeneration:
@@ -75,12 +122,24 @@ def test_memory_in_the_range_that_is_known_from_practice():
     assert lora < decoder < full
 
 
+@pytest.mark.parametrize("run", MEASURED, ids=lambda run: "-".join(map(str, run)))
+def test_the_estimate_is_near_what_was_measured(run):
+    size, method, clip_s, batch_size, checkpointing = run
+    estimate = training_memory(
+        PUBLISHED[f"openai/whisper-{size}"],
+        method=method,
+        batch_size=batch_size,
+        clip_s=clip_s,
+        gradient_checkpointing=checkpointing,
+    )
+    assert 0.95 < estimate / (MEASURED[run] * 1e9) < 1.25
+
+
 def test_what_makes_a_run_smaller():
     shape = PUBLISHED["openai/whisper-base"]
     whole = training_memory(shape, method="full", batch_size=8)
-    # Measured on CPU, 30 s: 0.6 GB a clip, and 4.96 GB for 4 clips with DiLoCo's three flats.
+    # Measured on CPU, 30 s: 0.6 GB a clip.
     assert whole - training_memory(shape, method="full", batch_size=7) == pytest.approx(0.6e9, rel=0.1)
-    assert 4.96e9 < training_memory(shape, method="full", batch_size=4) < 6.5e9
     assert training_memory(shape, method="full", batch_size=8, clip_s=5) < whole / 1.5
     assert training_memory(shape, method="full", batch_size=8, gradient_checkpointing=True) < whole / 1.4
 
@@ -88,9 +147,10 @@ def test_what_makes_a_run_smaller():
 def test_memory_of_a_profile(tmp_path):
     profile = Profile(base_model=str(MODEL), train=tmp_path / "x.csv", batch_size=8, accumulation=4)
     assert profile_memory(profile) == training_memory(shape_of(str(MODEL)), method="full", batch_size=2)
+    assert profile_memory(profile, clips=1) == training_memory(shape_of(str(MODEL)), method="full", batch_size=1)
     assert profile_memory(profile, longest_s=4.0) < profile_memory(profile)
     assert profile_memory(Profile(base_model="someone/else", train=tmp_path / "x.csv")) is None
 
 
 def test_memory_of_this_machine():
-    assert available_memory() == psutil.virtual_memory().total
+    assert 0 < available_memory() <= psutil.virtual_memory().total  # less where a container has a limit
