@@ -390,7 +390,9 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if callable(value):
-        return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else type(value).__qualname__
+        return (
+            f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else type(value).__qualname__
+        )
     return value
 
 

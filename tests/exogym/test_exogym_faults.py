@@ -59,7 +59,9 @@ def fuzzed(seed: int, disk: Path) -> Counter:
     job = random_job(chance)
     told = Counter()
     for attempt in range(MOST_RESUMES + 1):
-        faults = Faults(chance, chance.choice([0.01, 0.03, 0.1]), most=chance.randint(1, 6) if attempt < MOST_RESUMES else 0)
+        faults = Faults(
+            chance, chance.choice([0.01, 0.03, 0.1]), most=chance.randint(1, 6) if attempt < MOST_RESUMES else 0
+        )
         world = World(job, disk, chance, resume=attempt > 0, faults=faults)
         try:
             world.run()

@@ -96,7 +96,7 @@ def test_stopped_and_resumed_on_other_hosts_again_and_again(tmp_path, name):
     peak = rates.index(max(rates))
     assert 0.9 < rates[peak] <= 1.0 and all(a <= b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
     falls = [a - b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False)]
-    assert 0 <= min(falls) and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
+    assert min(falls) >= 0 and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
 
 
 @every_strategy

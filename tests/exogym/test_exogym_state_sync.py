@@ -275,9 +275,17 @@ def test_a_checkpoint_that_is_newer_than_what_anybody_remembers_is_begun_from():
 
 
 def test_they_begin_from_the_newest_checkpoint_that_all_have():
-    ranks = [Rank("a", offers=offers(4, 6)), Rank("b", offers=offers(3, 4, 6, 7)), Rank("c", offers=offers(4, 6), own=False)]
+    ranks = [
+        Rank("a", offers=offers(4, 6)),
+        Rank("b", offers=offers(3, 4, 6, 7)),
+        Rank("c", offers=offers(4, 6), own=False),
+    ]
     entered = meet(*ranks)
-    assert [(one.checkpoint, bool(one.exactly), one.term) for one in entered] == [(6, True, 2), (6, True, 2), (6, False, 2)]
+    assert [(one.checkpoint, bool(one.exactly), one.term) for one in entered] == [
+        (6, True, 2),
+        (6, True, 2),
+        (6, False, 2),
+    ]
     assert all(rank.loaded == [(12, True, False)] for rank in ranks)
 
 
