@@ -72,8 +72,8 @@ class NodeState:
     """What a rank brings when ranks meet (a Replica), what it saves, and how both change.
 
     `now` is where this rank is, `agreed` where all were when they last agreed. The common state changes only between
-    `begin_change` and `end_change`, so that another thread can save it whole at any other moment. `emit(type, **values)`
-    takes what there is to tell.
+    `begin_change` and `end_change`, so that another thread can save it whole at any other moment. What there is to tell
+    goes to `emit(type, **values)`.
     """
 
     def __init__(

@@ -1,7 +1,10 @@
+import sys
+
 import psutil
 import pytest
 import torch
 
+from exogym import device as devices
 from exogym.device import PeakMemory, empty_cache, is_out_of_memory, memory_in_use, own_memory, sharers
 
 CPU = torch.device("cpu")
@@ -32,3 +35,15 @@ def test_the_allocators_errors_are_known():
         torch.empty(2**60)
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep the highest value")
+def test_a_peak_is_seen_though_the_sampler_is_not_given_a_turn(monkeypatch):
+    monkeypatch.setattr(devices, "SAMPLE_S", 60.0)
+    before = devices.memory_in_use(CPU)
+    with devices.PeakMemory(CPU) as peak:
+        torch.ones(50_000_000)
+    assert peak.bytes > before + 190_000_000
+    with devices.PeakMemory(CPU) as later:
+        pass
+    assert later.bytes < peak.bytes - 150_000_000

@@ -1,4 +1,4 @@
-"""Random faults at every vote and step, in random runs: each ends, nothing counts twice, and anybody could resume it."""
+"""Random faults at every vote and step of random runs: each ends, nothing counts twice, and anybody can resume it."""
 
 import os
 import random

@@ -1,5 +1,7 @@
 """What may change when a run is resumed, and what may not; and what becomes of the learning rate."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from exogym_toys import Line, Points, Tokens, run_threads
@@ -57,7 +59,7 @@ def steps_of(hosts, epochs=EPOCHS):
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
 def test_the_curve_goes_on_where_it_was_on_any_number_of_hosts(tmp_path, name, before, after):
-    """Stopped after half of the work. What is left of the curve, 1 to 0 here, is spread over the steps that are left."""
+    """Stopped after half of the work. The rest of the curve, down to 0 here, is spread over the steps that are left."""
     strategy, half = STRATEGIES[name], steps_of(before) // 2 // 3 * 3
     whole, _ = train(before, tmp_path / "whole", strategy)
     first, _ = train(before, tmp_path / "run", strategy, stop_at=half)
@@ -87,16 +89,18 @@ def test_two_hosts_become_four_in_numbers(tmp_path):
 
 @every_strategy
 def test_stopped_and_resumed_on_other_hosts_again_and_again(tmp_path, name):
-    """The rate never rises after the warm-up, never passes its peak, never jumps and is never nothing."""
+    """The rate rises to its peak and then falls, without a jump and never to nothing."""
     rates, stop_at = [], 0
     for hosts in (2, 4, 1, 3, 4, 2):
         stop_at += 6
         rates += train(hosts, tmp_path, STRATEGIES[name], stop_at=stop_at)[0]
     rates += train(1, tmp_path, STRATEGIES[name])[0]
     peak = rates.index(max(rates))
-    assert 0.9 < rates[peak] <= 1.0 and all(a <= b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
-    falls = [a - b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False)]
-    assert min(falls) >= 0 and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
+    # DiLoCo makes the steps of a round again that a stop had cut short, where the hosts are others.
+    back = 0.0 if name == "allreduce" else 3 / WARMUP
+    assert 0.9 < rates[peak] <= 1.0 and min(b - a for a, b in pairwise(rates[: peak + 1])) >= -back
+    falls = [a - b for a, b in pairwise(rates[peak:])]
+    assert min(falls) >= -back and max(falls) < 6 / steps_of(4) and 0 < rates[-1] < 0.05
 
 
 @every_strategy
@@ -120,7 +124,7 @@ def test_more_epochs_after_the_end(tmp_path, name):
 @every_strategy
 def test_more_epochs_and_other_hosts_at_once(tmp_path, name):
     train(2, tmp_path, STRATEGIES[name], epochs=4, stop_at=48)
-    rates, result = train(3, tmp_path, STRATEGIES[name], epochs=8)
+    rates, _ = train(3, tmp_path, STRATEGIES[name], epochs=8)
     agreed = 48 if name == "allreduce" else 45
     assert len(rates) == (8 * CLIPS - agreed * 4) / 6
     assert rates[0] == pytest.approx(1 - (agreed - WARMUP) / (192 - WARMUP)) and 0 < rates[-1] < 0.02

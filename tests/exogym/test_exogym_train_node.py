@@ -163,9 +163,9 @@ def weights_of(strategy, *sources, epochs=1):
             Bad(), comm=comm, strategy=strategy(), train=Steps(sources[comm.rank]), epochs=epochs, val_interval=99
         )
         result = made.run()
-        assert torch.isfinite(result_weights := FlatParameters(made.model).read()).all()
-        warnings = [event for event in events if event["type"] == "warning"]
-        return result_weights, warnings, result
+        weights = FlatParameters(made.model).read()
+        assert weights.isfinite().all()
+        return weights, [event for event in events if event["type"] == "warning"], result
 
     return run_threads(len(sources), rank_main)
 

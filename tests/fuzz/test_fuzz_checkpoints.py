@@ -35,7 +35,7 @@ def checkpoints(folder: Path) -> Checkpoints:
 
 
 def look(checkpoints: Checkpoints) -> tuple[list[int], list[int]]:
-    return checkpoints.good(), checkpoints.damaged()
+    return list(checkpoints.good()), checkpoints.damaged()
 
 
 def counts(checkpoints: Checkpoints, index: bytes, weights: bytes) -> None:
@@ -66,4 +66,4 @@ def test_a_checkpoint_under_another_number(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, "rank0")
     checkpoints.save(2, STATE)
     (tmp_path / "0000002").rename(tmp_path / "0000009")
-    assert checkpoints.good() == [] and checkpoints.damaged() == [9]
+    assert not checkpoints.good() and checkpoints.damaged() == [9]
