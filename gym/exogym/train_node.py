@@ -160,7 +160,7 @@ class TrainNode:
             self._match_lengths()
         entered = enter(self.comm, state)
         state.begin(entered.term)
-        self._received = entered.received
+        self._received = entered.received and self.strategy.agreements > 0
         if is_new:
             self._ranks = self.comm.world_size
             if self.resume or entered.checkpoint is not None:

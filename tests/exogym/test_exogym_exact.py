@@ -1,0 +1,131 @@
+"""Machines whose arithmetic differs train together: outer optimizers give the same bits, and drift is taken away."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from exogym_toys import Steps, Tokens, token_batch
+
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, TrainNode, digest
+from exogym.communication import ProcessGroupComm, join_local_store, local_store, loopback_interface
+from exogym.config import OptimSpec
+from exogym.strategy.optim import exact_from_spec, from_spec
+
+SPECS = {
+    "plain": OptimSpec(name="sgd", lr=0.7),
+    "decay": OptimSpec(name="sgd", lr=0.7, weight_decay=0.1),
+    "momentum": OptimSpec(name="sgd", lr=0.7, momentum=0.9),
+    "nesterov": OptimSpec(name="sgd", lr=0.7, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": OptimSpec(name="adam", lr=0.01, weight_decay=0.1),
+    "adamw": OptimSpec(name="adamw", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+}
+every_spec = pytest.mark.parametrize("name", SPECS)
+
+
+def drawn(shape, chance):
+    """Whole numbers of 1/4096, at random: torch.randn has other bits on another CPU."""
+    size = (shape,) if isinstance(shape, int) else tuple(shape)
+    return torch.randint(-(2**13), 2**13, size, generator=chance) / 2**12
+
+
+def steps_with(make, spec, steps=30):
+    """Weights after some steps with gradients that are the same each time."""
+    chance = torch.Generator().manual_seed(3)
+    weights = [torch.nn.Parameter(drawn(shape, chance)) for shape in (1003, (7, 5))]
+    optimizer = make(spec, weights)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = drawn(weight.shape, chance) * 0.1
+        optimizer.step()
+    return torch.cat([weight.detach().flatten() for weight in weights]), optimizer
+
+
+@every_spec
+def test_they_are_torchs_optimizers_up_to_rounding(name):
+    ours, _ = steps_with(exact_from_spec, SPECS[name])
+    theirs, _ = steps_with(lambda spec, weights: from_spec(spec, [{"params": weights}]), SPECS[name])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@every_spec
+def test_their_state_goes_through_a_checkpoint(name, tmp_path):
+    whole, _ = steps_with(exact_from_spec, SPECS[name], steps=2)
+    _, half = steps_with(exact_from_spec, SPECS[name], steps=1)
+    kept = Checkpoints(tmp_path, "rank0")
+    kept.save(1, half.state_dict())
+    chance = torch.Generator().manual_seed(3)
+    weights = [torch.nn.Parameter(drawn(shape, chance)) for shape in (1003, (7, 5))]
+    optimizer = exact_from_spec(SPECS[name], weights)
+    for step in range(2):
+        for weight in weights:
+            weight.grad = drawn(weight.shape, chance) * 0.1
+        if step:
+            optimizer.load_state_dict(kept.load(1))
+        optimizer.step()
+    assert torch.equal(whole, torch.cat([weight.detach().flatten() for weight in weights]))
+
+
+STRATEGIES = {
+    "allreduce": lambda: AllReduceStrategy(lr=0.02, weight_decay=0.1, max_norm=0.5, check_interval=40),
+    "averaging": lambda: DiLoCoStrategy(lr=0.02, H=5),
+    "outer lr": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_lr=0.6),
+    "momentum": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_momentum=0.9),
+    "outer adam": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_optim="adamw", outer_lr=0.01),
+    "an optimizer of one's own": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_optim=torch.optim.RMSprop, outer_lr=0.01),
+}
+STEPS = 100
+
+
+def train(name: str, rank: int, port: int, folder: str) -> None:
+    """One of two ranks, in a process of its own; says what it ended with, and what it compares within itself."""
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+    comm = ProcessGroupComm(rank=rank, world_size=2, store=join_local_store(port), timeout=60)
+    source = Steps([[token_batch(4, seed=10 * i + rank)] for i in range(STEPS)])
+    model, events = Tokens(), []
+    with torch.no_grad():  # what is frozen comes from a file; random numbers that are drawn here may differ
+        model.frozen.weight.copy_(torch.eye(8))
+        model.frozen.bias.zero_()
+    node = TrainNode(
+        model, comm, STRATEGIES[name](), source, epochs=1, device="cpu", events=events.append,
+        checkpoints=Checkpoints(folder, f"rank{rank}"), checkpoint_interval=15,
+    )  # fmt: skip
+    result = node.run()
+    kept = {number: about["fingerprint"] for number, about in node.checkpoints.good().items()}
+    drifts = sum(event["type"] == "drift" and event["difference"] > 0 for event in events)
+    print(result.digest == digest(FlatParameters(model).read()), result.digest, kept, drifts, sep="|")
+    alone, _ = steps_with(exact_from_spec, SPECS["nesterov"])
+    theirs, _ = steps_with(lambda spec, weights: from_spec(spec, [{"params": weights}]), SPECS["adamw"])
+    print(digest(alone), digest(theirs), sep="|", flush=True)
+    os._exit(0)
+
+
+def two_ranks(name, capabilities, folder):
+    store = local_store()
+    command = f"import test_exogym_exact as t, sys; t.train(sys.argv[1], int(sys.argv[2]), {store.port}, sys.argv[3])"
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [here, here.parents[1] / "gym"]))}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", command, name, str(rank), str(folder / str(rank))],
+            env={**environment, "ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        for rank, capability in enumerate(capabilities)
+    ]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), [error[-2000:] for _, error in said]
+    return [[line.split("|") for line in out.strip().splitlines()] for out, _ in said]
+
+
+@pytest.mark.skipif("AVX" not in torch.backends.cpu.get_cpu_capability(), reason="this CPU has one arithmetic only")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_two_kinds_of_cpu_finish_with_equal_weights(name, tmp_path):
+    (first, about_first), (second, about_second) = two_ranks(name, ("avx2", "default"), tmp_path)
+    assert first[0] == second[0] == "True" and first[1:3] == second[1:3]
+    drifts = [int(rank[3]) for rank in (first, second)]
+    assert drifts == [0, 0] if name not in ("allreduce", "an optimizer of one's own") else drifts[1] > 0
+    assert about_first[0] == about_second[0], "an exact optimizer is not exact"
+    assert about_first[1] != about_second[1], "their arithmetic is the same: this test has shown nothing"
