@@ -284,6 +284,7 @@ class World:
         self.job, self.disk, self.chance, self.faults = job, disk, chance, faults
         self.now, self.last_commit, self.turns = 0.0, 0.0, 0
         self.events: list[dict] = []
+        self.on_event: Callable[[str, dict], None] = lambda host, event: None  # in the thread of the worker
         self.results: dict[str, Any] = {}
         self.trained: dict[tuple[int, int], Counter] = {}  # (generation, round) -> what counted in it
         self.dead = False  # the launcher
@@ -336,6 +337,7 @@ class World:
 
         def heard(event: dict) -> None:
             self.events.append({**event, "host": host.name})
+            self.on_event(host.name, event)
             if event["type"] == "step":
                 self.faults.point(self, host, "after step")
                 actor.wait()
@@ -438,6 +440,14 @@ class World:
         if not host.alive or host.node is None:
             return True
         return host.node.save_agreed(patience_s=0.0)
+
+    def rescue_soon(self, host: Host) -> None:
+        """In the middle of a change it waits for its end."""
+        for _ in range(200):
+            if self.rescue(host):
+                return
+            host.actor.run()
+        raise AssertionError("the change has no end")
 
     def stop(self) -> None:
         self.roster.stop()
@@ -569,10 +579,7 @@ class Faults:
         def end() -> None:
             for one in everybody:
                 if self._chance.random() < 0.8:
-                    for _ in range(200):
-                        if world.rescue(one):
-                            break
-                        one.actor.run()
+                    world.rescue_soon(one)
             world.dead = True
 
         world.after(2 * self._chance.random(), end)
@@ -600,3 +607,50 @@ def die_at_line(actor: Actor, lines: int) -> None:
         frame.f_trace = trace
         frame = frame.f_back
     sys.settrace(trace)
+
+
+class Script(Faults):
+    """Faults at given points: (host, where, which time) -> what happens, `act(world, host)` in nobody's thread."""
+
+    def __init__(self, acts: dict[tuple[str, str, int], Callable[[World, Host], Any]]):
+        super().__init__(random.Random(0), 0.0, 0)
+        self.acts, self._count = dict(acts), Counter()
+
+    def point(self, world: World, host: Host, where: str) -> None:
+        where = where.strip()
+        self._count[host.name, where] += 1
+        act = self.acts.pop((host.name, where, self._count[host.name, where]), None)
+        if act:
+            self.done.append(f"{world.now:.1f} s: {host.name} {where}")
+            world.after(0.0, lambda: act(world, host))
+            host.actor.wait(lambda: False) if act in STOPS else host.actor.wait()
+
+
+def crash(world: World, host: Host) -> None:
+    world.crash(host, back_s=2.0)
+
+
+def crash_for_long(world: World, host: Host) -> None:
+    world.crash(host, back_s=1e6)
+
+
+def rescue_and_end(world: World, host: Host) -> None:
+    """Cut off: it saves what it last agreed on, ends, and does not come back in this launcher's life."""
+    world.cut(host, 1e9, frozen=False)
+    world.rescue_soon(host)
+    world.crash(host, back_s=1e6)
+
+
+def launcher_dies(world: World, _: Host) -> None:
+    """Everybody who is there saves."""
+    for host in world.hosts.values():
+        world.rescue_soon(host)
+    world.dead = True
+
+
+def power_fails(world: World, _: Host) -> None:
+    """Nobody saves."""
+    world.dead = True
+
+
+STOPS = {crash, crash_for_long, rescue_and_end, launcher_dies, power_fails}

@@ -111,8 +111,10 @@ def two_ranks(name, capabilities, folder):
         subprocess.Popen(
             [sys.executable, "-c", command, name, str(rank), str(folder / str(rank))],
             env={**environment, "ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank, capability in enumerate(capabilities)
     ]
     said = [rank.communicate(timeout=120) for rank in ranks]

@@ -11,9 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulation import Faults, Job, World
+from simulation import (
+    Faults,
+    Job,
+    Script,
+    World,
+    crash,
+    crash_for_long,
+    die_at_line,
+    launcher_dies,
+    power_fails,
+    rescue_and_end,
+)
 
-from exogym import AllReduceStrategy, DiLoCoStrategy
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 300))
@@ -102,3 +113,179 @@ def test_any_fault_at_any_point(block, tmp_path):
         shutil.rmtree(disk)
     print(f"seeds {seeds}: {dict(told)}")
     assert not failed, f"{len(failed)} of {len(seeds)} runs failed: {list(failed)}; first: {failed[min(failed)]}"
+
+
+# Orders of events that once ended a run, or made it impossible to resume. Named after what went wrong.
+
+HOSTS = NAMES[:3]
+PLAIN = Job(
+    strategy=lambda: DiLoCoStrategy(lr=0.05, H=3),
+    hosts=HOSTS,
+    clips=24,
+    batch_size=2,
+    epochs=3,
+    auto=False,
+    checkpoint_interval=1,
+    val_interval=None,
+    validation=3,
+    min_hosts=1,
+    seed=0,
+)
+STRATEGIES = {"allreduce": lambda: AllReduceStrategy(lr=0.05), "diloco": PLAIN.strategy}
+both = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+
+
+def live(job: Job, disk: Path, acts=(), *, seed=0, resume=False) -> World:
+    """One launcher's life. What it was meant to go through has happened."""
+    faults = Script(dict(acts))
+    world = World(job, disk, random.Random(seed), resume=resume, faults=faults)
+    world.run()
+    assert not faults.acts, f"this never came: {[*faults.acts]}; {faults.done}"
+    return world
+
+
+def check_end(world: World, job: Job, hosts=()) -> None:
+    members = [host for host in world.hosts.values() if world.is_member(host)]
+    assert world.roster.ended and {host.name for host in members} >= set(hosts)
+    assert len({world.results[host.name].digest for host in members}) == 1
+    counts = members[0].node.train.counts
+    assert counts == {(epoch, number): 1 for epoch in range(job.epochs) for number in range(job.clips)}
+
+
+@both
+@pytest.mark.parametrize("seed", range(5))
+def test_with_auto_shares_a_crash_and_a_sleep_in_one_round_of_a_later_epoch(tmp_path, strategy, seed):
+    """Both came back, and one shared speeds anew while the other trained."""
+    job = replace(PLAIN, strategy=strategy, auto=True)
+
+    def sleep(world, host):
+        world.cut(host, 6.0, frozen=True)
+
+    first = 9 if strategy is PLAIN.strategy else 5  # a step of epoch 1
+    acts = {("h1", "after step", first): crash, ("h2", "after step", first): sleep}
+    check_end(live(job, tmp_path, acts, seed=seed), job, hosts=["h0"])
+
+
+@both
+@pytest.mark.parametrize("seed", range(3))
+def test_cut_off_before_a_validation_that_counted_on_the_others(tmp_path, strategy, seed):
+    """On resume one validated while the other trained: gloo aborts then, or both wait for ever."""
+    job = replace(PLAIN, strategy=strategy)
+    acts = {
+        ("h1", "before vote validation", 1): rescue_and_end,
+        ("h0", "before vote round", 6): launcher_dies,
+    }
+    if strategy is PLAIN.strategy:
+        acts["h0", "before vote round", 6] = launcher_dies
+        acts = {key if key[2] == 1 else (*key[:2], 3): act for key, act in acts.items()}
+    live(job, tmp_path, acts, seed=seed)
+    check_end(live(job, tmp_path, resume=True), job, HOSTS)
+
+
+@both
+@pytest.mark.parametrize("seed", range(3))
+def test_cut_off_while_a_newcomer_enters_and_resumed_without_it(tmp_path, strategy, seed):
+    """One had saved before work was dealt to the newcomer, the other after it: ranks diverged at each resume."""
+    job = replace(PLAIN, strategy=strategy)
+    acts = {
+        ("h2", "after step", 2): crash,
+        ("h1", "after vote enter", 3): rescue_and_end,
+        ("h0", "after step", 7): launcher_dies,
+    }
+    live(job, tmp_path, acts, seed=seed)
+    job = replace(job, hosts=HOSTS[:2])
+    check_end(live(job, tmp_path, resume=True), job, HOSTS[:2])
+
+
+@both
+@pytest.mark.parametrize("more", [1, 2])
+def test_a_host_that_kept_a_round_meets_others_that_lost_it_and_made_it_again(tmp_path, strategy, more):
+    job = replace(PLAIN, strategy=strategy, checkpoint_interval=2)
+    live(job, tmp_path, {("h0", "before vote round", 4): power_fails})
+    two = replace(job, hosts=HOSTS[1:])
+    for host in HOSTS[1:]:  # they had not yet written the newest one
+        newest = max((tmp_path / host).iterdir())
+        shutil.rmtree(newest)
+    live(two, tmp_path, {("h1", "before vote round", 2 + more): launcher_dies}, resume=True)
+    check_end(live(job, tmp_path, resume=True), job, HOSTS)
+
+
+@both
+@pytest.mark.parametrize("asleep_s", [70.0, 90.0, 110.0, 130.0, 150.0])
+def test_a_sleeper_comes_back_to_others_that_had_to_go_back_to_a_checkpoint(tmp_path, strategy, asleep_s):
+    """It may then remember the same round as they do, with other weights."""
+    job = replace(PLAIN, strategy=strategy, checkpoint_interval=3, clips=60)
+
+    def sleep_and_crash(world, host):
+        world.cut(host, asleep_s, frozen=True)
+        for other in world.hosts.values():
+            if other is not host:
+                world.crash(other, back_s=1.0)
+
+    acts = {("h0", "before vote round", 6): sleep_and_crash}
+    check_end(live(job, tmp_path, acts), job)
+
+
+@both
+def test_a_newcomer_that_was_given_the_state_and_crashes_has_it_when_it_is_alone(tmp_path, strategy):
+    """It began from step 0 if the others were away, since its first checkpoint had not been due."""
+    job = replace(PLAIN, strategy=strategy, checkpoint_interval=100)
+    acts = {
+        ("h2", "after step", 2): crash,
+        ("h2", "after step", 4): power_fails,
+    }
+    world = live(job, tmp_path, acts)
+    reached = max(commit["round"] for commit in world.events if commit["type"] == "commit")
+    alone = replace(job, hosts=HOSTS[2:])
+    after = live(alone, tmp_path, resume=True)
+    [event] = [event for event in after.events if event["type"] == "resume"]
+    assert event["step"] > 0 and reached > 0
+    check_end(after, alone)
+
+
+@both
+@pytest.mark.parametrize("lines", range(0, 160, 2))
+def test_a_rescue_at_any_line_saves_a_state_that_holds_together(tmp_path, strategy, lines):
+    """In the middle of a deal it once saved half of it, and in the middle of a step one step too many."""
+    job = replace(PLAIN, strategy=strategy, hosts=HOSTS[:2], clips=9, epochs=2, auto=bool(lines % 4))
+    acts = {("h1", "after step", 2): crash}
+    faults = Script(acts)
+    world = World(job, tmp_path, random.Random(lines), resume=False, faults=faults)
+
+    def at_a_line(host, event):
+        if event["type"] == "step" and host == "h0" and event["step"] == 3:
+            die_at_line(world.hosts["h0"].actor, lines)
+            world.after(3.0, lambda: launcher_dies(world, world.hosts["h0"]))
+
+    world.on_event = at_a_line
+    world.run()
+    for host in HOSTS[:2]:
+        for number in Checkpoints(tmp_path / host, host).good():
+            now = Checkpoints(tmp_path / host, host).load(number)["agreed"]
+            strategy_state = now["strategy"]
+            assert strategy_state["steps"] == now["now"]["step"]
+            assert sum(count for _, count in now["work"]["counts"]) <= 2 * 9
+    check_end(live(job, tmp_path, resume=True), job)
+
+
+@pytest.mark.parametrize("clips", range(1, 8))
+@pytest.mark.parametrize("hosts", [3, 4, 5])
+def test_a_round_longer_than_an_epoch_of_few_clips_with_two_losses(tmp_path, clips, hosts):
+    """An epoch that is done stood between others that were not, and had no steps: the loop never ended."""
+    for first in range(1, 5):
+        for second in range(1, 5):
+            job = replace(
+                PLAIN,
+                strategy=lambda: DiLoCoStrategy(lr=0.05, H=20),
+                hosts=NAMES[:hosts],
+                clips=clips,
+                batch_size=1,
+                epochs=5,
+                checkpoint_interval=0,
+                validation=0,
+            )
+            disk = tmp_path / f"{first} {second}"
+            faults = Script({("h1", "after step", first): crash_for_long, ("h2", "after step", second): crash_for_long})
+            world = World(job, disk, random.Random(first), resume=False, faults=faults)
+            world.run()
+            check_end(world, job, ["h0"])
