@@ -25,6 +25,7 @@ from exogym.communication import Comm, SingleComm
 from exogym.elastic import ElasticComm
 from exogym.errors import PeerLost
 from exogym.membership import Mailbox, Roster
+from exogym.node_state import Mean
 from exogym.reachability import UNREACHED_S
 
 torch.set_num_threads(1)
@@ -176,11 +177,28 @@ class SimulatedComm(ElasticComm):
 
 
 class Clips(DealtDataset):
-    """Numbered samples; x of each is drawn from its number."""
+    """Numbered samples; x of each is drawn from its number.
 
-    def __init__(self, size: int, *, batch_size: int, seed: int, bad: frozenset[int] = frozenset()):
+    hashed: each stays with its host, as clips do, so that some hosts may have nothing in an epoch of few.
+    """
+
+    def __init__(self, size: int, *, batch_size: int, seed: int, hashed: bool, bad: frozenset[int] = frozenset()):
         super().__init__(range(size), batch_size=batch_size, seed=seed)
-        self.bad = bad
+        self.batch_size, self.hashed, self.bad = batch_size, hashed, bad
+
+    def plan(self, epoch, left, members, weights):
+        if not self.hashed:
+            return super().plan(epoch, left, members, weights)
+        own = [[] for _ in members]
+        for number in range(len(self)):
+            if left is None or left[number]:
+                draws = [
+                    random.Random(f"{number} {name}").random() ** (1 / w)
+                    for name, w in zip(members, weights, strict=True)
+                ]
+                own[draws.index(max(draws))].append(number)
+        steps = max(-(-len(mine) // self.batch_size) for mine in own)
+        return [[mine[at * self.batch_size : (at + 1) * self.batch_size] for at in range(steps)] for mine in own]
 
     def read(self, steps):
         for numbers in steps:
@@ -191,6 +209,19 @@ class Clips(DealtDataset):
         if self.bad & set(numbers):
             x = x * float("nan")
         return {"x": x, "ids": [f"c{n}" for n in numbers]}
+
+
+class Speed(Mean):
+    """Samples a second as if measured: a real clock would make of each seed another run."""
+
+    def __init__(self, speed: float):
+        super().__init__(speed, 1.0)
+
+    def add(self, total, weight):
+        pass
+
+    def fade(self, keep):
+        pass
 
 
 class Recorded(SharedWork):
@@ -244,10 +275,11 @@ class Job:
     validation: int
     min_hosts: int
     seed: int
+    hashed: bool = False
     bad: frozenset[int] = frozenset()
 
     def clips_of(self, size: int) -> Clips:
-        return Clips(size, batch_size=self.batch_size, seed=self.seed, bad=self.bad)
+        return Clips(size, batch_size=self.batch_size, seed=self.seed, hashed=self.hashed, bad=self.bad)
 
 
 @dataclass
@@ -321,7 +353,8 @@ class World:
 
     def start(self, host: Host, *, resume: bool) -> None:
         host.life += 1
-        host.cut = host.lost = False
+        host.cut = host.lost = host.stop_asked = False
+        host.node = None
         host.to_roster, host.from_roster = deque(), deque()
         host.actor = Actor(lambda actor: self._live(host, actor, resume))
         host.mailbox = Waiting(host.actor)
@@ -361,6 +394,7 @@ class World:
             should_stop=lambda: host.stop_asked, checkpoints=Checkpoints(self.disk / host.name, host.name),
             checkpoint_interval=job.checkpoint_interval, resume=resume, auto_shares=job.auto,
         )  # fmt: skip
+        host.node._speed = Speed(self.chance.uniform(0.3, 3.0))
         host.to_roster.append(lambda: self.roster.ready(host.name))
         result = host.node.run()
         host.node.checkpoints._writer.shutdown()

@@ -54,6 +54,7 @@ def random_job(chance: random.Random) -> Job:
         validation=chance.choice([0, 3, 7]),
         min_hosts=chance.choice([1, 1, 1, 2]),
         seed=chance.randrange(1000),
+        hashed=chance.random() < 0.5,
     )
 
 
