@@ -19,8 +19,8 @@ test-all: setup  ## every test, the long ones too
 	@sh tools/system_packages.sh
 	FUZZ_EXAMPLES=500 $(PY) -m pytest -n 2 --dist loadgroup
 
-fuzz: setup  ## give the readers of files 100,000 damaged ones (half an hour)
-	FUZZ_EXAMPLES=4000 $(PY) -m pytest -q tests/fuzz
+fuzz: setup  ## 5,000 runs with random faults, and 100,000 damaged files for those who read them (half an hour)
+	FUZZ_EXAMPLES=4000 FUZZ_FAULT_RUNS=5000 $(PY) -m pytest -q -n 2 --timeout=3600 tests/exogym/test_exogym_faults.py tests/fuzz
 
 check: setup  ## lint and formatting
 	$(PY) -m ruff check .

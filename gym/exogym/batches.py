@@ -21,7 +21,11 @@ Batch = Any  # a tensor, or dicts, tuples and lists of them
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """One rank's share of the work."""
+    """One rank's share of the work.
+
+    It may have a method `fixed_settings() -> dict`, by name what must be the same when a run is resumed: text and
+    numbers. Without it that is the number of steps.
+    """
 
     @property
     def steps_per_epoch(self) -> int:
@@ -72,8 +76,8 @@ class DatasetBatches:
         size = len(self._sampler) if pad and len(dataset) else len(self._unpadded or ())
         self.steps_per_epoch = math.ceil(size / batch_size) if steps_per_epoch is None else steps_per_epoch
 
-    def settings(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed."""
+    def fixed_settings(self) -> dict[str, Any]:
+        """See BatchSource."""
         about = {"samples": len(self.dataset), "batch_size": self.batch_size, "shuffle": self._shuffle}
         return {**about, "seed": self._seed, "data": described(self.dataset)}
 
@@ -152,11 +156,11 @@ class DealtDataset:
 
 
 def described(dataset: Dataset) -> str:
-    """What tells one data set from another without reading it: its type, its own fingerprint if it has one, and the
-    first and the last sample where these are the same each time that they are read. Floats are rounded: they may have
-    been computed on another machine.
+    """What tells one data set from another without reading it: its type, its length, and the first and the last sample
+    where these are the same each time that they are read. Floats are rounded, since they may have been computed on
+    another machine, and paths are left out.
     """
-    about = [type(dataset).__qualname__, len(dataset), getattr(dataset, "_fingerprint", None)]
+    about = [type(dataset).__qualname__, len(dataset)]
     before = random_state(torch.device("cpu"))
     try:
         once, again = (_ends(dataset) for _ in range(2))
@@ -171,7 +175,7 @@ def _ends(dataset: Dataset) -> str:
     """The first and the last sample, with the same random numbers each time."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # not that of an accelerator, which nobody would put back
     return _told([dataset[n] for n in (0, len(dataset) - 1)])
 
 
@@ -183,7 +187,9 @@ def _told(value: Any) -> str:
         return str({str(key): _told(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
         return str([_told(item) for item in value])
-    return str(value) if isinstance(value, (str, int)) else type(value).__qualname__
+    if isinstance(value, int) or (isinstance(value, str) and not set("/\\") & set(value)):
+        return str(value)
+    return type(value).__qualname__
 
 
 def spread(counts: Sequence[int], steps: int) -> list[list[int]]:

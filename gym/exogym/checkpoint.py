@@ -38,14 +38,16 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[int] | None = None
 
-    def save(self, number: int, state: dict[str, Any]) -> int:
+    def save(self, number: int, state: dict[str, Any], *, unless: Callable[[], bool] = lambda: False) -> int:
         """Write and then drop the oldest; `state` may nest dicts, lists, tuples, tensors, numbers and text.
 
+        unless: asked when its turn has come; then nothing is written.
         Later ones stay: this may be the agreement before a state inside a round. Returns the bytes written.
         Raises CheckpointError (disk full, no permission).
         """
         tensors: dict[str, torch.Tensor] = {}
-        return self._writer.submit(self._write, number, to_tree(state, tensors), tensors).result()
+        tree = to_tree(state, tensors)
+        return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors)).result()
 
     def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
         """As save, from a copy of the state, and waits for an earlier one that is still being written.
@@ -110,6 +112,14 @@ class Checkpoints:
     def damaged(self) -> list[int]:
         """Numbers of those that are there and do not count."""
         return [number for number in self._numbers() if self._read(number) is None]
+
+    def other_formats(self) -> list[int]:
+        """Formats of those that another version of this program has written."""
+        found = []
+        for number in self._numbers():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(int(json.loads(self._files(number)[1].read_text(encoding="utf-8"))["format"]))
+        return [number for number in found if number != FORMAT]
 
     def about(self, number: int) -> About | None:
         """None for one that is missing or damaged."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
+import functools
 import json
 import math
 import threading
@@ -95,10 +95,16 @@ class NodeState:
         self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last agreement, by epoch
         self.loss = Mean()
         self.is_inside = False  # it was resumed in the middle of a round
-        self.total_steps = _total_steps(train.steps_per_epoch, epochs, max_steps)
+        self.has_entered = False  # it has a state together with others
+        self.has_own = False  # besides, what is its own, from a checkpoint
+        # Another rank's source may have more steps than this one's, which has none.
+        least = 1 if getattr(train, "may_be_lengthened", False) else 0
+        self.total_steps = _total_steps(max(train.steps_per_epoch, least), epochs, max_steps)
         self._epochs, self._max_steps = epochs, max_steps
         self._device, self._resume, self._emit = device, resume, emit
-        self._version, self._next_term = NOT_BEGUN, 0
+        self._version, self._next_term = Version(0, 0), 0
+        self._is_given = False  # the state in its memory came from another rank
+        self._kept: dict[int, About] | None = None
         self._settings: dict[str, Any] | None = None
         self._readable = threading.Condition()
         self._changing = False
@@ -130,19 +136,14 @@ class NodeState:
     def work(self) -> SharedWork | None:
         return self.train if isinstance(self.train, SharedWork) else None
 
-    @property
-    def has_begun(self) -> bool:
-        return self._version != NOT_BEGUN
-
-    def begin(self, term: int) -> None:
-        """It has a state; `term` counts once all ranks have entered."""
-        self._next_term = term
-        if not self.has_begun:
-            self._version = Version(0, 0)
+    def begin(self, term: int, *, is_given: bool) -> None:
+        """It has come to a state, which counts once all ranks have entered."""
+        self._next_term, self._is_given = term, self._is_given or is_given
 
     def entered(self) -> None:
         with self.changing():
             self._version = Version(self._next_term, self._version.count)
+            self.has_entered = True
 
     def settle(self, members: tuple[str, ...]) -> None:
         """What `members` have trained since they last agreed counts now. Inside a change."""
@@ -210,7 +211,7 @@ class NodeState:
         return [parameters.layout(), parameters.frozen_digest(), data]
 
     def version(self) -> Version:
-        return self._version
+        return self._version if self.has_entered or self._is_given else NOT_BEGUN
 
     def fingerprint(self) -> int:
         return self._fingerprint_of(self.agreed_state())
@@ -221,16 +222,28 @@ class NodeState:
 
     def offers(self) -> list[Offer]:
         """Raises CheckpointError if they are of a run with other settings."""
-        if self.has_begun or not (self._resume and self.checkpoints):  # one that has begun remembers more
-            return []
-        found = self.checkpoints.good()
+        found = self._kept_here()
         if found:
             self._check_settings(found[max(found)]["settings"])
         return [Offer(Version(*about["version"]), about["fingerprint"], number) for number, about in found.items()]
 
     def is_damaged(self) -> bool:
-        asked = not self.has_begun and self._resume and self.checkpoints
-        return bool(asked and self.checkpoints.damaged() and not self.checkpoints.good())
+        return self._may_load() and not self._kept_here() and bool(self.checkpoints.damaged())
+
+    def _may_load(self) -> bool:
+        """Later it remembers more."""
+        return self.version() == NOT_BEGUN and self._resume and self.checkpoints is not None
+
+    def _kept_here(self) -> dict[int, About]:
+        """Read once: each look hashes gigabytes. Raises CheckpointError for those of another version of the program."""
+        if not self._may_load():
+            return {}
+        if self._kept is None:
+            self._kept = self.checkpoints.good()
+        if not self._kept and (formats := self.checkpoints.other_formats()):
+            what = f"checkpoints of another version of this program (format {formats[0]})"
+            raise CheckpointError(f"{self.checkpoints.folder} has {what}: resume with that one, or begin a new run")
+        return self._kept
 
     def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
         state = self.checkpoints.load(offer.number)
@@ -244,7 +257,8 @@ class NodeState:
         return bool(own) and exactly and (self.is_inside or offer.number % 2 == 0)
 
     def agreed_state(self) -> dict[str, Any]:
-        return self._common(self.strategy.agreed_state())
+        """After a stop inside a round: as it was before ranks were made to agree."""
+        return self._common(self.strategy.state_dict()["agreed"])
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         with self.changing():
@@ -256,12 +270,25 @@ class NodeState:
             self.trained, self.is_inside = {}, False
             self._version = Version(*state["version"])
             if state["until"] != self._until():
-                self.total_steps = self.now.step + self._steps_left()
-                self.strategy.schedule.extend(self.now.step, self._steps_left())
+                self._extend(state["until"])
 
     def back_to_agreed(self) -> None:
         """What this rank has done since is void."""
         self.load_agreed_state(self.agreed_state())
+
+    def _extend(self, planned: dict[str, Any]) -> None:
+        """Another number of epochs, or another limit of steps, than the run was planned for."""
+        schedule, left = self.strategy.schedule, self._steps_left()
+        now = self._until()
+        self._epochs, self._max_steps = planned["epochs"], planned["max_steps"]
+        before = self._steps_left()
+        # What a step of an epoch that is dealt out whole is worth on the curve.
+        whole = max(1, self.steps_in((now["epochs"] or self.now.epoch + 2) - 1))
+        limits = [planned["max_steps"] or math.inf, (planned["epochs"] or math.inf) * whole]
+        pace = schedule.planned_steps / min(limits)
+        self._epochs, self._max_steps = now["epochs"], now["max_steps"]
+        self.total_steps = self.now.step + left
+        schedule.extend(self.now.step, before, left, pace)
 
     def _until(self) -> dict[str, Any]:
         return {"epochs": self._epochs, "max_steps": self._max_steps}
@@ -290,6 +317,7 @@ class NodeState:
 
     def _load_own(self, own: dict[str, Any], *, exactly: bool) -> None:
         self.strategy.load_own_state(own["strategy"], inside=self.is_inside)
+        self.has_own = True
         if self.is_inside:
             self.now, self.trained = Position(**own["now"]), own["trained"]
         self.samples, self.loss = own["samples"], Mean(*own["loss"])
@@ -302,17 +330,18 @@ class NodeState:
         if self._settings is None:
             config, parameters = self.strategy.config, self.strategy.parameters
             values = {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
-            source = getattr(self.train, "settings", None)
+            source = getattr(self.train, "fixed_settings", None)
             data = source() if source else {"steps_per_epoch": self.train.steps_per_epoch}
             if not self.work:
                 data = data | {"num_nodes": self.comm.world_size}
             model = {"trained parameters": parameters.layout(), "frozen weights": parameters.frozen_digest()}
-            self._settings = {"strategy": type(self.strategy).__name__, **values, **model, **data}
+            settings = {"strategy": type(self.strategy).__name__, **values, **model, **data}
+            self._settings = json.loads(json.dumps(settings, default=str))  # as a checkpoint gives them back
         return self._settings
 
     def _check_settings(self, were: dict[str, Any]) -> None:
-        now = json.loads(json.dumps(self.settings()))
-        other = [name for name in {**were, **now} if were.get(name) != now.get(name)]
+        now = self.settings()
+        other = [name for name in {**were, **now} if json.dumps(were.get(name)) != json.dumps(now.get(name))]
         if other:
             told = "; ".join(_change(name, were.get(name), now.get(name)) for name in other)
             where = f"{self.checkpoints.folder} is of a run with other settings"
@@ -351,7 +380,7 @@ class NodeState:
 
         False if the common state was changing all the time that it waited.
         """
-        if self.checkpoints is None or not self.has_begun:
+        if self.checkpoints is None or not self.has_entered:
             return True
         if writing := self._writing:
             wait([writing[2]])
@@ -365,7 +394,7 @@ class NodeState:
                 state = copy.deepcopy(self._whole())
             else:
                 state = copy.deepcopy({"settings": self.settings(), "agreed": self.agreed_state(), "own": None})
-        self.checkpoints.save(number, state)
+        self.checkpoints.save(number, state, unless=lambda: self._is_kept(number))
         return True
 
     def _is_kept(self, number: int) -> bool:
@@ -379,16 +408,12 @@ class NodeState:
         return {"version": list(agreed["version"]), "fingerprint": mark, "settings": state["settings"]}
 
 
-def hashed(value: Any) -> int:
-    """64 bits of the hash of something that JSON can hold."""
-    text = json.dumps(value, sort_keys=True).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
-
-
 def _plain(value: Any) -> Any:
     """A setting as JSON can hold it: of a class or function its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, functools.partial):
+        return [_plain(value.func), repr(value.args), repr(sorted(value.keywords.items()))]
     if callable(value):
         return (
             f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else type(value).__qualname__

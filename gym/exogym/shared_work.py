@@ -103,8 +103,8 @@ class SharedWork:
         text = json.dumps(self.samples.mark(), sort_keys=True).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
-    def settings(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed: `mark`, and what only this rank may be able to tell."""
+    def fixed_settings(self) -> dict[str, Any]:
+        """See BatchSource: `mark`, and what only this rank may be able to tell."""
         describe = getattr(self.samples, "describe", None)
         return self.samples.mark() | (describe() if describe else {})
 

@@ -17,7 +17,7 @@ import torch
 
 from exogym.checkpoint import from_tree, to_tree
 from exogym.communication import Comm
-from exogym.errors import CheckpointError, PeerLost, RanksDiverged
+from exogym.errors import CheckpointError, PeerLost, RanksDiverged, SettingError
 
 MOST = 16  # checkpoints that a rank can offer to the others
 NONE = -1  # in place of one
@@ -134,7 +134,7 @@ class _Report:
 
 def enter(comm: Comm, rank: Replica) -> Entered:
     """Every rank of a new group calls this. Raises PeerLost, RanksDiverged, CheckpointError."""
-    mine = _Report.of(rank, fingerprint=not comm.amid_round)
+    mine = _Report.of(rank, fingerprint=comm.world_size > 1 and not comm.amid_round)
     reports = [_Report.read(numbers.tolist()) for numbers in comm.all_gather(torch.tensor(mine.numbers()))]
     _check_marks(comm, reports)
     newest = max(report.version for report in reports)
@@ -203,6 +203,8 @@ def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
     """`state` as for Checkpoints.save. Nothing on the way is pickled."""
     tensors: dict[str, torch.Tensor] = {}
     tree = to_tree(state, tensors)
+    if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {*DTYPES}:
+        raise SettingError(f"an optimizer's state of {', '.join(sorted(unknown))} cannot be sent to another rank")
     listing = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
     flats = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     record = {"state": tree, "tensors": listing, "hash": _hash([_text(tree), *flats])}

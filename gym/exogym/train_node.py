@@ -114,9 +114,11 @@ class TrainNode:
         self.state = NodeState(strategy, train, comm, checkpoints, **limits, **about)
         self._epochs, self._auto_shares = epochs, auto_shares
         self._last_epoch = 0
+        self._ranks = comm.world_size
         self._dealt_anew = self._received = False
         self._speed = Mean()  # samples a second, over the last steps
         self._skipped = self._skipped_in_a_row = 0
+        self._too_many_skipped: NotFinite | None = None
         self._shapes: list[torch.Size] = []
 
     def run(self) -> TrainResult:
@@ -153,18 +155,19 @@ class TrainNode:
 
     def _enter(self) -> int:
         """Come to one state with the others; returns its fingerprint."""
-        state, is_new = self.state, not self.state.has_begun
+        state, is_new = self.state, not self.state.has_entered
+        if self.checkpoints:
+            state.settings()  # looks at the data, which nothing should do while they are trained on
         if not is_new and not self.comm.amid_round:
             state.back_to_agreed()
         if state.work is None:
             self._match_lengths()
         entered = enter(self.comm, state)
-        state.begin(entered.term)
-        self._received = entered.received and self.strategy.agreements > 0
+        state.begin(entered.term, is_given=entered.received)
+        self._received = self._received or (entered.received and self.strategy.agreements > 0)
         if is_new:
-            self._ranks = self.comm.world_size
             if self.resume or entered.checkpoint is not None:
-                anew = not entered.exactly and bool(self.strategy.own_state())
+                anew = not state.has_own and bool(self.strategy.own_state())
                 self._emit("resume", round=state.now.rounds, exactly=entered.exactly, anew=anew)
         elif entered.received:
             self.comm.rejoined()
@@ -230,6 +233,8 @@ class TrainNode:
                 result = self._one_step(batches)
                 if result.agreed:
                     self._after_agreement(result)
+                if self._too_many_skipped:
+                    raise self._too_many_skipped
                 if result.stop:
                     return True
                 if self._dealt_anew:
@@ -339,10 +344,12 @@ class TrainNode:
 
     def _accumulate(self, batch: Batch, mean: Mean, bad: list[str]) -> int:
         """Add one micro-batch's weighted gradient and loss; returns its number of samples, 0 if it does not count."""
+        buffers = self.strategy.parameters.read_buffers()
         loss, weight, samples = self._forward(batch)
         if weight > 0:  # a mean over no token at all is NaN
             value = loss.item()
             if not isfinite(value):
+                self.strategy.parameters.write_buffers(buffers)
                 bad += [*sample_ids(batch)] if bad else [f"the loss is {value}", *sample_ids(batch)]
                 return 0
             (loss * weight).backward()
@@ -350,7 +357,7 @@ class TrainNode:
         return samples
 
     def _note_skipped(self, result: StepResult, mean: Mean, bad: list[str], batches: list[Batch]) -> None:
-        """Raises NotFinite if that was one time too many in a row."""
+        """Once the step is over, one time too many in a row ends the run."""
         if not bad and not result.skipped:
             self._skipped_in_a_row = 0 if mean.weight else self._skipped_in_a_row
             return
@@ -362,7 +369,8 @@ class TrainNode:
         at = f"step {self.state.now.step} of rank {self.comm.rank}"
         if self._skipped_in_a_row >= MOST_SKIPPED:
             what = f"{what} at {at}{names}, as in the {MOST_SKIPPED - 1} steps before"
-            raise NotFinite(f"{what}; a smaller learning rate or max_norm may help, or other clips")
+            self._too_many_skipped = NotFinite(f"{what}; a smaller learning rate or max_norm may help, or other clips")
+            return
         self._emit("warning", what=f"{what} at {at}{names}: left out", skipped=self._skipped)
 
     def _forward(self, batch: Batch) -> tuple[Tensor, float, int]:

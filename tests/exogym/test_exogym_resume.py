@@ -1,12 +1,23 @@
 """What may change when a run is resumed, and what may not; and what becomes of the learning rate."""
 
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from exogym_toys import Line, Points, Tokens, run_threads
+from exogym_toys import Line, Points, Steps, Tokens, run_threads
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, LocalTrainer, SharedWork, TrainNode
+from exogym import (
+    AllReduceStrategy,
+    Checkpoints,
+    DiLoCoStrategy,
+    FlatParameters,
+    LocalTrainer,
+    SharedWork,
+    SingleComm,
+    TrainNode,
+)
 from exogym.batches import DealtDataset
 from exogym.config import ScheduleSpec
 from exogym.errors import CheckpointError
@@ -265,3 +276,83 @@ def test_looking_at_the_data_leaves_the_random_generators_alone(tmp_path):
     with_checkpoints = fit(tmp_path, model=Line, data=Noisy(16), checkpoint_interval=1).model
     without = fit(tmp_path / "none", model=Line, data=Noisy(16)).model
     assert torch.equal(FlatParameters(with_checkpoints).read(), FlatParameters(without).read())
+
+
+def test_an_epoch_that_is_done_between_others_that_are_not_is_passed_over():
+    """After two losses in rounds longer than an epoch of few clips: the loop went on for ever, without a step."""
+    work = SharedWork(DealtDataset(Points(3), batch_size=1), ("rank0",), "rank0")
+    done = {0: torch.tensor([True, False, True]), 1: torch.tensor([True, True, True])}
+    work.load_state_dict(work.state_dict() | {"done": done, "done_at_deal": done, "is_stale": True})
+    node = TrainNode(Line(), SingleComm(), AllReduceStrategy(lr=0.05), work, epochs=3, device="cpu")
+    assert node.run().steps == 1 + 3 and work.first_epoch == 3
+
+
+def test_epochs_on_top_of_a_run_whose_end_was_stretched():
+    """The steps that a lost host had left over are worth little of the curve; those of a new epoch are not."""
+    schedule = curve(100)
+    schedule.stretch(98, 20)
+    schedule.extend(110, before=8, remaining=8 + 400, pace=1.0)
+    rates = [schedule.set(110 + step) for step in range(408)]
+    assert rates[0] == pytest.approx(400.8 / 500, abs=0.01) and 0 < rates[-1] < 0.01
+    assert rates[300] == pytest.approx(rates[0] * 108 / 408, abs=0.01)
+
+
+# data and settings that are not ours
+
+
+class Described(Steps):
+    """A source of the user's own, which says what must stay as it is."""
+
+    settings = "a plain attribute of this name is nobody's business"
+
+    def __init__(self, value):
+        super().__init__([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4)
+        self.value = value
+
+    def epoch(self, epoch, *, first_step=0):
+        yield from self.steps[first_step:]
+
+    def fixed_settings(self):
+        return {"what": self.value}
+
+
+@pytest.mark.parametrize("value", [Path("a"), np.int64(3), {2: 1, 10: 2}, float("nan"), {"a": (1, 2)}, lambda: 0])
+def test_a_source_may_say_anything_of_itself(tmp_path, value):
+    def fit(value, epochs):
+        kept = Checkpoints(tmp_path, "rank0")
+        about = {"device": "cpu", "checkpoints": kept, "checkpoint_interval": 1, "resume": True, "epochs": epochs}
+        return TrainNode(Line(), SingleComm(), DiLoCoStrategy(H=1, lr=0.01), Described(value), **about).run().steps
+
+    assert (fit(value, 1), fit(value, 2)) == (4, 8)
+    with pytest.raises(CheckpointError, match=r"what was .*, and is other"):
+        fit("other", 3)
+
+
+class WithPaths(Points):
+    """Samples that name their files, in a folder that may be another one tomorrow."""
+
+    def __init__(self, size, folder):
+        super().__init__(size)
+        self.folder = folder
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return {"x": x, "y": y, "path": f"{self.folder}/{i}.wav"}
+
+
+class OnDicts(Line):
+    def forward(self, batch):
+        return super().forward((batch["x"], batch["y"]))
+
+
+def test_the_same_data_in_another_folder(tmp_path):
+    fit(tmp_path, model=OnDicts, data=WithPaths(16, "/here"), checkpoint_interval=1)
+    assert fit(tmp_path, model=OnDicts, data=WithPaths(16, "/there"), num_epochs=3).result.steps == 12
+
+
+def test_a_checkpoint_of_another_version_of_the_program_is_called_that(tmp_path):
+    fit(tmp_path, model=Line, checkpoint_interval=1)
+    for file in tmp_path.rglob("*.json"):
+        file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"another version of this program \(format 1\): resume with that one"):
+        fit(tmp_path, model=Line, num_epochs=3)

@@ -5,7 +5,7 @@ import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
 from torch import nn
 
-from exogym import AllReduceStrategy, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee, TrainNode
+from exogym import AllReduceStrategy, Checkpoints, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee, TrainNode
 from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
 from exogym.train_node import MOST_SKIPPED
 
@@ -188,6 +188,44 @@ def test_a_good_micro_batch_counts_beside_a_bad_one(strategy):
     ranks = weights_of(strategy, [named("a", "bad"), named("b")], [named("c"), named("d")])
     expected = weights_of(strategy, [named("a"), named("b")], [named("c"), named("d")])
     assert torch.equal(ranks[1][0], expected[1][0]) and "(bad)" in ranks[0][1][0]["what"]
+
+
+class Normed(nn.Module):
+    """With buffers that each forward pass changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, batch):
+        return self.norm(batch["x"]).pow(2).mean() + self.norm.weight.sum()
+
+
+@both
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_left_out_does_not_change_buffers_either(strategy, ranks):
+    def rank_main(comm):
+        x = [torch.full((3, 4), float(step)) + torch.eye(3, 4) for step in range(8)]
+        good = [[{"x": value, "ids": ["good"]}] for value in x]
+        mixed = [[*step, {"x": torch.full((3, 4), torch.nan), "ids": ["bad"]}] for step in good]
+        results = []
+        for steps in (good, mixed if comm.rank == 0 else good):
+            made, _ = node(Normed(), comm=comm, strategy=strategy(), train=Steps(steps), epochs=1, val_interval=99)
+            made.run()
+            results.append(FlatParameters(made.model).read())
+        return results
+
+    for without, with_bad in run_threads(ranks, rank_main):
+        assert torch.equal(without, with_bad) and with_bad.isfinite().all()
+
+
+@both
+def test_after_too_many_bad_steps_what_was_agreed_can_still_be_saved(strategy, tmp_path):
+    steps = [named("a"), named("b"), *(named("bad") for _ in range(MOST_SKIPPED))]
+    made, _ = node(Bad(), strategy=strategy(), train=Steps(steps), epochs=1, checkpoints=Checkpoints(tmp_path, "rank0"))
+    with pytest.raises(NotFinite):
+        made.run()
+    assert made.save_agreed(patience_s=0.0) and made.checkpoints.good()
 
 
 @both

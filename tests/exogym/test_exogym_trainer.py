@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import psutil
@@ -12,8 +13,11 @@ import torch
 from exogym_toys import Line, Points, Tokens, run_threads, token_batch
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, NodeFailed, Trainer
+from exogym.communication import ThreadComm, _Shared
+from exogym.elastic import ElasticComm
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
+from exogym.membership import Mailbox, Roster
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -104,6 +108,80 @@ def test_another_connection_and_factories_with_unequal_datasets():
     losses = [events[-1]["loss"] for _, events in ranks]
     assert samples == [[4, 4, 4], [4, 1, 0]] and losses[0] == losses[1]
     assert torch.equal(ranks[0][0].linear.weight, ranks[1][0].linear.weight)
+
+
+class ElasticTrainer(Trainer):
+    """Ranks that a roster calls together, as NetworkTrainer's are."""
+
+    def __init__(self, meeting, name, *data):
+        super().__init__(Line(), *data)
+        self.meeting, self.name = meeting, name
+
+    def _build_connection(self, rank):
+        return ElasticComm(self.name, NAMES, self.meeting.mailboxes[self.name], self.meeting.say(self.name), self._join)
+
+    def _join(self, generation, rank, interrupted):
+        return ThreadComm(rank, self.meeting.groups.setdefault(generation.number, _Shared(len(NAMES), 20)))
+
+    def fit(self, **settings):
+        events = []
+        self.run_rank(NAMES.index(self.name), FitSettings(**settings), events=events.append)
+        return self.model, events
+
+
+class Meeting:
+    def __init__(self):
+        self.lock, self.groups = threading.RLock(), {}
+        self.mailboxes = {name: Mailbox() for name in NAMES}
+        self.roster = Roster(NAMES, lambda name, message: self.mailboxes[name].put(message), lambda event: None)
+
+    def say(self, name):
+        def say(message):
+            with self.lock:
+                if message["type"] in ("vote", "trouble"):
+                    getattr(self.roster, message["type"])(name, message)
+
+        return say
+
+    def fit(self, *data, **settings):
+        def rank_main(comm):
+            with self.lock:
+                self.roster.ready(NAMES[comm.rank])
+            return ElasticTrainer(self, NAMES[comm.rank], *data).fit(**settings)
+
+        return run_threads(len(NAMES), rank_main)
+
+
+NAMES = ("ada", "bob")
+
+
+@pytest.mark.parametrize("strategy", [AllReduceStrategy, DiLoCoStrategy])
+def test_factories_where_ranks_are_called_together(strategy):
+    """As NetworkTrainer does: there is no group yet when the data sets are made."""
+    settings = {"num_epochs": 2, "batch_size": 4, "device": "cpu"}
+    ranks = Meeting().fit(unequal_shares, unequal_shares, strategy=strategy(lr=0.05), **settings)
+    samples = [[e["samples"] for e in events if e["type"] == "step"] for _, events in ranks]
+    assert samples == [[4, 4, 4] * 2, [4, 1, 0] * 2]
+    assert torch.equal(ranks[0][0].linear.weight, ranks[1][0].linear.weight)
+    plain = ThreadTrainer({}, unequal_shares, unequal_shares).fit(strategy=strategy(lr=0.05), **settings)
+    assert torch.equal(ranks[0][0].linear.weight, plain[0][0].linear.weight)
+    totals = [[e["total_steps"] for e in events if e["type"] in ("start", "plan")] for _, events in ranks]
+    assert totals == [[6], [4, 6]]
+
+
+def test_a_factorys_data_are_shuffled_anew_in_each_epoch():
+    seen = []
+
+    class Watched(Points):
+        def __getitem__(self, i):
+            seen.append(i)
+            return super().__getitem__(i)
+
+    LocalTrainer(Line(), lambda *_: Watched(8)).fit(
+        strategy=AllReduceStrategy(), num_epochs=2, batch_size=4, device="cpu"
+    )
+    first, second = seen[:8], seen[8:]
+    assert sorted(first) == sorted(second) == list(range(8)) and first != second and first != sorted(first)
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,20 @@ class Schedule:
         if remaining:
             self._since, self._here, self._pace = step, here, max(0.0, self._total_steps - here) / remaining
 
-    def extend(self, step: int, remaining: int) -> None:
-        """From `step` on there are `remaining` more, for more or less work: as if it had been planned like that."""
+    def extend(self, step: int, before: int, remaining: int, pace: float) -> None:
+        """From `step` on there are `remaining` more, not `before`, for more or less work: as if that had been planned.
+
+        pace: what a step that comes on top is worth on the curve.
+        """
         here = self._planned(step)
-        pace = self._pace or 1.0
-        self._since, self._here, self._pace = step, here, pace
-        self._total_steps = here + remaining * pace
+        left = max(0.0, self._total_steps - here)
+        left = left + (remaining - before) * pace if remaining >= before else left * remaining / before
+        self._total_steps = here + left
+        self._since, self._here, self._pace = step, here, left / remaining if remaining else pace
+
+    @property
+    def planned_steps(self) -> float:
+        return self._total_steps
 
     def set(self, step: int) -> float:
         """Set the rate for optimizer step `step`, counted from 0, and return the first group's."""
