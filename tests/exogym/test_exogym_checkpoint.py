@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
@@ -274,3 +276,45 @@ def test_dropout_and_shuffled_data_go_on_too(tmp_path):
     for ours, theirs in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert whole.result.digest == resumed.result.digest
+
+
+def test_after_a_stop_inside_a_round_what_was_agreed_is_the_state_before_it():
+    """Not the weights that the stop has forced, with the ledger of before: its clips would be trained twice."""
+    asked = []
+    node = TrainNode(
+        Line(), SingleComm(), DiLoCoStrategy(lr=0.1, H=5), Resumable([[(torch.ones(2, 4), torch.ones(2, 1))]] * 20),
+        epochs=1, device="cpu", should_stop=lambda: bool(asked),
+        events=lambda event: asked.append(1) if event["type"] == "step" and event["step"] == 7 else None,
+    )  # fmt: skip
+    node.run()
+    assert node.strategy.cut_short and node.strategy.steps == 8
+    agreed = node.state.agreed_state()
+    assert agreed["strategy"]["steps"] == agreed["now"]["step"] == 5
+    node.state.back_to_agreed()
+    assert node.strategy.steps == node.state.now.step == 5 and not node.strategy.cut_short
+
+
+def test_a_rescue_does_not_replace_what_is_just_being_written(tmp_path):
+    """Its own part, the inner optimizer, would be lost."""
+    kept = Checkpoints(tmp_path, "rank0")
+    node = TrainNode(
+        Line(), SingleComm(), DiLoCoStrategy(lr=0.1, H=2), Resumable([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4),
+        epochs=1, device="cpu", checkpoints=kept, checkpoint_interval=1,
+    )  # fmt: skip
+    in_background, rescues = kept.save_in_background, []
+
+    def slowly(number, state):
+        """The rescue looks for a checkpoint before this one is handed to the writer, and writes after it."""
+        waiting = threading.Event()
+        look = node.state._is_kept
+        node.state._is_kept = lambda number: (waiting.set(), look(number))[1]
+        rescues.append(threading.Thread(target=node.save_agreed))
+        rescues[-1].start()
+        waiting.wait()
+        writing = in_background(number, state)
+        rescues[-1].join()
+        return writing
+
+    kept.save_in_background = slowly
+    node.run()
+    assert len(rescues) == 1 and kept.load(2)["own"] is not None

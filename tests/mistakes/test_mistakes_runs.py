@@ -177,7 +177,7 @@ def nothing(run: Path) -> None:
     ("harm", "message"),
     [
         (damage, "all checkpoints are damaged: localhost"),
-        (nothing, "checkpoints is of another run: its strategy was DiLoCoStrategy, and is AllReduceStrategy"),
+        (nothing, "checkpoints is of a run with other settings: strategy was DiLoCoStrategy, and is AllReduceStrategy"),
     ],
     ids=["damaged", "of another run"],
 )
@@ -187,7 +187,9 @@ def test_checkpoints_that_cannot_be_used(desk, harm, message):
 
     run = a_run(desk)
     for number in (1, 2):
-        Checkpoints(run / "checkpoints", "localhost").save(number, {"strategy": "DiLoCoStrategy"})
+        kept = Checkpoints(run / "checkpoints", "localhost")
+        kept.describe = lambda state: {"version": [1, 1], "fingerprint": 0, "settings": state["settings"]}
+        kept.save(number, {"settings": {"strategy": "DiLoCoStrategy"}})
     harm(run)
     before = {name: digest for name, digest in desk.snapshot().items() if "/checkpoints/" in name}
     status, _, err = desk.run(RESUME)
