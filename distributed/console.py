@@ -158,10 +158,12 @@ class RunView:
         step, anew = event["step"], event.get("anew") and event["step"]
         if self._generation > 1:
             self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts anew' if anew else ''}")
-        elif not self._resumed:
+            return
+        if not self._resumed:
             self._resumed = True
-            how = "; inner optimizers start anew" if anew else ""
-            self.lines.append(f"goes on after step {step}{how}" if step else "begins anew: no checkpoint")
+            self.lines.append(f"goes on after step {step}" if step else "begins anew: no checkpoint")
+        if anew:
+            self.lines.append(f"{host}: its inner optimizer starts anew")
 
     def table(self) -> Table:
         table = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))

@@ -40,10 +40,15 @@ class TooLittleMemory(RunError):
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a worker may hold of a device's memory: `bytes`, one of `workers` equal parts."""
+    """What a worker may hold of a device's memory: `bytes`, one of `workers` equal parts of what is available now.
+
+    most: of all that there is. What other programs hold they can give back, so only what does not fit into this does
+    not fit.
+    """
 
     device: torch.device
     bytes: int
+    most: int
     workers: int = 1
 
     def among(self) -> str:
@@ -124,8 +129,9 @@ def _fit(
         if at_once > 2:  # what one clip adds is little beside what else there is: told more exactly by several
             needs = measured(at_once)
             at_once = min(at_once, needs.clips_in(share.bytes - later))
-    if at_once < 1:
+    if at_once < 1 and (needs.is_full or needs.one + later > share.most):
         raise TooLittleMemory(_too_little(needs.one + later, clip_s, share, needs.is_full), remedy=REMEDY)
+    at_once = max(1, at_once)
     about = {"clip_s": clip_s, "clips": whole, "needed": needs.of(whole) + later, "share": share.bytes}
     if at_once < whole:
         batches.compute_at_most(at_once)
@@ -150,26 +156,30 @@ def measure(
     """
     with _untouched(model, share.device):
         model.train(training)
-        one, is_full = _peak(model, blank(1), share, precision, training)
+        one, is_full = _peak(model, blank(1), share.device, share.most, precision, training)
         if is_full or clips == 1:
             return Needs(one=one, more=1, is_full=is_full)
-        all_of_them, is_full = _peak(model, blank(clips), share, precision, training)
+        if one > share.bytes:
+            return Needs(one=one, more=one)
+        all_of_them, is_full = _peak(model, blank(clips), share.device, share.bytes, precision, training)
         added = max(all_of_them, share.bytes) if is_full else all_of_them
         return Needs(one=one, more=max(1, int(GROWTH * (added - one) / (clips - 1))))
 
 
-def _peak(model: nn.Module, batch: Batch, share: Share, precision: str, training: bool) -> tuple[int, bool]:
-    """(bytes, whether it was broken off since the share was full)"""
+def _peak(
+    model: nn.Module, batch: Batch, device: torch.device, limit: int, precision: str, training: bool
+) -> tuple[int, bool]:
+    """(bytes, whether it was broken off since it took more than `limit` of them)"""
 
     def look(*_call: object) -> None:
-        if devices.memory_in_use(share.device) > share.bytes:
+        if devices.memory_in_use(device) > limit:
             raise _Full
 
     is_full = False
-    with devices.PeakMemory(share.device) as peak:
+    with devices.PeakMemory(device) as peak:
         looking = register_module_forward_pre_hook(look)
         try:
-            _step(model, batch, share.device, precision, training)
+            _step(model, batch, device, precision, training)
         except Exception as error:
             is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
             if not is_full:
@@ -217,7 +227,7 @@ def _cut(about: dict, share: Share, at_once: int, training: bool) -> str:
 
 def _too_little(needed: int, clip_s: float, share: Share, is_full: bool) -> str:
     takes = f"{'more than ' if is_full else ''}{size(needed)}"
-    part = f"{size(share.bytes)}{share.among()}"
+    part = f"{size(share.most)}{share.among()}"
     return f"one clip of {clip_s:.1f} s takes {takes} of memory, and the share of this worker is {part}"
 
 
@@ -227,21 +237,26 @@ def share_of_memory(spec: RunSpec, device: str | None) -> Share:
     own = devices.own_memory(chosen)
     held = devices.memory_in_use(chosen)
     workers = spec.machine_workers if own is None else devices.sharers(chosen, spec.machine_workers)
-    limits = []
+    now, most = [], []
     if own:
         free, total = own
-        limits.append(min(free + held, total // workers) - int(RESERVE * total / workers))
+        reserve = int(RESERVE * total / workers)
+        now.append(min(free + held, total // workers) - reserve)
+        most.append(total // workers - reserve)
     if chosen.type != "cuda":  # on a Mac the GPU has no memory of its own
         elsewhere = held - devices.memory_in_use(torch.device("cpu"))
-        limits.append(_of_machine(spec) + elsewhere)
-    return Share(device=chosen, bytes=max(0, min(limits)), workers=workers)
+        available, whole = _of_machine(spec)
+        now.append(available + elsewhere)
+        most.append(whole + elsewhere)
+    return Share(device=chosen, bytes=max(0, min(now)), most=max(0, min(most)), workers=workers)
 
 
-def _of_machine(spec: RunSpec) -> int:
-    """Bytes for this process: what is available is shared with the run's other workers, and so is what they hold."""
+def _of_machine(spec: RunSpec) -> tuple[int, int]:
+    """Bytes for this process, of those available and of all; what the run's workers hold is shared among them too."""
     memory = machine_memory()
-    ours = memory["available"] + _held_by_workers(spec.run_id)
-    return int(ours - RESERVE * memory["total"]) // spec.machine_workers
+    reserve = RESERVE * memory["total"]
+    ours = min(memory["available"] + _held_by_workers(spec.run_id), memory["total"])
+    return int(ours - reserve) // spec.machine_workers, int(memory["total"] - reserve) // spec.machine_workers
 
 
 def _held_by_workers(run_id: str) -> int:

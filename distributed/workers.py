@@ -13,6 +13,7 @@ from statistics import median
 
 from exogym.errors import RanksDiverged
 from exogym.membership import Roster
+from exogym.reachability import UNREACHED_S
 from whisper_tuner.errors import HostError, RunError, TunerError
 
 from .event_lines import split_line
@@ -238,9 +239,10 @@ class Crew:
         passing = PASSING | PASSING_LATER if self._committed else PASSING
         if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
             raise self._failed(worker)
-        worker.failures += 1
+        waits = kind in PASSING_LATER
+        worker.failures += not waits
         worker.given_up = worker.failures >= MOST_FAILURES
-        worker.next_try = time.monotonic() + BACK_OFF_S[min(worker.failures, len(BACK_OFF_S)) - 1]
+        worker.next_try = time.monotonic() + BACK_OFF_S[-1 if waits else min(worker.failures, len(BACK_OFF_S)) - 1]
         self._lose(worker, worker.describe_failure())
         worker.process = None
 
@@ -370,6 +372,8 @@ class Crew:
         unreached = {endpoint(*peer) for peer in event["unreached"]}
         others = [one for one in self.workers.values() if one.listens in unreached]
         doubtful = {one.name for one in others if one.unheard_s >= SILENCE_S[0]}
+        # One that still computes is only waited for: connections that are there already outlive a new firewall.
+        doubtful |= {one.name for one in others if time.monotonic() - one.last_moved < UNREACHED_S}
         about = {**event, "unreached": [one.name for one in others]}
         self._tell_roster(lambda: self.roster.reach(worker.name, about, doubtful=doubtful))
 

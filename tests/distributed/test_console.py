@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     assert view.lines == ["goes on after step 4"]
     view.take({"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
     view.take(resumed("h1", 8))
-    assert view.lines[1:] == ["goes on after step 8; inner optimizers start anew"]
+    assert view.lines[1:] == ["goes on after step 8", "h1: its inner optimizer starts anew"]
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
         view.take(event)

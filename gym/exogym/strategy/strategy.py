@@ -59,7 +59,7 @@ class Strategy(ABC):
         return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
-        """Take on the model, already on its device. That ranks start alike is the caller's affair (see state_sync.py)."""
+        """Take on the model, already on its device. That ranks start alike is the caller's affair: state_sync.py."""
         self.comm = comm
         self.parameters = FlatParameters(model)
         if not self.parameters.num_parameters:
