@@ -58,10 +58,10 @@ def finetune(
 ) -> int:
     """Train a profile on this machine."""
     if resume:
-        from distributed.commands.resume import resume as go_on
+        from multimac.commands.resume import resume as go_on
 
         return go_on(config, resume, name=profile, detach=detach)
-    from distributed.commands.train import finetune
+    from multimac.commands.train import finetune
 
     return finetune(config, named(profile), detach=detach)
 
@@ -69,7 +69,7 @@ def finetune(
 @app.command()
 def demo() -> int:
     """Train the bundled model on the bundled speech: two ranks on this machine, about two minutes."""
-    from distributed.commands.train import finetune
+    from multimac.commands.train import finetune
 
     return finetune(PROJECT / "config.ini", "demo-diloco", ranks=2)
 
@@ -86,12 +86,12 @@ def distributed_train(
 ) -> int:
     """Train a profile on all machines of a hosts file."""
     if resume:
-        from distributed.commands.resume import resume as go_on
+        from multimac.commands.resume import resume as go_on
 
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume goes on with one", remedy="Leave one of them out.")
         return go_on(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
-    from distributed.commands.train import distributed_train
+    from multimac.commands.train import distributed_train
 
     return distributed_train(config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach)
 
@@ -112,7 +112,7 @@ def evaluate(
     config: Config = CONFIG,
 ) -> int:
     """Measure WER and CER of models on test sets, and write down what they heard."""
-    from distributed.commands.evaluate import evaluate
+    from multimac.commands.evaluate import evaluate
 
     return evaluate(
         config,
@@ -138,7 +138,7 @@ def transcribe(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
 ) -> int:
     """Write down what is said in recordings: text on the terminal, or files with times."""
-    from distributed.commands.transcribe import transcribe
+    from multimac.commands.transcribe import transcribe
 
     return transcribe(audio, model, form=form, out=out, language=language, force=force)
 
@@ -151,7 +151,7 @@ def doctor(
     config: Config = CONFIG,
 ) -> int:
     """Look whether this machine is fit to train; exit status 5 if not."""
-    from distributed.commands.doctor import doctor
+    from multimac.commands.doctor import doctor
 
     return doctor(config, profile, deep=deep, as_json=as_json)
 
@@ -163,7 +163,7 @@ def wizard(
     config: Config = CONFIG,
 ) -> int:
     """Ask what to train and where, save it as a profile, and start it."""
-    from distributed.wizard.flow import wizard
+    from multimac.wizard.flow import wizard
 
     return wizard(config, answers, save_answers)
 
@@ -171,7 +171,7 @@ def wizard(
 @hosts_app.command("setup")
 def hosts_setup(hosts: HostsFile = HOSTS) -> int:
     """Make the Python environment on each host: project folder, venv, dependencies."""
-    from distributed.commands.hosts import hosts_setup
+    from multimac.commands.hosts import hosts_setup
 
     return hosts_setup(hosts)
 
@@ -183,7 +183,7 @@ def hosts_sync(
     config: Config = CONFIG,
 ) -> int:
     """Bring code, base model and each host's share of the audio up to date."""
-    from distributed.commands.hosts import hosts_sync
+    from multimac.commands.hosts import hosts_sync
 
     return hosts_sync(config, profile, hosts)
 
@@ -195,7 +195,7 @@ def hosts_check(
     config: Config = CONFIG,
 ) -> int:
     """Look at all hosts and the links between them, and say everything that a run would stumble over."""
-    from distributed.commands.hosts import hosts_check
+    from multimac.commands.hosts import hosts_check
 
     return hosts_check(hosts, config, profile)
 
@@ -206,7 +206,7 @@ def config_show(
     config: Config = CONFIG,
 ) -> int:
     """Print every setting of a profile: its value, where it came from, what it means."""
-    from distributed.commands.config import config_show
+    from multimac.commands.config import config_show
 
     return config_show(config, name)
 
@@ -223,7 +223,7 @@ def runs_list(
     Speed-up is clips per second of the whole run over those of the fastest finished run of one host alone, in the same
     folder, of the same model, method, batch size, precision and training clips. Empty where there is no such run.
     """
-    from distributed.commands.runs import folders_of, runs_list
+    from multimac.commands.runs import folders_of, runs_list
 
     return runs_list(folders_of(config, runs_dir), everything=everything, as_json=as_json)
 
@@ -236,7 +236,7 @@ def runs_show(
     config: Config = CONFIG,
 ) -> int:
     """Show a run: figures, hosts, problems, curves of loss and learning rate, and what to do next."""
-    from distributed.commands.runs import folders_of, runs_show
+    from multimac.commands.runs import folders_of, runs_show
 
     return runs_show(folders_of(config, runs_dir), run, as_json=as_json)
 
@@ -248,7 +248,7 @@ def runs_compare(
     config: Config = CONFIG,
 ) -> int:
     """Put runs side by side: figures, settings that differ, losses."""
-    from distributed.commands.runs import folders_of, runs_compare
+    from multimac.commands.runs import folders_of, runs_compare
 
     return runs_compare(folders_of(config, runs_dir), runs)
 
@@ -256,8 +256,8 @@ def runs_compare(
 @runs_app.command("attach")
 def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CONFIG) -> int:
     """Follow a run that goes on, from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
-    from distributed.commands.going_on import runs_attach
-    from distributed.commands.runs import folders_of
+    from multimac.commands.attach_stop import runs_attach
+    from multimac.commands.runs import folders_of
 
     return runs_attach(folders_of(config, runs_dir), run)
 
@@ -270,8 +270,8 @@ def runs_stop(
     config: Config = CONFIG,
 ) -> int:
     """Let a run finish its step, agree and save; then it can be resumed."""
-    from distributed.commands.going_on import runs_stop
-    from distributed.commands.runs import folders_of
+    from multimac.commands.attach_stop import runs_stop
+    from multimac.commands.runs import folders_of
 
     return runs_stop(folders_of(config, runs_dir), run, now=now)
 
@@ -279,7 +279,7 @@ def runs_stop(
 @runs_app.command("recover")
 def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> int:
     """Make a model of what the hosts of a run have kept, where the master or its disk is gone."""
-    from distributed.commands.recover import runs_recover
+    from multimac.commands.recover import runs_recover
 
     return runs_recover(run, hosts)
 
@@ -297,7 +297,7 @@ def runs_clean(
 
     Runs that can be resumed are kept, unless they are named or --older-than is given.
     """
-    from distributed.commands.runs import folders_of, runs_clean
+    from multimac.commands.runs import folders_of, runs_clean
 
     return runs_clean(folders_of(config, runs_dir), runs or [], really=yes, keep=keep, older_than=older_than)
 

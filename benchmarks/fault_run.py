@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import current_commit
+from distributed.run_dir.log import read_events
 from lab import Lab, faults, remains
 from lab.hosts import user_home
 from lab.mischief import SKEWS_S, Aim, Fault, Mischief
-from whisper_tuner.runs import read_events
 
 PROJECT = Path(__file__).resolve().parent.parent
 MASTER = "h1"
@@ -204,7 +204,7 @@ class Course:
     def _damage(self, fault: Fault, front: subprocess.Popen, undo: ExitStack) -> dict:
         """Kill the launcher, and hurt the newest checkpoint of a host once all workers are gone."""
         began, rng = time.time(), random.Random(fault.seed)
-        faults.kill(self.lab[MASTER], "distributed.launcher")
+        faults.kill(self.lab[MASTER], "distributed.launcher.main")
         self._wait(front, LEFT_S)
         if not wait(lambda: not remains.processes(self.lab), LEFT_S):
             self.troubles += [f"{LEFT_S:.0f} s after the launcher: {each}" for each in remains.processes(self.lab)]
@@ -272,7 +272,7 @@ class Course:
         from transformers.utils import logging
 
         from exogym.flat import FlatParameters, digest
-        from whisper_tuner.models import prepare
+        from whisper_tuner.model.base_model import prepare
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
@@ -316,7 +316,7 @@ def by_aim(leg: Sequence[Fault]) -> list[tuple[Aim, list[Fault]]]:
     """What the faults of a leg hit: garbage also the launcher, which is not to be killed."""
 
     def aim(fault: Fault) -> Aim:
-        process = "distributed." if fault.kind == "garbage" else "worker_main"
+        process = "distributed." if fault.kind == "garbage" else "distributed.worker.main"
         return Aim(process=process, disk=disk_of(fault.host) if fault.kind == "disk" else "")
 
     groups: dict[Aim, list[Fault]] = {}

@@ -21,9 +21,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.results import current_commit, write_section  # noqa: E402
-from distributed import environment, wheelhouse  # noqa: E402
+from distributed.hosts import environment, wheelhouse  # noqa: E402
 from lab import Lab  # noqa: E402
-from whisper_tuner.dataset import load_manifest, write_manifest  # noqa: E402
+from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 
 CONFIG = """
 [model:base]

@@ -99,8 +99,8 @@ def rounds_of(events: Path) -> int:
 def resident(run_dir: Path) -> dict[str, float]:
     """MB by process: the launcher, and its workers in the order of their start."""
     for process in psutil.process_iter(["cmdline"]):
-        if "distributed.launcher" in (process.info["cmdline"] or ()) and str(run_dir) in process.info["cmdline"]:
-            workers = [child for child in process.children() if "distributed.worker_main" in child.cmdline()]
+        if "distributed.launcher.main" in (process.info["cmdline"] or ()) and str(run_dir) in process.info["cmdline"]:
+            workers = [child for child in process.children() if "distributed.worker.main" in child.cmdline()]
             named = {"launcher": process} | {f"worker {n}": child for n, child in enumerate(workers)}
             return {name: one.memory_info().rss / 2**20 for name, one in named.items()}
     return {}

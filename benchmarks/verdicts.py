@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from distributed.workers import SILENCE_S
+from distributed.launcher.worker_group import SILENCE_S
 
 CRASH_S = 3.0  # from a crash to the next generation
 LATE_S = 3.0  # the same for a host that just falls silent, once the launcher has waited as long as it meant to

@@ -30,11 +30,11 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from bundled.make_data import dataset_sentences
 from bundled.sentences import sentences
 from bundled.speech import Speaker, speak
-from whisper_tuner.evaluation import transcribe
-from whisper_tuner.features import log_mel, pad_log_mel
-from whisper_tuner.labels import label_encoder, pad_labels
-from whisper_tuner.models import encode
-from whisper_tuner.wer import error_rates
+from whisper_tuner.data.features import log_mel, pad_log_mel
+from whisper_tuner.data.labels import label_encoder, pad_labels
+from whisper_tuner.eval.evaluation import transcribe
+from whisper_tuner.eval.wer import error_rates
+from whisper_tuner.model.base_model import encode
 
 VOICES = ["en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-us-nyc"]
 VARIANTS = ["", "+m1", "+m2", "+m3", "+m4", "+m6", "+m7", "+f1", "+f2", "+f3", "+f4", "+f5"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import Host
+from distributed.ssh.host import Host
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 SSH = shutil.which("ssh")

@@ -1,56 +1,169 @@
-"""Who may import whom, and what must not be loaded for a quick answer."""
+"""Who may import whom: every folder has a floor, imports run down, and there is no circle."""
+
+from __future__ import annotations
 
 import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PROJECT = Path(__file__).parents[1]
-FORBIDDEN = {
-    "whisper_tuner": {"exogym", "distributed", "cli_typer", "wizard", "lab"},
-    "gym/exogym": {"whisper_tuner", "distributed", "cli_typer", "wizard", "lab"},
-    "distributed": {"cli_typer", "wizard", "lab"},
-    "lab": {"whisper_tuner", "exogym", "distributed", "cli_typer", "wizard"},
-}
+ROOTS = {"cli_typer": ".", "wizard": ".", "multimac": ".", "distributed": ".", "whisper_tuner": ".", "exogym": "gym"}
+
+# From the top. A module may import from its own room and from lower floors, not from another room of its own floor.
+# A room is a folder; modules of `exogym` itself that its folders need are named, and live further down.
+FLOORS = [
+    ["wizard"],
+    ["cli_typer"],
+    ["multimac.wizard"],
+    ["multimac.commands"],
+    ["multimac.doctor", "multimac.view"],
+    ["multimac"],
+    ["distributed"],
+    ["distributed.worker"],
+    ["distributed.launcher", "distributed.preflight"],
+    ["distributed.plan"],
+    ["distributed.hosts"],
+    ["distributed.ssh", "distributed.run_dir", "distributed.control"],
+    ["exogym", "whisper_tuner.eval"],
+    ["exogym.strategy", "whisper_tuner.export"],
+    ["exogym.communication", "whisper_tuner.model"],
+    ["exogym.membership", "whisper_tuner.data"],
+    ["exogym.device", "exogym.flat", "exogym.reachability"],
+    ["exogym.config"],
+    ["exogym.errors", "whisper_tuner"],
+]
+FLOOR = {room: -number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level names of the packages that a file imports, anywhere in it."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def modules(root: Path) -> dict[str, Path]:
+    """Name and file of every module of the product below `root`."""
+    found = {}
+    for name, folder in ROOTS.items():
+        base = root / folder
+        paths = [base / f"{name}.py"] if (base / f"{name}.py").is_file() else sorted((base / name).rglob("*.py"))
+        for path in paths:
+            found[".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    """Names of the product's modules that one imports, anywhere in its file; not those for type checkers only."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unreal = {id(node) for test in ast.walk(tree) if is_for_types(test) for node in ast.walk(test)}
+    for node in ast.walk(tree):
+        if id(node) in unreal:
+            continue
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add(node.module.split(".")[0])
-    return names
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                if whole in known or module in known:
+                    yield whole if whole in known else module
 
 
-@pytest.mark.parametrize("package", FORBIDDEN)
-def test_imports_go_one_way(package):
-    for path in (PROJECT / package).rglob("*.py"):
-        assert not imported(path) & FORBIDDEN[package], path
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def test_paramiko_is_imported_in_one_file():
-    found = [path for path in PROJECT.glob("*/**/*.py") if ".venv" not in path.parts and "tests" not in path.parts]
-    assert [path.name for path in found if "paramiko" in imported(path)] == ["remote.py"]
+def room_of(name: str, path: Path) -> str:
+    return name if name in FLOOR or path.name == "__init__.py" else name.rpartition(".")[0]
+
+
+def wrong(root: Path) -> list[str]:
+    """What breaks the rules of this house, in words."""
+    known = modules(root)
+    found = [f"{name}: its folder is on no floor" for name, path in known.items() if room_of(name, path) not in FLOOR]
+    graph = {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
+    for name, targets in graph.items():
+        here = room_of(name, known[name])
+        for target in sorted(targets):
+            there = room_of(target, known[target])
+            if here != there and {here, there} <= set(FLOOR) and FLOOR[there] >= FLOOR[here]:
+                found.append(f"{name} imports {target}, which is not on a lower floor")
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append("a circle: " + " -> ".join(error.args[1]))
+    return found
+
+
+def test_imports_run_down():
+    assert wrong(PROJECT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        (
+            "whisper_tuner/text.py",
+            "from distributed.plan import job\n",
+            "whisper_tuner.text imports distributed.plan.job",
+        ),
+        (
+            "distributed/ssh/host.py",
+            "def f():\n    from ..hosts import sync\n",
+            "ssh.host imports distributed.hosts.sync",
+        ),
+        (
+            "distributed/run_dir/log.py",
+            "from distributed.ssh import host\n",
+            "log imports distributed.ssh.host",
+        ),
+        ("distributed/plan/a.py", "from .b import x\n", "a circle: distributed.plan.a"),
+        ("distributed/attic/a.py", "", "distributed.attic.a: its folder is on no floor"),
+    ],
+)
+def test_what_breaks_the_rules_is_found(tmp_path, file, text, complaint):
+    extra = {"distributed/plan/b.py": "from . import a\n"} if "circle" in complaint else {}
+    for name in ("plan/job", "hosts/sync", "ssh/host"):
+        extra.setdefault(f"distributed/{name}.py", "")
+    for path, content in {**extra, file: text}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    assert any(complaint in each for each in wrong(tmp_path))
+
+
+def importers(package: str) -> set[str]:
+    pattern = re.compile(rf"^\s*(import|from) ({package})\b", re.MULTILINE)
+    return {name for name, path in modules(PROJECT).items() if pattern.search(path.read_text(encoding="utf-8"))}
+
+
+def test_paramiko_stays_in_its_room():
+    assert importers("paramiko") == {"distributed.ssh.connection"}
+
+
+def test_the_lab_stays_in_tests():
+    assert not importers("lab|tests|benchmarks|tools")
 
 
 def test_only_the_users_own_model_is_unpickled():
-    """bundle.py checks a hash first; local_nodes.py reads what its own parent process wrote into a private folder."""
-    modules = r"^\s*(import|from) (pickle|cloudpickle|marshal|shelve|dill)\b"
-    pickles = re.compile(modules + "|weights_only=False|_object_list|gather_object")
-    folders = [PROJECT / folder for folder in ("distributed", "gym/exogym", "whisper_tuner")]
-    files = [path for folder in folders for path in folder.rglob("*.py")]
-    found = {path.name for path in files if any(map(pickles.search, path.read_text(encoding="utf-8").splitlines()))}
-    assert found == {"bundle.py", "local_nodes.py"}
+    """Its hash is checked first; local_nodes.py reads what its own parent process wrote into a private folder."""
+    pickling = re.compile("weights_only=False|_object_list|gather_object")
+    found = importers("pickle|cloudpickle|marshal|shelve|dill")
+    found |= {name for name, path in modules(PROJECT).items() if pickling.search(path.read_text(encoding="utf-8"))}
+    assert found == {"distributed.user_model", "distributed.worker.user_model", "exogym.local_nodes"}
 
 
 def test_gym_is_a_folder_and_no_package():
     assert not (PROJECT / "gym" / "__init__.py").exists()
+
+
+def test_old_names_of_public_classes():
+    from distributed import fit, network_trainer, whisper_wrapper
+    from distributed.worker import whisper_wrapper as new
+
+    assert network_trainer.NetworkTrainer is fit.NetworkTrainer
+    assert whisper_wrapper.WhisperModelWrapper is new.WhisperModelWrapper
 
 
 @pytest.mark.parametrize("command", [["--help"], ["distributed-train", "--help"], ["config", "show", "demo-diloco"]])

@@ -27,8 +27,9 @@ from reference_texts import (  # noqa: E402
     TITLES,
 )
 
-from distributed.config import FROM_PROFILE, Distribution  # noqa: E402
-from distributed.hosts import HOST_KEYS, PROJECT_PATH, TOP_KEYS  # noqa: E402
+from distributed.plan.hosts_file import HOST_KEYS, TOP_KEYS  # noqa: E402
+from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402
+from distributed.ssh.host import PROJECT_PATH  # noqa: E402
 from exogym.config import STRATEGIES, StrategyConfig  # noqa: E402
 from whisper_tuner import errors  # noqa: E402
 from whisper_tuner.config import Profile  # noqa: E402

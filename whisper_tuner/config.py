@@ -8,9 +8,9 @@ import re
 import typing
 from pathlib import Path
 
-from .errors import ConfigError
-from .paths import expanded
-from .settings import nearest, parse, setting, validate
+from whisper_tuner.errors import ConfigError
+from whisper_tuner.paths import expanded
+from whisper_tuner.settings import nearest, parse, setting, validate
 
 KINDS = ("model", "dataset", "profile", "distributed")
 

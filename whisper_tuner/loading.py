@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .errors import ModelError
+from whisper_tuner.errors import ModelError
 
 PANIC = "PanicException"  # of a library in Rust: no Exception, and it cannot be imported
 

@@ -94,9 +94,6 @@ class Trainer(ABC):
         self.node: TrainNode | None = None  # in a process that is a rank
 
     @abstractmethod
-    def fit(self, **settings: Any) -> Any: ...
-
-    @abstractmethod
     def _build_connection(self, rank: int) -> Comm:
         """The communicator of this process, which is rank `rank`."""
 

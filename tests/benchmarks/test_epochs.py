@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import epochs
 from benchmarks.epochs import PROJECT, Bench, Result, Task, config, judge
-from distributed.config import resolve
+from distributed.plan.job import resolve
 from whisper_tuner.config import ConfigFile
 
 

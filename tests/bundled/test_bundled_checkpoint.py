@@ -8,9 +8,9 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from bundled.sentences import sentences
 from bundled.speech import Speaker, speak
-from whisper_tuner.audio import load_audio
-from whisper_tuner.dataset import load_manifest
-from whisper_tuner.wer import error_rates
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.eval.wer import error_rates
 
 BUNDLED = Path(__file__).parents[2] / "bundled"
 MODEL = BUNDLED / "model"

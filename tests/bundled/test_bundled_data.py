@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from bundled.make_data import SPLITS, dataset_sentences
-from whisper_tuner.dataset import load_manifest
+from whisper_tuner.data.dataset import load_manifest
 
 DATA = Path(__file__).parents[2] / "bundled" / "data"
 

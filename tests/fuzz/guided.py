@@ -73,7 +73,7 @@ def events(folder: Path) -> Target:
         of.scanned(run, data)
         of.followed(run, data)
 
-    mock.patch("distributed.console.time.sleep").start()
+    mock.patch("distributed.launcher.follow.time.sleep").start()
     return [of.WHOLE], read
 
 

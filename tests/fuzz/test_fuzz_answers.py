@@ -11,11 +11,11 @@ from fuzzing import fuzz, outcome
 from hypothesis import example
 from packaging.specifiers import SpecifierSet
 
-from distributed import environment
-from distributed.ask import ask
-from distributed.machine import Completed
-from distributed.preflight_session import Session
-from distributed.workers import Crew
+from distributed.hosts import environment
+from distributed.hosts.agent_call import ask
+from distributed.launcher.worker_group import Crew
+from distributed.preflight.session import Session
+from distributed.ssh.machine import Completed
 
 ANSWER = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000, "root": "/home/anna/tuner"}
 FAILURE = {"error": "/data: Permission denied", "errno": 13}

@@ -12,8 +12,8 @@ from damage import damaged
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from whisper_tuner import audio
-from whisper_tuner.audio_check import AudioIndex
+from whisper_tuner.data import audio
+from whisper_tuner.data.audio_check import AudioIndex
 
 NOISE = np.random.default_rng(1).uniform(-0.5, 0.5, 800).astype(np.float32)
 LONGEST = 3600 * audio.SAMPLE_RATE  # what a few kilobytes may become

@@ -14,11 +14,12 @@ from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed import host_agent
-from distributed.sync import LocalHashes, SyncItem
-from whisper_tuner import features
-from whisper_tuner.audio_check import AudioIndex
-from whisper_tuner.problems import Kind
+from distributed.hosts import agent as host_agent
+from distributed.hosts.code import SyncItem
+from distributed.hosts.sync import LocalHashes
+from whisper_tuner.data import features
+from whisper_tuner.data.audio_check import AudioIndex
+from whisper_tuner.data.problems import Kind
 
 SIZE, SECONDS, CHANGED = 1644, 0.05, 1_763_726_400_000_000_000  # of the clip
 HASH = "0" * 64

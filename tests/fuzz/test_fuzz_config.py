@@ -9,10 +9,10 @@ from damage import damaged
 from fuzzing import command, fuzz, outcome
 from hypothesis import example
 
-from distributed.config import Job, resolve
+from distributed.plan.job import Job, resolve
+from distributed.run_dir.find import run_dirs
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.dataset import load_manifest
-from whisper_tuner.run_folders import run_dirs
+from whisper_tuner.data.dataset import load_manifest
 
 CONFIG = b"""\
 [DEFAULT]

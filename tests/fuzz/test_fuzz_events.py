@@ -16,14 +16,16 @@ from hypothesis import example
 from rich.console import Console
 from test_fuzz_specs import RUN
 
-from distributed.commands.runs import to_json
-from distributed.console import RunView, follow
-from distributed.event_lines import split_line
-from distributed.run_tables import curve_lines, facts, host_table, list_table
-from whisper_tuner.run_events import scan
-from whisper_tuner.run_folders import OneHost
-from whisper_tuner.run_summary import read_run
-from whisper_tuner.runs import launcher_pid, read_events
+from distributed.control.messages import split_line
+from distributed.run_dir.events import scan
+from distributed.run_dir.find import OneHost
+from distributed.run_dir.folder import launcher_pid
+from distributed.run_dir.log import read_events
+from distributed.run_dir.run_view import RunView
+from distributed.run_dir.summary import read_run
+from multimac.commands.runs import to_json
+from multimac.view.console import follow, table
+from multimac.view.run_tables import curve_lines, facts, host_table, list_table
 
 AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}
 STEP = {
@@ -55,7 +57,7 @@ DAMAGED = damaged(WHOLE) | damaged_json(*EVENTS).map(lambda data: LINES[0] + dat
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("distributed.console.time.sleep", lambda seconds: None)
+        patch.setattr("distributed.launcher.follow.time.sleep", lambda seconds: None)
         yield
 
 
@@ -177,7 +179,7 @@ def followed(run: Path, data: bytes) -> None:
     view, console = RunView(), Console(file=io.StringIO(), width=100, markup=False)
     for event in events:
         outcome(view.take, event)
-    outcome(lambda: console.print(view.table()))
+    outcome(lambda: console.print(table(view)))
     outcome(follow, run, SimpleNamespace(poll=lambda: 0, returncode=0), console)
 
 

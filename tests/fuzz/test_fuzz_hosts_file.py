@@ -9,7 +9,7 @@ from damage import damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed.hosts import load_hosts
+from distributed.plan.hosts_file import load_hosts
 
 SHORT = {"master": "192.168.1.20", "workers": ["192.168.1.30"]}
 LONG = {

@@ -13,8 +13,8 @@ from fuzzing import fuzz, outcome
 from hypothesis import example
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data_check import check_data
-from whisper_tuner.dataset import load_manifest, write_manifest
+from whisper_tuner.data.check import check_data
+from whisper_tuner.data.dataset import load_manifest, write_manifest
 
 CSV = b"""\
 id,audio_path,transcription,duration_s

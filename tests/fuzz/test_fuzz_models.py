@@ -15,11 +15,11 @@ from hypothesis import example
 from safetensors.numpy import save
 
 from whisper_tuner.config import Profile
-from whisper_tuner.export import load_model, save_final
-from whisper_tuner.memory import profile_memory
-from whisper_tuner.model_check import check_model
-from whisper_tuner.models import LoraSettings, load_base, prepare
-from whisper_tuner.token_limit import token_limit
+from whisper_tuner.data.token_limit import token_limit
+from whisper_tuner.export.final import load_model, save_final
+from whisper_tuner.model.base_model import LoraSettings, load_base, prepare
+from whisper_tuner.model.check import check_model
+from whisper_tuner.model.memory import profile_memory
 
 BUNDLED = Path(__file__).parents[2] / "bundled/model"
 JSON = {file.name: json.loads(file.read_text()) for file in BUNDLED.glob("*.json")}

@@ -10,14 +10,13 @@ from damage import damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed.commands import resume
-from distributed.comparison import origin_of
-from distributed.hosts import Host
-from distributed.launcher import Launch
-from distributed.post import Rank
-from distributed.shipment import load_audio, load_items
-from distributed.spec import Rendezvous, RunSpec, profile_from_json, profile_to_json
-from distributed.sync import checked
+from distributed.hosts.sync import checked
+from distributed.plan.files import load_audio, load_items
+from distributed.plan.launch import Launch, Rank
+from distributed.plan.run_spec import Rendezvous, RunSpec, profile_from_json, profile_to_json
+from distributed.ssh.host import Host
+from multimac.commands import resume
+from multimac.view.comparison import origin_of
 from whisper_tuner.config import Profile
 from whisper_tuner.json_text import parse_json
 

@@ -13,9 +13,11 @@ from damage import damaged
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed import known_hosts, remote, ssh_settings
-from distributed.hosts import Host
-from distributed.known_hosts import Verdict
+from distributed.ssh import connection as remote
+from distributed.ssh import known_hosts
+from distributed.ssh import settings as ssh_settings
+from distributed.ssh.host import Host
+from distributed.ssh.known_hosts import Verdict
 
 KEY = b"AAAAC3NzaC1lZDI1NTE5AAAAIJjGTaYOg3pbwRtmRnkFLHQvjIjlRjSIFdCNQS4kSuVP"
 KNOWN = b"""\

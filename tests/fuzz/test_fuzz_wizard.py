@@ -10,9 +10,9 @@ from hypothesis import example
 from test_fuzz_config import CONFIG
 from test_fuzz_manifests import CSV, LINES
 
-from distributed.wizard.answers import load_answers
-from distributed.wizard.manifests import is_manifest
-from distributed.wizard.models import options
+from multimac.wizard.answers import load_answers
+from multimac.wizard.manifests import is_manifest
+from multimac.wizard.models import options
 from whisper_tuner.config import ConfigFile
 
 ANSWERS = {"model": "demo", "data": "clips.csv", "split": True, "epochs": 3, "workers": ["10.0.0.2", "10.0.0.3"]}

@@ -91,11 +91,11 @@ class Runner:
 
     def left_over(self) -> list[str]:
         """Workers and launchers that still live, on any host."""
-        names = [("worker_main", host) for host in self.lab.hosts] + [("distributed.launcher", "h1")]
+        names = [("distributed.worker.main", host) for host in self.lab.hosts] + [("distributed.launcher.main", "h1")]
         return [f"{host}: {process}" for name, host in names for process in self.lab.processes(host, name)]
 
     def wait_until_gone(self, host: str, seconds: float) -> None:
-        wait_until(lambda: not self.lab.processes(host, "worker_main"), seconds)
+        wait_until(lambda: not self.lab.processes(host, "distributed.worker.main"), seconds)
 
     def wait_until_nothing_is_left(self, seconds: float) -> None:
         wait_until(lambda: not self.left_over(), seconds, tell=self.left_over)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from distributed.bundle import run_bundle
-from distributed.spec import Bundle, RunSpec
+from distributed.plan.run_spec import Bundle, RunSpec
+from distributed.worker.user_model import run_bundle
 from whisper_tuner.errors import RunError
-from whisper_tuner.export import load_model
+from whisper_tuner.export.final import load_model
 
 pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def test_two_hosts_with_all_reduce_equal_one_process_with_twice_the_batch(runner
 
 def test_a_killed_launcher_leaves_no_worker(runner):
     process = runner.start("long", "h2", text=LONG)
-    runner.lab.kill("h1", "distributed.launcher")
+    runner.lab.kill("h1", "distributed.launcher.main")
     _, err = process.communicate(timeout=15)
     assert process.returncode == 6 and "launcher ended without a word" in err
     runner.wait_until_nothing_is_left(25)

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from exogym import Checkpoints, digest
 from lab import faults
-from whisper_tuner.export import load_model
+from whisper_tuner.export.final import load_model
 
 pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ class Watched:
         return (self.runner.run_dir / "launcher.log").read_text()[-3000:]
 
     def kill(self, name: str) -> float:
-        self.runner.lab.kill(name, "worker_main")
+        self.runner.lab.kill(name, "distributed.worker.main")
         return time.time()
 
     def end(self, seconds: float = 180) -> str:
@@ -84,7 +84,7 @@ def test_one_host_after_the_other_is_lost_and_all_finish(runner):
     assert run.wait_for("generation", 2)["time"] - killed < 3
     assert run.of("generation")[1]["hosts"] == [run.address["h1"], run.address["h3"]]
     run.wait_for("generation", 3)
-    with faults.frozen(runner.lab["h3"], "worker_main"):
+    with faults.frozen(runner.lab["h3"], "distributed.worker.main"):
         run.wait_for("lost", 1, host=run.address["h3"])
         run.wait_for("generation", 4)
     run.wait_for("back", 1, host=run.address["h3"])
@@ -119,7 +119,7 @@ def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
 def test_a_worker_that_gets_no_more_memory_is_started_anew(runner):
     run = Watched(runner, "h2", epochs=6)
     run.wait_for("commit", 2)  # before a round has counted any error ends the run
-    [worker] = runner.lab.processes("h2", "worker_main")
+    [worker] = runner.lab.processes("h2", "distributed.worker.main")
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (1, 1))
     lost = run.wait_for("lost", 1, host=run.address["h2"])
     assert "RuntimeError" in lost["reason"] or "memory" in lost["reason"].lower(), lost
@@ -213,7 +213,7 @@ def test_the_model_outlives_the_master(runner):
     """The launcher dies, its run folder is gone: what the other host kept becomes a model."""
     run = Watched(runner, "h2", epochs=30)
     run.wait_for("round", 8)
-    runner.lab.kill("h1", "distributed.launcher")
+    runner.lab.kill("h1", "distributed.launcher.main")
     run.process.communicate(timeout=15)
     runner.wait_until_nothing_is_left(25)
     digests = {event["digest"]: event["round"] for event in run.of("round")}

@@ -71,7 +71,7 @@ def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner)
     whole = runner.run_dir
     process = runner.start("d", "h2", text=DILOCO)
     wait_for_step(runner, 16)
-    runner.lab.kill("h1", "distributed.launcher")
+    runner.lab.kill("h1", "distributed.launcher.main")
     process.communicate(timeout=15)
     runner.wait_until_nothing_is_left(25)
     newest = max((runner.run_dir / "checkpoints").glob("*/*.safetensors"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed import environment, wheelhouse
+from distributed.hosts import environment, wheelhouse
 from lab import Lab
 
 PROJECT = Path(__file__).parents[2]

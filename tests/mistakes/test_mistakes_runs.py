@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from mistake_desk import Desk
 
-from distributed.config import resolve
-from distributed.start import prepare_local
+from distributed.plan.job import resolve
+from multimac.commands.start import prepare_local
 from whisper_tuner.config import ConfigFile
 
 RUN = "20251121-101010-mine"

@@ -17,7 +17,7 @@ import pytest
 from loopback_sshd import SshServer, keygen
 from mistake_desk import Desk
 
-from distributed.sync import code_items
+from distributed.hosts.code import code_items
 
 PYTHON = sys.executable
 CHECK = "hosts check --hosts hosts.json"
@@ -136,8 +136,8 @@ def project_is_a_file(host: Host) -> None:
 
 
 def foreign_files(host: Host) -> None:
-    host.project.mkdir()
-    (host.project / "cli_typer.py").write_text("print('mine')\n")
+    (host.project / "distributed").mkdir(parents=True)
+    (host.project / "distributed" / "fit.py").write_text("print('mine')\n")
 
 
 def other_code(host: Host) -> None:
@@ -145,7 +145,7 @@ def other_code(host: Host) -> None:
         target = host.project / item.remote
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(item.local, target)
-    (host.project / "cli_typer.py").write_text("print('changed')\n")
+    (host.project / "distributed" / "fit.py").write_text("print('changed')\n")
 
 
 def shards(host: Host) -> None:
@@ -217,14 +217,14 @@ MISTAKES = {
         foreign_files,
         TRAIN,
         5,
-        ("127.0.0.1", "files that no sync put there", "cli_typer.py"),
+        ("127.0.0.1", "files that no sync put there", "distributed/fit.py"),
         ("Move that folder away", "project_path"),
     ),
     "other code on the host, and --no-sync": (
         other_code,
         f"{TRAIN} --no-sync",
         5,
-        ("127.0.0.1: 1 files of the code", "cli_typer.py"),
+        ("127.0.0.1: 1 files of the code", "distributed/fit.py"),
         "without --no-sync",
     ),
     "memory far too small": (large, TRAIN, 5, ("127.0.0.1", "the run needs about"), "method = lora"),
@@ -266,7 +266,7 @@ def test_hosts(desk, host, make, command, status, place, remedy):
 def test_a_gpu_that_is_not_there(desk, ssh_server, monkeypatch):
     """torch must be asked, however busy the machine is."""
     for name, seconds in {"TORCH_ALARM_S": 20, "TORCH_BY": 22.0, "LINKS_BY": 24.0}.items():
-        monkeypatch.setattr(f"distributed.preflight.{name}", seconds)
+        monkeypatch.setattr(f"distributed.preflight.run.{name}", seconds)
     Host(desk, ssh_server).write(device="cuda:99")
     desk.refuses(TRAIN, 5, "127.0.0.1: device cuda:99 is asked for", ("Set device to auto or cpu", "nvidia-smi"))
 

@@ -15,8 +15,8 @@ sys.path.append(str(PROJECT / "tools"))
 from messages import collect  # noqa: E402
 from reference_texts import EXAMPLES, HOST_TEXTS, PIECED  # noqa: E402
 
-from distributed.config import Distribution  # noqa: E402
-from distributed.hosts import load_hosts  # noqa: E402
+from distributed.plan.hosts_file import load_hosts  # noqa: E402
+from distributed.plan.job import Distribution  # noqa: E402
 from exogym.config import STRATEGIES, read_text  # noqa: E402
 from whisper_tuner.config import Profile  # noqa: E402
 from whisper_tuner.settings import parse  # noqa: E402

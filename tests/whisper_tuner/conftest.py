@@ -22,8 +22,8 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from whisper_tuner.dataset import Sample
-from whisper_tuner.models import load_base
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.model.base_model import load_base
 
 LANGUAGE_TOKENS = [f"<|{code}|>" for code in LANGUAGES]
 # In the published order: transformers' tokenizer works a language's id out from it.

@@ -1,0 +1,278 @@
+"""`hosts setup`: on each host a virtual environment with the versions that the master runs.
+
+From the registry where the host reaches it; else from a wheelhouse that the master fills and pushes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from distributed.ssh.connection import Remote
+from whisper_tuner.errors import ConfigError, HostError
+from whisper_tuner.json_text import parse_json
+
+from . import wheelhouse
+from .agent_call import ask
+from .code import SyncItem
+from .each import on_each
+from .paths import PROJECT
+from .sync import Progress, no_progress, sync
+from .wheelhouse import Target, target_of
+
+LISTS = PROJECT / ".cache" / "environment"
+REMOTE_LISTS = ".setup"
+REMOTE_WHEELS = ".wheelhouse"
+INSTALL_TIMEOUT_S = 3600
+PROBE = """
+import importlib.metadata as m, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try: found[name] = m.version(name)
+    except m.PackageNotFoundError: pass
+print(json.dumps([sys.prefix != sys.base_prefix, found]))
+"""
+
+Say = Callable[[str, str], None]  # host, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """direct: what pyproject.toml names; all: name -> version, with all that these need on this machine."""
+
+    direct: tuple[str, ...]
+    all: dict[str, str]
+    python: SpecifierSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One host's outcome. source: 'unchanged', 'registry' or 'wheelhouse'."""
+
+    host: str
+    python: str
+    source: str
+    seconds: float
+
+
+def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress) -> list[Environment]:
+    """Make or mend every host's environment, all at once; nothing where it is right. Raises HostError, ConfigError."""
+    pins = own_pins()
+    return on_each(remotes, lambda remote: _HostSetup(remote, pins, say, progress).run())
+
+
+def own_pins(project: Path = PROJECT) -> Pins:
+    """The versions that this machine runs, without local tags (+cpu). Raises ConfigError if one is missing."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    direct = [Requirement(text) for text in settings["dependencies"]]
+    found: dict[str, str] = {}
+    queue = list(direct)
+    seen: set[str] = set()
+    while queue:
+        requirement = queue.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        try:
+            distribution = metadata.distribution(requirement.name)
+        except metadata.PackageNotFoundError as error:
+            raise ConfigError(f"{requirement.name} is not installed here", remedy="Run: make setup") from error
+        found[canonical(requirement.name)] = Version(distribution.version).public
+        queue += needs(distribution, requirement.extras)
+    names = tuple(canonical(requirement.name) for requirement in direct)
+    return Pins(direct=names, all=found, python=SpecifierSet(settings["requires-python"]))
+
+
+def needs(distribution: metadata.Distribution, extras: set[str]) -> list[Requirement]:
+    requirements = [Requirement(text) for text in distribution.requires or []]
+    wanted = ["", *extras]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in wanted)
+    ]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def probe(remote: Remote, python: str, names: Sequence[str]) -> tuple[bool, dict[str, str]] | None:
+    """Whether a host's python is of a virtual environment, and what is installed; None if there is no such python."""
+    done = remote.run([python, "-I", "-c", PROBE, *names], timeout=60)
+    try:
+        own, found = parse_json(done.stdout)
+        return bool(own), {str(name): str(version) for name, version in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
+    """What differs from the master's versions, in words."""
+    versions = {name: _public(version) for name, version in found.items()}
+    return [
+        f"{name} {versions.get(name, 'is missing')} (here {version})"
+        for name, version in sorted(pins.all.items())
+        if versions.get(name) != version
+    ]
+
+
+def _public(version: str | None) -> str:
+    """Without its local tag; as it stands where it is no version, as of a package that was not installed whole."""
+    try:
+        return Version(version).public
+    except (ValueError, TypeError):
+        return str(version)
+
+
+def choose_python(remote: Remote, pythons: Sequence[dict[str, Any]], wanted: SpecifierSet) -> dict[str, Any]:
+    """This machine's own minor version if the host has it, else its newest one that fits. Raises HostError."""
+    fitting = [p for p in pythons if wanted.contains(".".join(map(str, p["version"]))) and p["venv"]]
+    if fitting:
+        return max(fitting, key=lambda p: (tuple(p["version"][:2]) == sys.version_info[:2], p["version"]))
+    listing = [
+        f"{p['path']} ({'.'.join(map(str, p['version']))}{'' if p['venv'] else ', without venv'})" for p in pythons
+    ]
+    raise HostError(
+        remote.name,
+        f"no Python {wanted} that can make a virtual environment; found: {', '.join(listing) or 'none'}",
+        remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian, Ubuntu).",
+    )
+
+
+class _HostSetup:
+    def __init__(self, remote: Remote, pins: Pins, say: Say, progress: Progress):
+        self.remote, self.pins, self.progress = remote, pins, progress
+        self.python = remote.expand(remote.host.python)
+        self.root = remote.expand(remote.host.project_path)
+        self.say = lambda text: say(remote.name, text)
+
+    def run(self) -> Environment:
+        begin = time.monotonic()
+        found = probe(self.remote, self.python, list(self.pins.all))
+        source = "unchanged"
+        if found is None or unlike(self.pins, found[1]):
+            self.check_ours(found)
+            source = self.install(found is None)
+            self.verify()
+        seconds = time.monotonic() - begin
+        self.say(f"environment {'is right' if source == 'unchanged' else 'ready'} ({seconds:.1f} s)")
+        return Environment(host=self.remote.name, python=self.python, source=source, seconds=seconds)
+
+    def check_ours(self, found: tuple[bool, dict[str, str]] | None) -> None:
+        """Nothing is installed into a python that belongs to the system."""
+        if found and not found[0]:
+            raise HostError(
+                self.remote.name,
+                f"{self.python} is not of a virtual environment, and differs: {unlike(self.pins, found[1])[:5]}",
+                remedy='Leave "python_env" out of the hosts file: then an environment is made.',
+            )
+
+    def install(self, new: bool) -> str:
+        facts = ask(self.remote, "facts")
+        if new:
+            self.make_venv(facts)
+        if self.remote.run([self.python, "-m", "pip", "--version"], timeout=60).returncode:  # as uv makes environments
+            self.remote.run([self.python, "-m", "ensurepip"], timeout=300, check=True)
+        lists = write_lists(self.pins)
+        items = [SyncItem(local=path, remote=f"{REMOTE_LISTS}/{path.name}") for path in lists]
+        sync([self.remote], {self.remote.name: items})
+        if self.reaches_registry():
+            self.say("installing from the package registry")
+            self.pip("install")
+            return "registry"
+        folder = self.push_wheels(facts, lists)
+        self.say("installing from the wheelhouse")
+        self.pip("install", "--no-index", "--find-links", folder)
+        return "wheelhouse"
+
+    def make_venv(self, facts: dict[str, Any]) -> None:
+        if self.python != self.remote.expand(self.remote.host.environment):
+            best = choose_python(self.remote, facts["pythons"], self.pins.python)
+            folder = str(PurePosixPath(self.python).parent.parent)
+            self.say(f"making {folder} with {best['path']} ({'.'.join(map(str, best['version']))})")
+            self.remote.run([best["path"], "-m", "venv", "--clear", folder], timeout=300, check=True)
+        else:
+            remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
+            raise HostError(self.remote.name, f"{self.python} does not run", remedy=remedy)
+
+    def reaches_registry(self) -> bool:
+        """Whether pip there can fetch one small package."""
+        name = "idna" if "idna" in self.pins.all else min(self.pins.all)
+        fetch = f"{name}=={self.pins.all[name]}"
+        folder = str(PurePosixPath(self.root, REMOTE_LISTS, "reach"))
+        options = ["--no-deps", "--no-cache-dir", "--retries", "0", "--timeout", "8", "--dest", folder]
+        line = [self.python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+        return self.remote.run([*line, *options, fetch], timeout=120).returncode == 0
+
+    def push_wheels(self, facts: dict[str, Any], lists: Sequence[Path]) -> str:
+        """Fill a wheelhouse for this host here and bring it over; returns its folder there."""
+        target = self.target(facts)
+        self.say(f"has no way to the package registry: fetching wheels for {target.tag} here")
+        wheels = wheelhouse.fill(self.remote.name, target, *lists)
+        size = sum(wheel.stat().st_size for wheel in wheels)
+        self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
+        items = [SyncItem(local=wheel, remote=f"{REMOTE_WHEELS}/{wheel.name}") for wheel in wheels]
+        report = sync([self.remote], {self.remote.name: items}, self.progress, prune=[REMOTE_WHEELS])[0]
+        self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
+        return str(PurePosixPath(self.root, REMOTE_WHEELS))
+
+    def target(self, facts: dict[str, Any]) -> Target:
+        done = self.remote.run([self.python, "-c", "import sys; print(*sys.version_info[:2])"], timeout=60, check=True)
+        version = [int(word) for word in done.stdout.split()]
+        release = facts["release"] if facts["system"] == "Darwin" else facts["libc"]
+        return target_of(version, facts["system"], facts["machine"], release)
+
+    def pip(self, *command: str) -> None:
+        line = [
+            self.python,
+            "-m",
+            "pip",
+            *command,
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+            "--no-compile",
+        ]
+        folder = PurePosixPath(self.root, REMOTE_LISTS)
+        files = ["--requirement", str(folder / "requirements.txt"), "--constraint", str(folder / "constraints.txt")]
+        done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip()[-2000:]
+            remedy = "Mend what pip names (disk, network, permissions), then run hosts setup again."
+            raise HostError(self.remote.name, f"pip failed: {said}", remedy=remedy)
+
+    def verify(self) -> None:
+        _, found = probe(self.remote, self.python, list(self.pins.all)) or (False, {})
+        wrong = unlike(self.pins, found)
+        if wrong:
+            remedy = f"Remove {self.python}'s environment there, then run hosts setup again."
+            listed = "; ".join(wrong[:5])
+            raise HostError(self.remote.name, f"the environment is not right after installing: {listed}", remedy=remedy)
+
+
+def write_lists(pins: Pins) -> tuple[Path, Path]:
+    """requirements.txt and constraints.txt for pip. A host of another platform may need more than this machine does."""
+    LISTS.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "requirements.txt": "".join(f"{name}=={pins.all[name]}\n" for name in pins.direct),
+        "constraints.txt": "".join(f"{name}=={version}\n" for name, version in sorted(pins.all.items())),
+    }
+    for name, text in texts.items():
+        path = LISTS / name
+        if not path.exists() or path.read_text() != text:
+            temporary = path.with_suffix(".new")
+            temporary.write_text(text)
+            temporary.replace(path)
+    return LISTS / "requirements.txt", LISTS / "constraints.txt"

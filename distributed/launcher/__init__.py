@@ -1,0 +1,1 @@
+"""One run: starts the workers, hears them, brings lost ones back, evaluates."""

@@ -1,0 +1,60 @@
+"""WER before and after: the untouched base model and the trained one, on the same test clips."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from distributed.plan.run_spec import RunSpec, profile_from_json
+from exogym import device as devices
+from whisper_tuner.data.check import check_manifest
+from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.eval.evaluation import Evaluation, evaluate
+from whisper_tuner.eval.predictions import PREDICTIONS, predictions, write_predictions
+from whisper_tuner.export.final import load_model
+from whisper_tuner.files import write_atomically
+
+
+def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> None:
+    """Events `evaluating` as it goes, `evaluation` with `when` = before | after; also written to run_dir/wer.json."""
+    profile = profile_from_json(spec.profile)
+    if profile.num_threads:
+        torch.set_num_threads(profile.num_threads)
+    samples = check_manifest(test, profile.max_duration_s, Path(spec.cache_dir).parent).samples
+    device = devices.choose(None if profile.device == "auto" else profile.device)
+    figures, folder = {}, Path(spec.run_dir)
+    for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
+        model, processor = load_model(path)
+        result = evaluate(
+            model.to(device),
+            processor,
+            samples,
+            language=profile.language or None,
+            task=profile.task,
+            batch_size=profile.batch_size,
+            features=FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor),
+            progress=lambda done, total, when=when: events(
+                {"type": "evaluating", "model": when, "done": done, "total": total}
+            ),
+        )
+        for problem in result.problems:
+            events({"type": "problem", "what": str(problem)})
+        name = "base" if when == "before" else "final"
+        write_predictions(folder / "evaluation" / test.stem / name / PREDICTIONS, predictions(result.rows))
+        figures[when] = summary(result)
+        events({"type": "evaluation", "when": when, **figures[when]})
+    write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
+
+
+def summary(result: Evaluation) -> dict:
+    """Per cent, corpus-level; `wer` and `cer` after Whisper's own text normaliser."""
+    rates = {
+        "wer": result.wer_normalized,
+        "cer": result.cer_normalized,
+        "wer_raw": result.wer,
+        "cer_raw": result.cer,
+    }
+    return {name: round(100 * rate, 2) for name, rate in rates.items()} | {"clips": len(result.rows)}

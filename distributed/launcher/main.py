@@ -1,0 +1,150 @@
+"""The launcher: one process per run, in a session of its own. `python -m distributed.launcher.main RUN_DIR`.
+
+It holds the store where the ranks meet, the SSH sessions, and rank 0 as a child; it writes events.jsonl and, when all
+ranks are done, evaluates. The command that the user typed only follows events.jsonl: closing its terminal is no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from distributed.hosts.each import on_each
+from distributed.hosts.keep_awake import keep_awake
+from distributed.plan.launch import Launch
+from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
+from distributed.run_dir.folder import only_one
+from distributed.run_dir.log import EventLog
+from whisper_tuner.errors import ExitStatus, TunerError
+
+from .host_runner import HostPost
+from .worker_group import Crew
+
+NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
+
+
+class Launcher:
+    def __init__(self, run_dir: Path, *, resume: bool = False):
+        self.run_dir, self.resume = run_dir, resume
+        self.launch = Launch.load(run_dir)
+        self.events = EventLog(run_dir / "events.jsonl")
+        self._interrupts = 0
+        self._trained = False
+        self._posts: list[HostPost] = []
+
+    def interrupt(self, *_signal) -> None:
+        """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
+        self._interrupts += 1
+        if self._interrupts > 1 or self._trained:
+            raise KeyboardInterrupt
+
+    def run(self) -> ExitStatus:
+        status, message = ExitStatus.OK, ""
+        try:
+            self._train()
+            if (self.run_dir / "final").is_dir():
+                self.events({"type": "model", "path": str(self.run_dir / "final")})
+            if self._interrupts:
+                status = ExitStatus.INTERRUPTED
+                message = "stopped as asked; what was trained so far is in final/" + self._again()
+            elif self.launch.evaluate and self.launch.test:
+                self._trained = True
+                self._evaluate()
+        except KeyboardInterrupt:
+            status = ExitStatus.INTERRUPTED
+            message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
+        except TunerError as error:
+            status, message = error.exit_status, str(error) + self._again()
+        except Exception as error:
+            traceback.print_exc()
+            status, message = ExitStatus.ERROR, f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)"
+        self.events({"type": "end", "status": int(status), "message": message})
+        return status
+
+    def _again(self) -> str:
+        kept = any((self.run_dir / CHECKPOINTS).glob("*/*.json"))
+        return f"\n  Go on with: {self.launch.resume_command(self.run_dir)}" if kept else ""
+
+    def _train(self) -> None:
+        ranks = self.launch.ranks
+        crew = None
+        try:
+            self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
+            rendezvous = self._open_store() if len(ranks) > 1 else None
+            self._posts = [HostPost(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
+            crew = Crew(
+                self._posts,
+                events=self.events,
+                log=log,
+                min_hosts=self.launch.min_hosts,
+                patience_s=self.launch.timeout_s,
+                resumed=self.resume,
+            )
+            crew.work(lambda: self._interrupts > 0)
+            if crew.saver.post.host:
+                self._name_base()
+            crew.end()
+            if not self._interrupts:
+                on_each(self._posts, HostPost.drop_checkpoints)
+        except TunerError:
+            if crew:
+                crew.end(rescue=True)
+            raise
+        finally:
+            if crew:
+                crew.end()
+            on_each(self._posts, HostPost.leave)
+
+    def _name_base(self) -> None:
+        """An adapter that another host has saved names its base as it lies there."""
+        from whisper_tuner.export.final import name_base
+
+        if profile := self.launch.ranks[0].spec.profile:
+            name_base(self.run_dir / "final", profile["base_model"])
+
+    def _open_store(self) -> Rendezvous:
+        """Listen on the one address where the ranks meet, never on all interfaces."""
+        from torch.distributed import TCPStore
+
+        listener = socket.create_server((self.launch.address, 0), backlog=128)
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            self.launch.address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return Rendezvous(address=self.launch.address, port=port, prefix=secrets.token_hex(16))
+
+    def _evaluate(self) -> None:
+        from .evaluate import evaluate_run
+
+        self.events({"type": "phase", "phase": "evaluate"})
+        evaluate_run(self.launch.ranks[0].spec, Path(self.launch.test), self.events)
+
+
+def log(line: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        print(line, flush=True)
+
+
+def main() -> int:
+    run_dir = Path(sys.argv[1])
+    with only_one(run_dir):
+        keep_awake(os.getpid())  # while the master sleeps nobody trains
+        launcher = Launcher(run_dir, resume="--resume" in sys.argv[2:])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, launcher.interrupt)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return launcher.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

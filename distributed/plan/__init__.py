@@ -1,0 +1,1 @@
+"""From a profile and a hosts file to what each rank gets."""

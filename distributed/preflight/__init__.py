@@ -1,0 +1,1 @@
+"""Looks at all hosts before a run."""

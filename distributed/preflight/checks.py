@@ -1,0 +1,148 @@
+"""From the facts of one host to its problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distributed.hosts.environment import Pins, unlike
+from whisper_tuner.text import size
+
+from .needs import Needs
+from .report import WARNING, HostFacts, Problem
+
+SKEW_S = 2.0
+SHOWN = 3
+MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
+LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
+IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
+
+
+class Checks:
+    """What is wrong with one host, as far as its facts are known. sharing: workers that its machine has."""
+
+    def __init__(self, host: HostFacts, master: HostFacts, pins: Pins, needs: Needs, setup: str, sharing: int = 1):
+        self.host, self.master, self.pins, self.needs, self.setup = host, master, pins, needs, setup
+        self.sharing = sharing
+
+    def all(self) -> Iterator[Problem]:
+        if self.host.facts:
+            yield from self.python()
+            yield from self.rivals()
+            yield from self.system()
+        yield from self.clock()
+        yield from self.disk()
+        self.host.device, device_problems = self.device()
+        yield from device_problems
+        yield from self.memory()
+
+    def python(self) -> Iterator[Problem]:
+        facts = self.host.facts
+        version = ".".join(map(str, facts["python"]))
+        own = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
+        if not facts["training"]:
+            yield self.problem("python", f"there is no usable Python at {self.host.host.python}", f"Run: {self.setup}")
+            return
+        if not self.pins.python.contains(version):
+            remedy = f"Remove {self.host.host.environment} there, and run: {self.setup}" if facts["venv"] else own
+            yield self.problem("python", f"Python {version} at {facts['executable']}; needs {self.pins.python}", remedy)
+        if wrong := unlike(self.pins, facts["versions"]):
+            more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
+            yield self.problem("packages", what, f"Run: {self.setup}" if facts["venv"] else own)
+
+    def rivals(self) -> Iterator[Problem]:
+        for name, place, wins in self.host.facts["rivals"]:
+            remedy = f"There: {self.host.facts['executable']} -m pip uninstall {name}"
+            if wins:
+                yield self.problem("packages", f"another {name} would be loaded: {place}", remedy)
+            else:
+                what = f"another {name} is installed in {place}; the project's own comes first"
+                yield self.problem("packages", what, remedy, severity=WARNING)
+
+    def system(self) -> Iterator[Problem]:
+        here, there = self.master.facts.get("system"), self.host.facts["system"]
+        if here and there != here and "Darwin" in (here, there):
+            yield self.problem("system", f"runs {_named(there)}, the master {_named(here)}", MIXED)
+
+    def clock(self) -> Iterator[Problem]:
+        ahead = self.host.clock_ahead_s
+        if ahead is not None and abs(ahead) > SKEW_S:
+            what = f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the master's"
+            remedy = "Let it set its clock: System Settings > General > Date & Time, or `timedatectl set-ntp true`."
+            yield self.problem("clock", what, remedy, severity=WARNING)
+
+    def disk(self) -> Iterator[Problem]:
+        space = self.host.space
+        if space is None:
+            return
+        worker = self.host is not self.master
+        sent = max(0, self.needs.sent - space["held"]) if worker else 0
+        need = sent + self.needs.kept
+        if need > space["free"]:
+            what = f"{size(space['free'])} free for {space['root']}, but {size(need)} needed"
+            parts = f" ({size(sent)} to send, {size(self.needs.kept)} for checkpoints)" if sent else ""
+            setting = '"project_path"' if worker else "runs_dir"
+            remedy = f"Free some space there, or set {setting} to another disk."
+            yield self.problem("disk", what + parts, remedy)
+
+    def device(self) -> tuple[str | None, list[Problem]]:
+        """Where it would train, and why it cannot."""
+        torch = self.host.torch
+        wanted = self.host.host.device or self.needs.device
+        if torch is None and wanted == "cpu":
+            return "cpu", []
+        if torch is None or "torch" not in self.host.facts.get("versions", {}):
+            return None, []
+        if torch.get("late"):
+            late = "importing torch took too long: its devices were not checked in time"
+            return None, [self.problem("device", late, "The run itself waits for it.", severity=WARNING)]
+        if "failed" in torch:
+            return None, [self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.setup}")]
+        kind, _, index = wanted.partition(":")
+        if kind == "auto":
+            return "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu", []
+        if kind == "mps" and not torch["mps"]:
+            no_mps = "device mps is asked for, but its torch has no GPU of Apple's"
+            return wanted, [
+                self.problem("device", no_mps, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
+            ]
+        if kind == "cuda" and int(index or 0) >= torch["cuda"]:
+            no_cuda = f"device {wanted} is asked for, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
+            return wanted, [
+                self.problem("device", no_cuda, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
+            ]
+        return wanted, []
+
+    def memory(self) -> Iterator[Problem]:
+        facts, torch = self.host.facts, self.host.torch
+        if not self.needs.memory or not facts:
+            return
+        on_card = (self.host.device or "").startswith("cuda") and torch["cuda_memory"]
+        total = torch["cuda_memory"] if on_card else facts["memory"]["total"]
+        free = None if on_card else facts["memory"]["available"]
+        workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
+        whole, least = self.needs.memory * workers, (self.needs.least or self.needs.memory) * workers
+        has = f"{'its GPU' if on_card else 'it'} has {size(total)}"
+        if workers > 1:
+            has += f" for {workers} workers"
+        if least > total:
+            yield self.problem("memory", f"the run needs about {size(least)} of memory, {has}", LESS_MEMORY)
+        elif whole > total:
+            parts = f"whole batches would take about {size(whole)} of memory, {has}"
+            yield self.problem("memory", parts, IN_PARTS, severity=WARNING)
+        elif free is not None and whole > free:
+            what = f"the run needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
+            yield self.problem("memory", what, f"Close other programs there. {IN_PARTS}", severity=WARNING)
+
+    def code(self, sync: bool, differ: Sequence[str]) -> Iterator[Problem]:
+        if differ and not sync:
+            names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
+            what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
+            yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync PROFILE")
+
+    def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:
+        return Problem(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)
+
+
+def _named(system: str) -> str:
+    return {"Darwin": "macOS"}.get(system, system)

@@ -1,0 +1,148 @@
+"""What a preflight found: facts of each host, every pair's link, problems with their remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from distributed.ssh.connection import Remote
+from distributed.ssh.host import Host
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError, TunerError
+
+ERROR, WARNING = "error", "warning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """`hosts` are the addresses it concerns. check: the column of the table it belongs to. status: CONFIG if the
+    hosts file is wrong, DATA for the master's own files."""
+
+    hosts: tuple[str, ...]
+    what: str
+    remedy: str = ""
+    severity: str = ERROR
+    check: str = ""
+    status: ExitStatus = ExitStatus.HOST
+
+    @property
+    def host(self) -> str:
+        return ", ".join(self.hosts)
+
+    def __str__(self) -> str:
+        text = self.what if len(self.hosts) > 1 else f"{self.host}: {self.what}"
+        return f"{text}\n  {self.remedy}" if self.remedy else text
+
+
+@dataclass(kw_only=True)
+class HostFacts:
+    """One host; None is what could not be found out."""
+
+    host: Host
+    reached: bool = False
+    facts: dict = field(default_factory=dict)  # as the agent's `facts` gives them
+    clock_ahead_s: float | None = None
+    space: dict | None = None
+    to_send: int | None = None  # files of code that differ from the master's
+    torch: dict | None = None
+    device: str | None = None  # on which it would train
+    address: str | None = None  # of the chosen interface
+    interface: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.host.address
+
+    @property
+    def machine(self) -> str:
+        """The same for hosts of the file that are one machine; "" if it is not known."""
+        return self.facts.get("memory", {}).get("machine", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A connection from `source` to `target`. mbit: what `target` received, Mbit/s; failed: why there is none."""
+
+    source: str
+    target: str
+    latency_s: float | None = None
+    mbit: float | None = None
+    failed: str | None = None
+
+
+@dataclass(kw_only=True)
+class Report:
+    """As a context it holds the SSH connections open: `remotes` are the workers', in the order of the hosts file."""
+
+    hosts: list[HostFacts]
+    pairs: list[Pair] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    seconds: float = 0.0
+    connected: dict[int, Remote] = field(default_factory=dict, repr=False)  # by position in `hosts`
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def errors(self) -> list[Problem]:
+        return [problem for problem in self.problems if problem.severity == ERROR]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        return [problem for problem in self.problems if problem.severity == WARNING]
+
+    @property
+    def remotes(self) -> list[Remote]:
+        """One for each worker. Raises the report's error if one was not reached."""
+        numbers = range(1, len(self.hosts))
+        if missing := [self.hosts[number].name for number in numbers if number not in self.connected]:
+            self.raise_if_errors()
+            raise HostError(missing[0], "no connection")
+        return [self.connected[number] for number in numbers]
+
+    def raise_if_errors(self) -> None:
+        """One error that holds all problems but the warnings."""
+        if errors := self.errors:
+            raise _as_one(errors)
+
+    def sharing(self, host: HostFacts) -> int:
+        """How many of the hosts are the same machine as this one, itself included."""
+        machines = [facts.machine for facts in self.hosts]
+        return machines.count(host.machine) if host.machine else 1
+
+    @property
+    def machine_workers(self) -> tuple[int, ...]:
+        """Of each host, how many workers are on its machine."""
+        return tuple(map(self.sharing, self.hosts))
+
+    def summary(self) -> str:
+        """One line, for a run that goes on."""
+        measured = [pair for pair in self.pairs if pair.mbit]
+        text = f"{len(self.hosts)} hosts checked in {self.seconds:.1f} s"
+        if measured:
+            slowest = min(measured, key=lambda pair: pair.mbit)
+            latency = f", {slowest.latency_s * 1000:.1f} ms" if slowest.latency_s is not None else ""
+            text += f"; slowest link {slowest.source} -> {slowest.target}: {slowest.mbit:.0f} Mbit/s{latency}"
+        return text
+
+    def close(self) -> None:
+        for remote in self.connected.values():
+            remote.close()
+
+
+def _as_one(errors: Sequence[Problem]) -> TunerError:
+    one = errors[0]
+    for kind in (ConfigError, DataError):
+        if all(problem.status == kind.exit_status for problem in errors):
+            return kind("\n".join(map(str, errors)))
+    if len(errors) == 1 and len(one.hosts) == 1:
+        return HostError(one.host, one.what, remedy=one.remedy)
+    names = ", ".join(unique(name for problem in errors for name in problem.hosts))
+    count = "1 problem" if len(errors) == 1 else f"{len(errors)} problems"
+    return HostError(names, f"{count}:\n" + "\n".join(map(str, errors)))
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

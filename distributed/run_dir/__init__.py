@@ -1,0 +1,1 @@
+"""A run's folder: its log, what it tells, finding and cleaning."""

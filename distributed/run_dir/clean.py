@@ -1,0 +1,85 @@
+"""What of the runs may go: whole runs that left nothing of use, and checkpoints that nobody will go on from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whisper_tuner.errors import ConfigError, RunError
+
+from .folder import disk_use, only_one
+from .summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary
+
+UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+JUST_NOW_S = 600.0  # a run without a last word may be one that is just starting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """One folder that may go, and why."""
+
+    run: RunSummary
+    path: Path
+    reason: str
+    size: int
+
+
+def age(text: str) -> float:
+    """Seconds of '30m', '12h', '7d' or '2w'. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+)([mhdw])", text.strip())
+    if not match:
+        raise ConfigError(f"--older-than {text}: not an age", remedy="For example 12h, 7d or 2w.")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | None = None) -> list[Removal]:
+    """`runs` are newest first; the first `keep` stay. What can be resumed goes only if it is older than asked for."""
+    found, now = [], time.time()
+    for run in runs[keep:]:
+        idle = now - run.changed
+        if older_than is not None and idle < older_than:
+            continue
+        wanted = run.resumable and older_than is None
+        if run.model and run.checkpoints and not wanted and run.state in (FINISHED, FAILED, INTERRUPTED):
+            folder = run.path / "checkpoints"
+            if not folder.is_symlink():
+                reason = (
+                    f"{len(run.checkpoints)} checkpoints of {'a finished' if run.state == FINISHED else 'an old'} run"
+                )
+                found.append(Removal(run=run, path=folder, reason=reason, size=disk_use(folder)[0]))
+        elif run.state in (FAILED, INTERRUPTED) and not run.model and idle > JUST_NOW_S * (run.state == FAILED):
+            if wanted:
+                continue
+            at = f", resumable at step {run.checkpoint_step}" if run.checkpoint_step is not None else ", resumable"
+            reason = f"{run.state}, no model{at if run.resumable else ''}"
+            found.append(Removal(run=run, path=run.path, reason=reason, size=run.size))
+    return found
+
+
+def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[Removal]:
+    """Whole runs, as asked for by name. Raises ConfigError for one that runs, or lies elsewhere."""
+    inside = {folder.resolve() for folder in folders}
+    for run in runs:
+        if run.state == RUNNING:
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
+        if run.path.is_symlink() or run.path.parent.resolve() not in inside:
+            where = ", ".join(map(str, folders))
+            raise ConfigError(f"{run.path} is not in {where}", remedy="Name its folder with --runs-dir.")
+    kinds = {FINISHED: "finished, with its model", BROKEN: "broken"}
+    return [
+        Removal(run=run, path=run.path, reason=f"named; {kinds.get(run.state, run.state)}", size=run.size)
+        for run in runs
+    ]
+
+
+def remove(removal: Removal) -> None:
+    """Raises RunError if a launcher has taken the run up in the meantime, or the folder cannot be removed."""
+    with only_one(removal.run.path):
+        try:
+            shutil.rmtree(removal.path)
+        except OSError as error:
+            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None

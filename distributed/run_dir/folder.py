@@ -1,0 +1,117 @@
+"""A run's folder: run.json (what was asked), events.jsonl (what happened), final/ (the model)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from whisper_tuner.errors import RunError
+from whisper_tuner.files import DISK
+
+DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
+
+
+@contextlib.contextmanager
+def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
+    """A new folder runs_dir/<date>-<time>-<name>, removed again if preparing it fails, or if it is not to be kept."""
+    path, above = _create(runs_dir, name)
+    try:
+        yield path
+    except BaseException as error:
+        keep = False
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise RunError(f"{error.filename or path}: {error.strerror}", remedy=DISK_REMEDY) from None
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(path)
+            with contextlib.suppress(OSError):  # not empty: somebody else's run
+                for folder in above:
+                    folder.rmdir()
+
+
+def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
+    """The new folder, and those above it that there were not."""
+    stem = time.strftime("%Y%m%d-%H%M%S-") + re.sub(r"[^\w.-]+", "-", name)
+    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+        path = runs_dir / (stem + suffix)
+        try:
+            above = [folder for folder in path.parents if not folder.exists()]
+            path.mkdir(parents=True, mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            remedy = DISK_REMEDY if error.errno in DISK else "Choose another folder with runs_dir."
+            raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
+        return path, above
+    raise RunError(f"{runs_dir}: no free name for {stem}")
+
+
+@contextlib.contextmanager
+def only_one(run_dir: Path) -> Iterator[None]:
+    """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if somebody holds it."""
+    try:
+        handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise RunError(f"{run_dir / 'lock'}: {error.strerror}", remedy="Look at its permissions.") from None
+    try:
+        for attempt in range(10, -1, -1):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not attempt:
+                    raise RunError(f"{run_dir.name} is running", remedy="It was left as it is.") from None
+                time.sleep(0.1)  # is_running() holds it for a moment
+        os.truncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a launcher lives: it holds an exclusive lock on run_dir/lock until it ends, however it ends."""
+    try:
+        handle = os.open(run_dir / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
+def launcher_pid(run_dir: Path) -> int | None:
+    """The process that holds the lock; None if the run is not going on."""
+    try:
+        pid = int((run_dir / "lock").read_text())
+    except (OSError, ValueError):
+        return None
+    # Others are signals to groups of processes, or to all: a damaged file must not send one.
+    return pid if 1 < pid < 2**31 and is_running(run_dir) else None
+
+
+def disk_use(folder: Path) -> tuple[int, float]:
+    """Bytes and newest change of all files below; links are counted themselves, not followed."""
+    size, changed, folders = 0, folder.stat().st_mtime, [str(folder)]
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.name != "lock":
+                    facts = entry.stat(follow_symlinks=False)
+                    size, changed = size + facts.st_size, max(changed, facts.st_mtime)
+    return size, changed

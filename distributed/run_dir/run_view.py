@@ -1,0 +1,154 @@
+"""What a run is at, from its events alone: one HostView for each host, and lines to be said once."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+RECENT_STEPS = 10
+APART = (
+    "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
+)
+
+
+@dataclass
+class HostView:
+    """The latest of one host."""
+
+    name: str
+    state: str = "starting"
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    round: int = 0
+    sent: int = 0
+    memory: int = 0
+    device: str = ""
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+    def take(self, event: dict) -> None:
+        kind = event["type"]
+        if kind == "phase":
+            self.state = {"load": "loading"}.get(event["phase"], event["phase"])
+        elif kind == "start":
+            self.state, self.total_steps, self.device = "training", event["total_steps"], event["device"]
+        elif kind == "step":
+            self.step, self.epoch = event["step"], event["epoch"] + 1
+            self.loss = self.loss if event.get("loss") is None else event["loss"]
+            self.sent += event.get("bytes") or 0
+            self.memory = event.get("memory") or 0
+            self.recent.append((event["seconds"], event["samples"]))
+        elif kind == "round":
+            self.round = event["round"]
+        elif kind == "plan":
+            self.total_steps = event["total_steps"]
+        elif kind == "lost":
+            self.state, self.recent = "given up" if event["given_up"] else "lost", deque(maxlen=RECENT_STEPS)
+        elif kind == "back":
+            self.state = "waiting"
+        elif kind == "resume":
+            self.step, self.round, self.epoch = event["step"], event["round"], event["epoch"] + 1
+        elif kind == "done":
+            self.state = "done"
+        elif kind == "error":
+            self.state = "failed"
+
+    @property
+    def speed(self) -> float | None:
+        """Clips per second over the last steps."""
+        seconds = sum(spent for spent, _ in self.recent)
+        return sum(samples for _, samples in self.recent) / seconds if seconds else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds to the end of training."""
+        if not self.recent or self.state != "training":
+            return None
+        return (self.total_steps - self.step) * sum(spent for spent, _ in self.recent) / len(self.recent)
+
+
+class RunView:
+    """Follows one run; `lines` collects what is to be said once, above the table."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, HostView] = {}
+        self.lines: list[str] = []
+        self.phase = "starting"
+        self.progress = ""
+        self.end: dict | None = None
+        self._generation = 0
+        self._resumed = False
+        self._validated = 0
+
+    def take(self, event: dict) -> None:
+        kind, host = event["type"], event.get("host")
+        if host is not None:
+            self.hosts.setdefault(host, HostView(host)).take(event)
+        if kind == "phase" and host is None:
+            self.phase, self.end = event["phase"], None  # an end was that of an earlier attempt
+            for name in event.get("hosts") or ():
+                self.hosts.setdefault(name, HostView(name))
+                self._resumed, self._validated = False, 0  # a launcher has just started
+        elif kind == "lost":
+            forever = " and not tried again" if event["given_up"] else ""
+            self.lines.append(f"{host} is lost{forever}: {event['reason']}")
+        elif kind == "generation":
+            self._take_generation(event["number"], event["hosts"])
+        elif kind == "paused":
+            there = ", ".join(event["hosts"]) or "none"
+            for name in event["hosts"]:
+                self.hosts.setdefault(name, HostView(name)).state = "paused"
+            self.lines.append(f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}")
+        elif kind == "orphaned":
+            self.lines.append(f"waiting for {', '.join(event['hosts'])}, who may have the newest state")
+        elif kind == "apart":
+            self._take_apart(event["pairs"], event["hosts"])
+        elif kind == "reached":
+            self.lines.append(f"{named(event['pairs'])} reach each other again")
+        elif kind == "validation" and event["step"] > self._validated:
+            self._validated = event["step"]
+            self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
+        elif kind == "problem":
+            self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
+        elif kind == "warning":
+            self.lines.append(f"{host}: {event['what']}")
+        elif kind == "resume":
+            self._take_resume(host, event)
+        elif kind == "model":
+            self.lines.append(f"model: {event['path']}")
+        elif kind == "evaluating":
+            self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips"
+        elif kind == "evaluation":
+            self.lines.append(f"WER {event['when']}: {event['wer']:.1f}")
+        elif kind == "end":
+            self.end = event
+
+    def _take_generation(self, number: int, hosts: list[str]) -> None:
+        for name in hosts:
+            view = self.hosts.setdefault(name, HostView(name))
+            view.state = "training" if view.total_steps else view.state
+        self._generation = number
+        if number > 1:
+            self.lines.append(f"training goes on with {', '.join(hosts)}")
+
+    def _take_apart(self, pairs: list[list[str]], waiting: list[str]) -> None:
+        for name in waiting:
+            self.hosts.setdefault(name, HostView(name)).state = "not reached"
+        left_out = f"; left out until then: {', '.join(waiting)}" if waiting else ""
+        self.lines.append(f"{named(pairs)} {APART}{left_out}")
+
+    def _take_resume(self, host: str, event: dict) -> None:
+        step, anew = event["step"], event.get("anew") and event["step"]
+        if self._generation > 1:
+            self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts anew' if anew else ''}")
+            return
+        if not self._resumed:
+            self._resumed = True
+            self.lines.append(f"goes on after step {step}" if step else "begins anew: no checkpoint")
+        if anew:
+            self.lines.append(f"{host}: its inner optimizer starts anew")
+
+
+def named(pairs: list[list[str]]) -> str:
+    return ", ".join(f"{one} and {other}" for one, other in pairs)

@@ -1,0 +1,1 @@
+"""The only room that imports paramiko: connections, host keys, SSH settings."""

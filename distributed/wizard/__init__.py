@@ -1,1 +1,0 @@
-"""The wizard: questions instead of flags, then the same configuration and the same calls as the command line."""

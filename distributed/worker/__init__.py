@@ -1,0 +1,1 @@
+"""One rank: reads its RunSpec, trains, saves."""

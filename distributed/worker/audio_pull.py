@@ -1,0 +1,58 @@
+"""A worker's end of the way that audio takes during a run, when it is dealt clips of a host that is gone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from distributed.control.channel import Lifeline
+from whisper_tuner.data.dataset import Sample
+
+POLL_S = 0.05
+LOOK_S = 5.0  # between two words to the launcher, which otherwise takes a worker that makes no step for stuck
+LONGEST_S = 600.0  # without the arrival of a single file
+
+
+class Delivery:
+    """Asks the launcher for audio, which it puts into place over SFTP; whoever reads a clip waits for it here."""
+
+    def __init__(self, events: Callable[[dict], None], lifeline: Lifeline):
+        self._events, self._lifeline = events, lifeline
+        self._wanted: set[str] = set()
+        self._next_look = 0.0
+        self._last_arrival = 0.0
+
+    def order(self, samples: Sequence[Sample]) -> None:
+        """In the order in which they will be needed; what is there already, or on its way, is not asked for again."""
+        new = [_name(s) for s in samples if _name(s) not in self._wanted and not s.audio.exists()]
+        self._wanted.update(new)
+        if new:
+            self._events({"type": "want", "files": new})
+
+    def wait(self, sample: Sample) -> None:
+        """Until the file is there, or will not come: then whoever opens it will say so."""
+        name, began = _name(sample), time.monotonic()
+        while name in self._wanted and not sample.audio.exists():
+            self._look()
+            quiet_since = max(began, self._last_arrival)
+            if name in self._lifeline.unsent or time.monotonic() - quiet_since > LONGEST_S:
+                return
+            time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Now and then: what has arrived? The launcher hears that this worker waits."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        if arrived := {name for name in list(self._wanted) if Path(name).exists()}:
+            self._wanted -= arrived
+            self._last_arrival = now
+        self._events({"type": "alive"})
+
+
+def _name(sample: Sample) -> str:
+    """As the launcher knows it: relative to the project folder, where a worker runs."""
+    return os.path.relpath(sample.audio)

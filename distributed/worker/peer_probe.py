@@ -1,0 +1,165 @@
+"""Whether a worker's peers answer on the training network: asked while its rank waits for them.
+
+gloo raises nothing when packets between two hosts are lost, as by a firewall or by a Wi-Fi that keeps its clients
+apart. So each worker has a TCP port that takes connections and closes them, nothing is read there or kept; and one
+whose rank waits tries those of the others, from a thread of its own. The launcher makes the ports known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from distributed.control.endpoint import Endpoint, endpoint
+from exogym.reachability import UNREACHED_S, Unanswered, Wait
+from whisper_tuner.errors import HostError
+
+EVERY_S = 1.0  # each peer is asked once
+WAIT_S = 1.0  # of a rank, before it asks
+LOOK_S = 5.0  # how often this machine's own address is looked at: a laptop wakes up in another network
+BACKLOG = 1024  # connections that may wait while the thread that trains holds the interpreter
+AGAIN_S = 0.1  # where no connection can be taken
+# Its calls keep the interpreter. The socket module's hand it over, and wait to get it back while another thread
+# computes: strangers could then fill the queue, and peers would find nobody.
+LIBC = ctypes.PyDLL(None)
+
+
+class PeerProbe:
+    """Tells the launcher where it listens ("listens"), and which peers do not answer ("reach").
+
+    address() is that of this machine on the training network; it may change. Raises HostError while there is none.
+    meeting: where groups are formed. Who does not reach that can form one with nobody.
+    """
+
+    def __init__(
+        self,
+        wait: Wait,
+        address: Callable[[], str],
+        meeting: Endpoint,
+        send: Callable[[dict], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._wait, self._address, self._send, self._clock = wait, address, send, clock
+        self._meeting = meeting
+        self._lock = threading.Lock()
+        self._peers: set[Endpoint] = set()
+        # All that follows belongs to the one thread that calls `turn`.
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._attempts: dict[socket.socket, tuple[Endpoint, float]] = {}
+        self._unanswered = Unanswered()
+        self._told: set[Endpoint] = set()
+        self._turned = clock() - EVERY_S
+        self._looked = -LOOK_S
+
+    def meet(self, peers: list) -> None:
+        """From any thread: where the others listen now, as [address, port]."""
+        with self._lock:
+            self._peers = {endpoint(*peer) for peer in peers}
+
+    def start(self) -> None:
+        def work() -> None:
+            while True:
+                try:
+                    self.turn()
+                except OSError:
+                    time.sleep(AGAIN_S)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def turn(self) -> None:
+        """Answer for a second, then ask."""
+        until = self._turned + EVERY_S
+        while (left := until - self._clock()) > 0:
+            self._answer_for(left)
+        now = self._clock()
+        passed, self._turned = min(now - self._turned, 2 * EVERY_S), now
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._look()
+        generation, waited = self._wait.read()
+        waits = waited >= WAIT_S
+        with self._lock:
+            peers = self._peers | {self._meeting}
+        asked = peers if waits else peers & self._told
+        self._unanswered.turn(asked, passed)
+        self._tell(generation, waits, peers)
+        self._give_up(now - UNREACHED_S, asked)
+        for peer in asked:
+            self._ask(peer, now)
+
+    def close(self) -> None:
+        for each in [*self._attempts, *([self._listener] if self._listener else [])]:
+            each.close()
+        self._selector.close()
+
+    def _look(self) -> None:
+        """Listen where this machine is now, and on no other address."""
+        with contextlib.suppress(HostError, OSError):
+            address = self._address()
+            if self._listener and self._listener.getsockname()[0] == address:
+                return
+            listener = socket.create_server((address, 0), backlog=BACKLOG)
+            listener.setblocking(False)
+            if self._listener:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+            self._listener = listener
+            self._selector.register(listener, selectors.EVENT_READ)
+            self._send({"type": "listens", "address": address, "port": listener.getsockname()[1]})
+
+    def _answer_for(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listener:
+                self._take_all()
+            else:
+                self._hear(key.fileobj)
+
+    def _take_all(self) -> None:
+        taken = 0
+        while taken < BACKLOG and (connection := LIBC.accept(self._listener.fileno(), None, None)) >= 0:
+            LIBC.close(connection)
+            taken += 1
+        if not taken:
+            time.sleep(AGAIN_S)
+
+    def _ask(self, peer: Endpoint, now: float) -> None:
+        """A new connection each time: TCP itself tries a lost one again ever more slowly."""
+        with contextlib.suppress(OSError):
+            attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            attempt.setblocking(False)
+            if attempt.connect_ex(peer) in (0, errno.EINPROGRESS):
+                self._attempts[attempt] = peer, now
+                self._selector.register(attempt, selectors.EVENT_WRITE)
+            else:
+                attempt.close()
+
+    def _hear(self, attempt: socket.socket) -> None:
+        if not attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._unanswered.answered(self._attempts[attempt][0])
+        self._drop(attempt)
+
+    def _give_up(self, before: float, asked: set[Endpoint]) -> None:
+        for attempt, (peer, begun) in list(self._attempts.items()):
+            if begun < before or peer not in asked:
+                self._drop(attempt)
+
+    def _drop(self, attempt: socket.socket) -> None:
+        del self._attempts[attempt]
+        self._selector.unregister(attempt)
+        attempt.close()
+
+    def _tell(self, generation: int, waits: bool, peers: set[Endpoint]) -> None:
+        """As long as there is somebody: the launcher may not have been able to make use of it before."""
+        unreached = self._unanswered.unreached()
+        if unreached or self._told:
+            named = sorted((peers if self._meeting in unreached else unreached) - {self._meeting})
+            about = {"generation": generation, "waits": waits, "unreached": [list(peer) for peer in named]}
+            self._send({"type": "reach", **about})
+        self._told = unreached

@@ -1,0 +1,79 @@
+"""exogym's trainer where each rank is a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch import nn
+from torch.distributed import PrefixStore, TCPStore
+
+from distributed.control.channel import Lifeline
+from distributed.control.messages import send_event
+from distributed.hosts.interfaces import Route, route_to
+from distributed.plan.run_spec import RunSpec
+from exogym.communication import Comm, ProcessGroupComm, SingleComm
+from exogym.elastic import ElasticComm
+from exogym.errors import PeerLost
+from exogym.membership import Generation
+from exogym.trainer import DataSource, Trainer
+from whisper_tuner.errors import HostError
+
+from .peer_probe import PeerProbe
+
+JOIN_S = 120.0  # for the slowest host of a generation to come
+COLLECTIVE_S = 3600.0  # gloo's own limit; the launcher knows sooner who is slow, and who is gone
+
+
+class RankTrainer(Trainer):
+    """The trainer of one worker: its ranks are the machines that the launcher calls together."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        lifeline: Lifeline,
+        model: nn.Module,
+        train_dataset: DataSource,
+        val_dataset: DataSource | None = None,
+    ):
+        super().__init__(model, train_dataset, val_dataset)
+        self.spec, self.lifeline = spec, lifeline
+
+    def _build_connection(self, rank: int) -> Comm:
+        """One generation of ranks after another, as the launcher's roster calls them."""
+        comm = ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.mailbox, send_event, self._join)
+        if self.spec.rendezvous:
+            meeting = self.spec.rendezvous.address, self.spec.rendezvous.port
+            probe = PeerProbe(comm.wait, lambda: self._route().address, meeting, send_event)
+            self.lifeline.meet = probe.meet
+            probe.start()
+        return comm
+
+    def _route(self) -> Route:
+        """The way to the launcher. A Mac may wake in another network. Raises HostError."""
+        return route_to(self.spec.rendezvous.address, interface=self.spec.interface or None)
+
+    def _join(self, generation: Generation, rank: int, interrupted: Callable[[], bool]) -> Comm:
+        """Meet the others at the launcher's store, over the interface that reaches it. Raises PeerLost."""
+        if len(generation.members) == 1:
+            return SingleComm()
+        meeting = self.spec.rendezvous
+        try:
+            # Left alone gloo resolves the host's own name, and may bind 127.0.0.1.
+            os.environ["GLOO_SOCKET_IFNAME"] = self._route().interface
+            store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
+            return ProcessGroupComm(
+                rank=rank,
+                world_size=len(generation.members),
+                store=PrefixStore(f"{meeting.prefix}/{generation.prefix}", store),
+                timeout=COLLECTIVE_S,
+                interrupted=interrupted,
+            )
+        except (RuntimeError, OSError, HostError) as error:
+            raise PeerLost(f"cannot reach the others at {meeting.address}:{meeting.port}: {error}") from error
+
+    def rescue(self) -> None:
+        """The launcher is gone: keep what ranks last agreed on, for `runs recover`."""
+        if self.node:
+            self.node.save_agreed()

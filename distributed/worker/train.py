@@ -1,0 +1,148 @@
+"""run(spec): the one way in. The same job as one process, as one of N processes, or on one of N machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import torch
+from torch import nn
+from transformers import WhisperForConditionalGeneration
+
+from distributed.control.channel import Lifeline
+from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
+from exogym.config import build_strategy
+from exogym.shared_work import SharedWork
+from exogym.trainer import FitSettings
+from whisper_tuner.config import Profile
+from whisper_tuner.data.batches import BatchShape, ShardBatches
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.labels import label_encoder, split_encodable
+from whisper_tuner.errors import ConfigError
+from whisper_tuner.export.final import save_final
+from whisper_tuner.files import write_atomically
+from whisper_tuner.model.base_model import LoraSettings, load_base, prepare, set_language
+
+from .audio_pull import Delivery
+from .micro_batch import fit_into_memory, share_of_memory
+from .rank_trainer import RankTrainer
+from .whisper_wrapper import WhisperModelWrapper
+
+Events = Callable[[dict], None]
+Save = Callable[[Path], None]
+
+
+def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
+    """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
+    if spec.bundle:
+        from .user_model import run_bundle  # and all that a launcher needs: a quarter of a second
+
+        return run_bundle(spec, events=events, lifeline=lifeline)
+    if spec.profile is None:
+        raise ConfigError("run spec: neither a profile nor a bundle")
+    profile = profile_from_json(spec.profile)
+    if profile.num_threads:
+        torch.set_num_threads(profile.num_threads)
+    torch.manual_seed(profile.seed)
+    events({"type": "phase", "phase": "load"})
+    model, processor = load_base(profile.base_model)
+    set_language(model, profile.language or None, profile.task)
+    data = _Data(spec, profile, model, processor, events, lifeline)
+    model = prepared(model, profile)
+    wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
+    trainer = RankTrainer(spec, lifeline, wrapper, data.train, data.validation)
+    lifeline.rescue = trainer.rescue
+    if spec.rendezvous:
+        keep_spec(spec)
+    settings = _fit_settings(spec, profile)
+    fit_into_memory(
+        wrapper,
+        data.train.samples,
+        data.validation and data.validation.samples,
+        share=share_of_memory(spec, settings.device),
+        precision=settings.precision,
+        events=events,
+    )
+    events({"type": "ready"})
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
+    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
+    return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
+
+
+def prepared(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Module:
+    """As the profile's method trains it."""
+    return prepare(
+        model,
+        method=profile.method,
+        lora=LoraSettings(
+            rank=profile.lora_r,
+            alpha=profile.lora_alpha,
+            dropout=profile.lora_dropout,
+            target_modules=profile.lora_targets,
+        ),
+        dropout=profile.dropout,
+        gradient_checkpointing=profile.gradient_checkpointing,
+    )
+
+
+def keep_spec(spec: RunSpec) -> None:
+    """Beside the checkpoints, so that they can be made use of without the master: see `runs recover`."""
+    folder = Path(spec.run_dir) / CHECKPOINTS
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", spec.to_json())
+
+
+def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
+    return FitSettings(
+        strategy=build_strategy(spec.strategy, spec.strategy_settings),
+        num_epochs=profile.epochs,
+        max_steps=profile.max_steps or None,
+        num_nodes=spec.world_size,
+        device=None if profile.device == "auto" else profile.device,
+        precision=profile.precision,
+        seed=profile.seed,
+        checkpoint_dir=str(Path(spec.run_dir) / CHECKPOINTS),
+        checkpoint_interval=spec.checkpoint_interval,
+        keep_checkpoints=spec.keep_checkpoints,
+        resume=spec.resume,
+        auto_shares=spec.shares == "auto",
+    )
+
+
+class _Data:
+    """The work of all ranks. All read the same lists of samples, and so come to the same plans."""
+
+    def __init__(self, spec: RunSpec, profile: Profile, model, processor, events: Events, lifeline: Lifeline):
+        self._spec, self._profile, self._events = spec, profile, events
+        self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
+        self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
+        self._delivery = Delivery(events, lifeline)
+        self.train = self._work(profile.train, shuffle=True)
+        self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
+
+    def _work(self, manifest: Path, *, shuffle: bool) -> SharedWork:
+        spec, profile = self._spec, self._profile
+        # Audio of other hosts' shards is not on this machine, at first.
+        samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
+        samples, problems = split_encodable(samples, self._encoder)
+        for problem in problems:
+            self._events({"type": "problem", "what": f"{manifest.name}: {problem}"})
+        per_step = profile.batch_size * max(1, len(profile.shards))
+        batches = ShardBatches(
+            samples,
+            features=self._features,
+            labels=self._encoder,
+            shape=BatchShape(
+                batch_size=profile.batch_size,
+                micro_batch=-(-per_step // profile.accumulation) if profile.accumulation > 1 else None,
+                audio_context=profile.audio_context,
+            ),
+            seed=profile.seed,
+            shuffle=shuffle,
+            shards=profile.shards,
+            delivery=self._delivery,
+            on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
+        )
+        return SharedWork(batches, spec.hosts, spec.name)

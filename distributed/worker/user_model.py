@@ -1,0 +1,43 @@
+"""One rank of a user's own model: opens the bundle that was sent, trains, saves weights and result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.torch import save_model
+
+from distributed.control.channel import Lifeline
+from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
+from whisper_tuner.errors import RunError
+from whisper_tuner.files import write_atomically
+
+from .rank_trainer import RankTrainer
+
+
+def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], lifeline: Lifeline) -> Callable[[Path], None]:
+    """Be one rank of a user's own model, see train.run. Raises RunError if the file is not the one that was sent."""
+    model, train, validation, settings = _unpickled(spec.bundle)
+    trainer = RankTrainer(spec, lifeline, model, train, validation)
+    events({"type": "ready"})
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
+    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
+
+    def save(run_dir: Path) -> None:
+        final = run_dir / "final"
+        final.mkdir(parents=True, exist_ok=True)
+        save_model(model.cpu(), str(final / WEIGHTS))
+        write_atomically(final / RESULT, json.dumps(dataclasses.asdict(result)))
+
+    return save
+
+
+def _unpickled(bundle: Bundle) -> tuple:
+    data = Path(bundle.path).read_bytes()
+    if hashlib.sha256(data).hexdigest() != bundle.sha256:
+        raise RunError(f"{bundle.path} is not the file that was sent", remedy="Start the run again.")
+    return pickle.loads(data)

@@ -1,0 +1,42 @@
+"""`multimac config show`: every setting, its value, where it came from, and what it means. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from distributed.plan.job import FROM_PROFILE, resolve
+from whisper_tuner.config import KINDS, ConfigFile
+from whisper_tuner.errors import ExitStatus
+
+
+def config_show(path: Path, name: str) -> ExitStatus:
+    config, console = ConfigFile(path), Console(markup=False)
+    if not name:
+        for kind in KINDS:
+            console.print(f"{kind}: {', '.join(config.names(kind)) or 'none'}", highlight=False)
+        return ExitStatus.OK
+    job = resolve(config, name)
+    table = Table(title=f"{name} ({path})", header_style="bold")
+    for column in ("setting", "value", "from", "meaning"):
+        table.add_column(column, overflow="fold")
+    parts = [job.profile] + ([job.distribution] if config.has("distributed", name) else [])
+    for part in parts:
+        for field in dataclasses.fields(part):
+            value = _text(getattr(part, field.name))
+            table.add_row(field.name, value, job.origin.get(field.name, "default"), field.metadata["help"])
+    if len(parts) > 1:
+        strategy = job.strategy_config(total_steps=1_000_000)
+        for field in dataclasses.fields(strategy):
+            if field.name not in FROM_PROFILE:
+                value = _text(getattr(strategy, field.name))
+                table.add_row(field.name, value, job.origin.get(field.name, "default"), field.metadata["help"])
+    console.print(table)
+    return ExitStatus.OK
+
+
+def _text(value) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)

@@ -1,0 +1,136 @@
+"""`--resume RUN`: go on with a run that was stopped or broke off, on the same hosts or on others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from distributed.plan.hosts_file import load_hosts
+from distributed.plan.launch import Launch
+from distributed.plan.run_spec import profile_from_json
+from distributed.run_dir.find import find_run
+from distributed.run_dir.folder import is_running
+from distributed.run_dir.summary import FINISHED, read_run
+from distributed.ssh.host import Hosts
+from multimac.view.console import follow
+from multimac.view.transfers import Transfers, show_sync
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError
+from whisper_tuner.model.check import check_model
+
+from .attach_stop import detached
+from .runs import folders_of
+from .train import show_preflight
+
+PUT_BACK = "Put it back, or start a new run."
+
+
+def resume(
+    config: Path,
+    run: str,
+    *,
+    name: str = "",
+    hosts_file: Path | None = None,
+    no_sync: bool = False,
+    detach: bool = False,
+) -> ExitStatus:
+    """`name`, if given, must be the run's own; `hosts_file` may name other hosts than it had. Raises TunerError."""
+    from distributed.launcher.start import start_launcher
+
+    console = Console(highlight=False, markup=False)
+    run_dir = find_run(run, folders_of(config, None)).absolute()
+    launch = Launch.load(run_dir)
+    _check(run_dir, launch, name)
+    if any(rank.host for rank in launch.ranks):
+        launch = _bring_up_to_date(console, run_dir, launch, hosts_file, no_sync)
+    elif hosts_file or no_sync:
+        what = f"run {launch.run_id} trains on this machine alone"
+        raise ConfigError(what, remedy="Leave --hosts and --no-sync out.")
+    hosts = ", ".join(rank.label for rank in launch.ranks)
+    console.print(f"{launch.name}: resuming {launch.run_id} on {hosts}", soft_wrap=True)
+    start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
+    launcher = start_launcher(run_dir, resume=True)
+    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console, position=start)
+
+
+def _check(run_dir: Path, launch: Launch, name: str) -> None:
+    if name and name != launch.name:
+        raise ConfigError(f"run {launch.run_id} is of {launch.name}, not of {name}", remedy="Leave the name out.")
+    if launch.ranks[0].spec.bundle:
+        raise RunError(
+            f"run {launch.run_id} is of a model of your own",
+            remedy="Call fit again with checkpoint_dir and resume=True.",
+        )
+    if is_running(run_dir):
+        raise RunError(
+            f"run {launch.run_id} is going on", remedy=f"Follow it with: multimac runs attach {launch.run_id}"
+        )
+    if read_run(run_dir).state == FINISHED:
+        raise RunError(f"run {launch.run_id} is finished", remedy="To train more, start a new run with more epochs.")
+    _check_files(launch)
+
+
+def _check_files(launch: Launch) -> None:
+    """What rank 0 reads is on this machine."""
+    profile = profile_from_json(launch.ranks[0].spec.profile or {})
+    manifests = [path for path in (profile.train, profile.validation, launch.test and Path(launch.test)) if path]
+    for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
+        if not _is_there(path):
+            raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)
+    check_model(profile)
+
+
+def _on_the_same(launch: Launch, hosts: Hosts, machine_workers: Sequence[int]) -> Launch:
+    """With what the hosts file says of them now, and with how many of them are one machine today."""
+    places = zip(launch.ranks, (None, *hosts.workers), machine_workers, strict=True)
+    ranks = [
+        dataclasses.replace(rank, host=host, spec=dataclasses.replace(rank.spec, machine_workers=workers))
+        for rank, host, workers in places
+    ]
+    return dataclasses.replace(launch, ranks=tuple(ranks), master=hosts.master)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name longer than names can be
+        return False
+
+
+def _bring_up_to_date(
+    console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool
+) -> Launch:
+    """Files, and where the ranks meet: this machine's address may be another one today. Returns the new run.json."""
+    from distributed.hosts.code import code_items
+    from distributed.plan.files import load_items
+    from distributed.plan.prepare import rehost
+    from distributed.plan.rendezvous import meeting_address
+    from distributed.preflight.run import preflight
+
+    from .start import sync_items
+
+    were = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
+    hosts = load_hosts(hosts_file) if hosts_file else were
+    others = [host.address for host in hosts.all] != [host.address for host in were.all]
+    if others and no_sync:
+        remedy = "Leave --no-sync out: the new hosts need the run's files."
+        raise ConfigError(f"the run was on {', '.join(host.address for host in were.all)}", remedy=remedy)
+    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
+    with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
+        show_preflight(console, report)
+        if others:
+            console.print("the hosts are others than before: the work that is left is dealt out among these")
+            launch, items = rehost(launch, hosts, run_dir, report.machine_workers)
+        else:
+            launch = _on_the_same(launch, hosts, report.machine_workers)
+            items = {} if no_sync else load_items(run_dir)
+        if not no_sync:
+            code = code_items()
+            with Transfers(console) as show:
+                reports = sync_items({host: [*code, *own] for host, own in items.items()}, report.remotes, show)
+            show_sync(console, reports)
+        launch = dataclasses.replace(launch, address=meeting_address(hosts, report.remotes))
+    launch.save(run_dir)
+    return launch

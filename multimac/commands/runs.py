@@ -1,0 +1,156 @@
+"""`multimac runs list | show | compare | clean`. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from distributed.run_dir.clean import age, named_removals, removals, remove
+from distributed.run_dir.find import OneHost, find_run, run_dirs
+from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RunSummary, read_run
+from multimac.view.run_tables import (
+    compared_losses,
+    comparison,
+    curve_lines,
+    facts,
+    facts_table,
+    host_table,
+    list_table,
+    next_commands,
+)
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.paths import shown
+from whisper_tuner.text import size
+
+NEWEST = 20
+SHOWN_PROBLEMS = 10
+
+
+def folders_of(config: Path, runs_dir: Path | None) -> list[Path]:
+    """Where runs are: as told, else `runs` beside config.ini and each runs_dir that it sets. Raises ConfigError."""
+    if runs_dir is not None:
+        if not runs_dir.is_dir():
+            raise ConfigError(f"{runs_dir}: there is no such folder", remedy="--runs-dir names the folder of all runs.")
+        return [runs_dir]
+    if not config.exists():
+        return [Path("runs")]
+    file = ConfigFile(config)
+    return [shown(folder) for folder in dict.fromkeys([file.path.parent / "runs", *file.paths("runs_dir")])]
+
+
+def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> ExitStatus:
+    console, one_host = Console(highlight=False, markup=False), OneHost()
+    found = run_dirs(folders)
+    shown = [read_run(path) for path in (found if everything else found[:NEWEST])]
+    rows = [(run, one_host.speed_up(run)) for run in shown]
+    if as_json:
+        print(json.dumps([to_json(*row) for row in rows], indent=2))
+        return ExitStatus.OK
+    if not rows:
+        console.print(f"no run in {', '.join(map(str, folders))}")
+        return ExitStatus.OK
+    console.print(list_table(rows, console.width))
+    for run in shown:
+        if run.state == BROKEN:
+            console.print(f"{run.id}: {run.message}", style="red", soft_wrap=True)
+    if len(found) > len(shown):
+        console.print(f"{len(found) - len(shown)} older ones: --all")
+    return ExitStatus.OK
+
+
+def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatus:
+    console = Console(highlight=False, markup=False)
+    run = read_run(find_run(name, folders))
+    speed_up = OneHost().speed_up(run)
+    if as_json:
+        print(json.dumps(to_json(run, speed_up, whole=True), indent=2))
+        return ExitStatus.OK
+    console.print(run.id, style="bold", soft_wrap=True)
+    console.print(facts_table(facts(run, speed_up)))
+    if any(host.steps for host in run.per_host):
+        console.print()
+        console.print(host_table(run))
+    _print_block(console, "", run.problems[:SHOWN_PROBLEMS])
+    if len(run.problems) > SHOWN_PROBLEMS:
+        console.print(f"and {len(run.problems) - SHOWN_PROBLEMS} more, in {run.path / 'events.jsonl'}", soft_wrap=True)
+    if run.message and run.state in (FAILED, BROKEN, INTERRUPTED):
+        _print_block(console, "", run.message.splitlines(), style="" if run.state == INTERRUPTED else "red")
+    _print_block(console, "", curve_lines(run, console.width - 1))
+    _print_block(console, "next:", [f"  {command}" for command in next_commands(run)])
+    return ExitStatus.OK
+
+
+def _print_block(console: Console, title: str, lines: Sequence[str], *, style: str = "") -> None:
+    if lines:
+        console.print()
+    for line in [*([title] if title and lines else []), *lines]:
+        console.print(line, style=style, soft_wrap=True)
+
+
+def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
+    console, one_host = Console(highlight=False, markup=False), OneHost()
+    runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
+    if len(runs) < 2:
+        raise ConfigError("there is one run to compare", remedy="Name two or more: multimac runs compare RUN RUN")
+    console.print(comparison(runs, [one_host.speed_up(run) for run in runs]))
+    _print_block(console, "", compared_losses(runs, console.width - 1))
+    return ExitStatus.OK
+
+
+def runs_clean(
+    folders: Sequence[Path], names: Sequence[str], *, really: bool, keep: int, older_than: str
+) -> ExitStatus:
+    console = Console(highlight=False, markup=False)
+    seconds = age(older_than) if older_than else None
+    if names:
+        if keep or older_than:
+            raise ConfigError("--keep and --older-than choose runs, and so do names", remedy="Give one or the other.")
+        unique = dict.fromkeys(find_run(name, folders) for name in names)
+        found = named_removals([read_run(path) for path in unique], folders)
+    else:
+        runs = [read_run(path) for path in run_dirs(folders)]
+        found = removals(runs, keep=keep, older_than=seconds)
+        _mention_resumable(console, runs, [removal.run for removal in found])
+    for removal in found:
+        console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
+    total = size(sum(removal.size for removal in found))
+    if not found:
+        console.print("nothing to remove")
+    elif not really:
+        console.print(f"{total} in all; nothing has been removed yet: repeat the command with --yes")
+    return _remove_all(console, found, total) if really and found else ExitStatus.OK
+
+
+def _mention_resumable(console: Console, runs: Sequence[RunSummary], going: Sequence[RunSummary]) -> None:
+    kept = [run.id for run in runs if run.resumable and run not in going]
+    if kept:
+        console.print(f"can be resumed, so kept unless named or --older-than: {', '.join(kept)}", soft_wrap=True)
+
+
+def _remove_all(console: Console, found: Sequence, total: str) -> ExitStatus:
+    """Go on after a failure; raise it at the end."""
+    failed: list[TunerError] = []
+    for removal in found:
+        try:
+            remove(removal)
+        except TunerError as error:
+            failed.append(error)
+    for error in failed[1:]:
+        console.print(str(error), style="red")
+    if failed:
+        raise failed[0]
+    console.print(f"removed, {total} freed")
+    return ExitStatus.OK
+
+
+def to_json(run: RunSummary, speed_up: float | None, *, whole: bool = False) -> dict:
+    """Unless `whole`: without curves and settings."""
+    values = dataclasses.asdict(run) | {"speed_up": speed_up}
+    if not whole:
+        del values["curves"], values["settings"]
+    return json.loads(json.dumps(values, default=str))

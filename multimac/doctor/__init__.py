@@ -1,0 +1,1 @@
+"""`multimac doctor`: what this machine is fit for."""

@@ -1,0 +1,252 @@
+"""Forward and backward of an accelerator against float64 on the CPU, on a small Whisper, at the shapes of a profile.
+
+The fault looked for: on Apple's M1 and M2 gradients were up to 100,000 times wrong after a change of batch size, once
+batch x positions passed 32,766, while the loss was right (pytorch 177116, 193487; repaired in part in torch 2.14).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from distributed.hosts.paths import PROJECT
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym import device as devices
+from whisper_tuner.config import Profile
+from whisper_tuner.data.batches import bucket_edges
+from whisper_tuner.data.dataset import Sample, load_manifest
+from whisper_tuner.errors import DataError
+from whisper_tuner.model.base_model import full_frames, load_base, prepare, whisper_of
+
+from .checks import Finding, Tell, ok, problem
+
+# Of a gradient's norm or its largest element, relative to itself, whichever is worse. Measured on a healthy CPU: 1.1e-5
+# in float32, 2.4e-2 in bf16. TF32, in which CUDA computes convolutions, has 10 bits of mantissa to bf16's 7: an eighth
+# of its error. The known faults start at 0.1.
+GRADIENT_LIMIT = {"float32": 5e-3, "bf16": 0.1}
+LOSS_LIMIT = {"float32": 1e-3, "bf16": 2e-2}
+FAULTY_POSITIONS = 32_767  # the fewest terms of a sum that went wrong
+ACCELERATOR_POSITIONS = 36_000  # batches are cut to this: past the fault, within the memory of an 8 GB Mac
+CPU_POSITIONS = 2_000
+SHORT_FRAMES = 200
+BUNDLED = PROJECT / "bundled"
+
+Place = Callable[[nn.Module, torch.device], nn.Module]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch: log-mels [clips, 80, frames], labels [clips, tokens]."""
+
+    clips: int
+    frames: int
+    tokens: int
+
+    @property
+    def positions(self) -> int:
+        """Terms of the sums in an encoder layer's weight gradients."""
+        return self.clips * self.frames // 2
+
+    def __str__(self) -> str:
+        return f"{self.clips} x {self.frames // 2}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One batch's comparison; `wrong` parameters are past the limit, `worst` is the one farthest off."""
+
+    shape: Shape
+    loss_error: float
+    worst: str
+    error: float
+    wrong: int
+    parameters: int
+
+
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    return model.to(device)
+
+
+def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
+    """The bundled model, all of it trainable, as the trainer wraps it."""
+    model, processor = load_base(path)
+    return WhisperModelWrapper(prepare(model), processor, "cpu")
+
+
+class Parity:
+    """The same weights twice: in float64 on the CPU, and as `place` puts them on the device."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, precision: str = "float32", place: Place = on_device):
+        self.device, self.precision = device, precision
+        self.reference = copy.deepcopy(model).double().train()
+        self.candidate = place(copy.deepcopy(model), device).train()
+        self._expected: dict[Shape, tuple[float, dict[str, Tensor]]] = {}
+
+    def step(self, shape: Shape) -> Step:
+        loss, expected = self._expect(shape)
+        found_loss, found = gradients(self.candidate, make_batch(self.candidate, shape), self.device, self.precision)
+        errors = {name: deviation(grad, found.get(name)) for name, grad in expected.items()}
+        worst = max(errors, key=errors.__getitem__)
+        loss_error = abs(found_loss - loss) / abs(loss)
+        return Step(
+            shape=shape,
+            loss_error=loss_error if math.isfinite(loss_error) else math.inf,
+            worst=worst.removeprefix("model.model."),
+            error=errors[worst],
+            wrong=sum(error > GRADIENT_LIMIT[self.precision] for error in errors.values()),
+            parameters=len(errors),
+        )
+
+    def bad(self, step: Step) -> bool:
+        return step.wrong > 0 or step.loss_error > LOSS_LIMIT[self.precision]
+
+    def _expect(self, shape: Shape) -> tuple[float, dict[str, Tensor]]:
+        if shape not in self._expected:
+            batch = make_batch(self.reference, shape)
+            batch["input_features"] = batch["input_features"].double()
+            self._expected[shape] = gradients(self.reference, batch, torch.device("cpu"), "float32")
+        return self._expected[shape]
+
+
+def gradients(model: nn.Module, batch, device: torch.device, precision: str) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients by parameter, float64 on the CPU."""
+    model.zero_grad(set_to_none=True)
+    with devices.autocast(device, precision):
+        loss, _ = model(batch)
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {name: grad.detach().cpu().double() for name, grad in found.items()}
+
+
+def deviation(expected: Tensor, found: Tensor | None) -> float:
+    """How far a gradient is off, relative to itself: the norm of the difference, or its largest element if worse."""
+    if found is None or not bool(torch.isfinite(found).all()):
+        return math.inf
+    difference = found - expected
+    by_norm = difference.norm() / expected.norm().clamp_min(1e-12)
+    by_element = difference.abs().max() / expected.abs().max().clamp_min(1e-12)
+    return float(max(by_norm, by_element))
+
+
+def make_batch(model: nn.Module, shape: Shape) -> dict[str, Tensor]:
+    """Noise of a log-mel's range and random words: the same for a shape each time, on every machine."""
+    config = whisper_of(model.model).config
+    chance = torch.Generator().manual_seed(shape.clips * 100_000 + shape.frames)
+    features = torch.rand(shape.clips, config.num_mel_bins, shape.frames, generator=chance) * 2 - 1
+    labels = torch.randint(config.decoder_start_token_id - 1, (shape.clips, shape.tokens), generator=chance)
+    return {"input_features": features, "labels": labels}
+
+
+def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.device) -> tuple[list[Shape], str]:
+    """The batches of a profile as a training run meets them, a smaller last one included; and whose they are."""
+    samples, source = _samples(profile)
+    clips = -(-profile.batch_size // profile.accumulation) if profile else 8
+    full = full_frames(model.model)
+    edges = (full,) if profile and profile.audio_context == "full" else bucket_edges(samples, full)
+    limit = CPU_POSITIONS if device.type == "cpu" else ACCELERATOR_POSITIONS
+    if device.type == "cpu":
+        edges = tuple(sorted({edges[0], edges[-1]}))
+    most = max(2, min(clips, limit * 2 // edges[-1]))
+    rest = len(samples) % clips
+    last = rest if 0 < rest < most else max(1, most // 2)
+    sequence = [(most, edges[-1]), (last, edges[-1]), *((most, edge) for edge in edges[:-1]), (most, edges[-1])]
+    if most < clips:
+        source = f"{source}, {most} of {clips} clips at a time"
+    return [_shape(model, count, frames) for count, frames in sequence], source
+
+
+def large_shapes(model: nn.Module, device: torch.device) -> list[Shape]:
+    """Batches of short clips, of ever changing size, some past the size of the known fault (not on the CPU)."""
+    most = 10 if device.type == "cpu" else FAULTY_POSITIONS * 2 // SHORT_FRAMES + 2
+    return [_shape(model, count, SHORT_FRAMES) for count in (most // 10, most, most // 4, most, most // 7, most)]
+
+
+def _shape(model: nn.Module, clips: int, frames: int) -> Shape:
+    """Four tokens a second, about what English has."""
+    most = whisper_of(model.model).config.max_target_positions
+    return Shape(clips, frames, min(most, max(8, frames // 25)))
+
+
+def _samples(profile: Profile | None) -> tuple[Sequence[Sample], str]:
+    for manifest, name in ((profile.train, "the profile"), *_BUNDLED) if profile else _BUNDLED:
+        try:
+            samples = load_manifest(manifest, check_audio=False).samples or load_manifest(manifest).samples
+        except DataError:
+            continue
+        if samples:
+            return samples, name
+    raise DataError(f"{BUNDLED} holds no training clips", remedy="Take them from the repository: git checkout bundled")
+
+
+_BUNDLED = ((BUNDLED / "data" / "train.csv", "the bundled data"),)
+
+
+def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *, tidy: bool = True) -> Finding:
+    """Run the batches in order. tidy: empty the accelerator's cache at each new shape, as training does."""
+    steps: list[Step] = []
+    for number, shape in enumerate(shapes, 1):
+        tell(f"batch {number} of {len(shapes)}: {shape.clips} clips x {shape.frames // 2} positions")
+        if tidy:
+            devices.empty_cache(parity.device)
+        steps.append(parity.step(shape))
+    return judge(parity, steps, source)
+
+
+def judge(parity: Parity, steps: Sequence[Step], source: str) -> Finding:
+    figures = {
+        "device": str(parity.device),
+        "precision": parity.precision,
+        "limit": GRADIENT_LIMIT[parity.precision],
+        "steps": [_figures(step) for step in steps],
+    }
+    bad = [number for number, step in enumerate(steps) if parity.bad(step)]
+    if bad:
+        return problem(_describe(parity, steps, bad), _remedy(parity, steps[bad[0]]), **figures)
+    worst = max(steps, key=lambda step: step.error)
+    sizes = ", ".join(dict.fromkeys(str(step.shape) for step in steps))
+    detail = (
+        f"{parity.device} agrees with float64 at {sizes} (clips x positions, {source}): at most {worst.error:.1e} off"
+    )
+    return ok(f"{detail} in {worst.worst}, limit {figures['limit']:g}", **figures)
+
+
+def _describe(parity: Parity, steps: Sequence[Step], bad: Sequence[int]) -> str:
+    step = steps[bad[0]]
+    before = f", after {steps[bad[0] - 1].shape}" if bad[0] else ""
+    where = f"{parity.device}, batch {bad[0] + 1} of {len(steps)} ({step.shape}{before})"
+    loss = f"the loss is {step.loss_error:.1e} off" if step.loss_error > LOSS_LIMIT[parity.precision] else "loss right"
+    size = f"off by {step.error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
+    others = f"{step.wrong} of {step.parameters} parameters wrong, {len(bad)} of {len(steps)} batches"
+    return f"{where}: the gradient of {step.worst} is {size}; {others}; {loss}"
+
+
+def _remedy(parity: Parity, step: Step) -> str:
+    if parity.precision == "bf16":
+        return "Set precision = float32 in the profile."
+    if parity.device.type == "cpu":
+        return "The CPU itself, or this torch, computes wrongly: do not train here. Send us this with --json."
+    if step.shape.positions >= FAULTY_POSITIONS:
+        return (
+            f"Keep clips x frames / 2 under {FAULTY_POSITIONS:,} in each forward pass: a smaller batch_size, or "
+            "accumulation; or use device = cpu. torch 2.14 repairs it (pytorch 177116)."
+        )
+    return "Do not train on this GPU with this torch: set device = cpu in the profile. Send us this with --json."
+
+
+def _figures(step: Step) -> dict:
+    """inf is no JSON."""
+    return {
+        "clips": step.shape.clips,
+        "frames": step.shape.frames,
+        "positions": step.shape.positions,
+        "loss_error": step.loss_error if math.isfinite(step.loss_error) else None,
+        "worst_parameter": step.worst,
+        "worst_error": step.error if math.isfinite(step.error) else None,
+        "wrong_parameters": step.wrong,
+    }

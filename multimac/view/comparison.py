@@ -1,0 +1,130 @@
+"""Several models on several test sets: which ones, in which order, and where their predictions go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whisper_tuner.errors import ModelError, TunerError
+from whisper_tuner.export.final import ADAPTER_CONFIG, base_of, load_model
+from whisper_tuner.json_text import parse_json
+from whisper_tuner.paths import shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The run that made a model, as its run.json says."""
+
+    folder: Path
+    base_model: str
+    language: str
+    task: str
+    test: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A model to evaluate. `origin` is the run that it came from, or that it was the base of."""
+
+    path: str
+    untouched: bool = False  # a base, put in for comparison
+    origin: Origin | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} (base)" if self.untouched else self.path
+
+    def predictions_folder(self, out: Path | None, manifest: Path, data: str) -> Path:
+        """OUT/<data>/<model>; without --out below the run's own folder, or ./evaluation."""
+        if out is None and self.origin:
+            test = self.origin.test
+            if test and test.stem == data and not _same(str(test), str(manifest)):
+                data = _whole(manifest.with_suffix(""))  # what the run wrote of its own test set stays
+            model = "base" if self.untouched else _slug(Path(self.path).name)
+            return self.origin.folder / "evaluation" / data / model
+        model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
+        return (out or Path("evaluation")) / data / _slug(model)
+
+
+def labels(paths: Sequence[Path]) -> dict[Path, str]:
+    """A folder name for each manifest: its stem, or as much more of its path as tells it from the others."""
+    wholes = [_whole(path.with_suffix("")) for path in paths]
+    names = {}
+    for path, whole in zip(paths, wholes, strict=True):
+        if [other.stem for other in paths].count(path.stem) == 1:
+            names[path] = path.stem
+        else:
+            names[path] = whole if wholes.count(whole) == 1 else _whole(path)
+    return names
+
+
+def _whole(path: Path) -> str:
+    return _slug("-".join(path.absolute().parts[1:]))
+
+
+def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candidate]:
+    """The models as named, after the untouched bases of those that were trained from one."""
+    named = [Candidate(path=path, origin=origin_of(path)) for path in dict.fromkeys(models)]
+    bases: dict[str, Candidate] = {}
+    for candidate in named if with_base else ():
+        base = base_model_of(candidate)
+        if base and not any(_same(base, other.path) for other in named):
+            bases.setdefault(base, Candidate(path=base, untouched=True, origin=candidate.origin))
+    return [*bases.values(), *named]
+
+
+def origin_of(model: str) -> Origin | None:
+    """The run whose folder holds this model."""
+    for folder in list(Path(model).absolute().parents)[:2]:
+        try:
+            stored = parse_json((folder / "run.json").read_text(encoding="utf-8"))
+            profile = stored["ranks"][0]["spec"]["profile"]
+            return Origin(
+                folder=folder,
+                base_model=str(profile["base_model"]),
+                language=str(profile.get("language") or ""),
+                task=str(profile.get("task") or "transcribe"),
+                test=Path(stored["test"]) if stored.get("test") else None,
+            )
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue
+    return None
+
+
+def base_model_of(candidate: Candidate) -> str:
+    """What a model was trained from, or '' if nothing says so."""
+    if candidate.origin:
+        return _shown(candidate.origin.base_model)
+    if (Path(candidate.path) / ADAPTER_CONFIG).is_file():
+        return _shown(str(base_of(Path(candidate.path))))
+    return ""
+
+
+def check_models(chosen: Sequence[Candidate]) -> None:
+    """Load each model once, one at a time. Raises the first ModelError."""
+    for candidate in chosen:
+        try:
+            load_model(candidate.path)
+        except TunerError as error:
+            if not candidate.untouched:
+                raise
+            remedy = "It is the base that the other was trained from; leave it out with --no-base."
+            raise ModelError(str(error).splitlines()[0], remedy=remedy) from None
+
+
+def _shown(base: str) -> str:
+    """A folder below the current one by its relative path."""
+    path = Path(base)
+    if not path.is_dir():
+        return base
+    return str(shown(path.resolve()))
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "model"

@@ -1,0 +1,65 @@
+"""A run on the terminal: a live table there, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from distributed.launcher import follow as follower
+from distributed.launcher.follow import Attached, PlainScreen
+from distributed.run_dir.run_view import RunView
+from whisper_tuner.errors import ExitStatus
+from whisper_tuner.text import duration, size
+
+
+class _Plain(PlainScreen):
+    def __init__(self, console: Console):
+        super().__init__()
+        self._console = console
+
+    def print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+class _Live:
+    def __init__(self, console: Console, live: Live):
+        self._console, self._live = console, live
+
+    def print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+    def update(self, view: RunView) -> None:
+        self._live.update(table(view))
+
+
+def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Console, *, position: int = 0) -> ExitStatus:
+    """See launcher.follow."""
+    if not console.is_terminal:
+        return follower.follow(run_dir, launcher, _Plain(console), position=position)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        return follower.follow(run_dir, launcher, _Live(console, live), position=position)
+
+
+def table(view: RunView) -> Table:
+    rows = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))
+    for name in ("host", "epoch", "step", "loss", "clips/s", "round", "sent", "left", ""):
+        rows.add_column(name, justify="left" if name in ("host", "") else "right")
+    for host in view.hosts.values():
+        rows.add_row(
+            host.name.removesuffix(".local"),
+            str(host.epoch or ""),
+            f"{host.step}/{host.total_steps}" if host.total_steps else "",
+            f"{host.loss:.3f}" if host.loss is not None else "",
+            f"{host.speed:.1f}" if host.speed else "",
+            str(host.round or ""),
+            size(host.sent) if host.sent else "",
+            duration(host.remaining),
+            host.device if host.state == "training" else host.state,
+        )
+    if view.progress:
+        rows.caption = view.progress
+    return rows

@@ -1,0 +1,112 @@
+"""A preflight's report on the terminal: hosts by checks, the links between them, what to mend."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from distributed.preflight.report import ERROR, HostFacts, Pair, Problem, Report
+
+CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
+# Problems without a column of their own are shown where they belong.
+COLUMN = {"folder": "disk", "system": "python", "files": "disk"}
+WRONG, DOUBTFUL = ("✗", "red"), ("!", "yellow")
+
+
+def show(console: Console, report: Report, *, errors: bool = True) -> None:
+    """errors=False: they follow as the report's exception."""
+    console.print(_hosts(report))
+    if report.pairs:
+        console.print()
+        console.print(_links(report))
+    console.print()
+    for problem in report.problems:
+        if errors or problem.severity != ERROR:
+            _show_problem(console, problem)
+    console.print(f"{_counted(report)} ({report.seconds:.1f} s)")
+
+
+def _show_problem(console: Console, problem: Problem) -> None:
+    style = "red" if problem.severity == ERROR else "yellow"
+    what, _, remedy = str(problem).partition("\n")
+    console.print(Text.assemble((f"{problem.severity}:", style), f" {what}"))
+    if remedy:
+        console.print(Text(remedy))
+
+
+def _counted(report: Report) -> str:
+    errors, warnings = len(report.errors), len(report.warnings)
+    words = [
+        f"{count} {word}{'s' * (count != 1)}" for count, word in ((errors, "error"), (warnings, "warning")) if count
+    ]
+    return ", ".join(words) or "all well"
+
+
+def _hosts(report: Report) -> Table:
+    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
+    table.add_column("")
+    table.add_column("host", overflow="fold")
+    for check in CHECKS:
+        table.add_column(check, no_wrap=True)
+    for number, facts in enumerate(report.hosts, 1):
+        table.add_row(str(number), Text(facts.name), *(_cell(facts, check, report) for check in CHECKS))
+    return table
+
+
+def _cell(facts: HostFacts, check: str, report: Report) -> Text:
+    own = [p for p in report.problems if facts.name in p.hosts and COLUMN.get(p.check, p.check) == check]
+    text = _fact(facts, check, report)
+    if not own:
+        return Text(text)
+    mark = WRONG if any(problem.severity == ERROR for problem in own) else DOUBTFUL
+    return Text.assemble(mark, f" {text}" if text else "")
+
+
+def _fact(facts: HostFacts, check: str, report: Report) -> str:
+    known, versions = facts.facts, facts.facts.get("versions", {})
+    if check == "ssh":
+        return ("here" if facts is report.hosts[0] else "ok") if facts.reached else ""
+    if check == "python" and known.get("training"):
+        return ".".join(map(str, known["python"]))
+    if check == "packages" and known.get("training"):
+        return str(len(versions))
+    if check == "code" and facts.to_send is not None:
+        return "old" if facts.to_send else "same"
+    if check == "clock" and facts.clock_ahead_s is not None:
+        return f"{facts.clock_ahead_s:+.1f} s"
+    if check == "disk" and facts.space:
+        return f"{facts.space['free'] / 1e9:.0f} GB"
+    if check == "memory" and known:
+        return f"{known['memory']['total'] / 1e9:.0f} GB"
+    if check == "device":
+        return facts.device or ""
+    if check == "links":
+        mine = [pair for pair in report.pairs if facts.name in (pair.source, pair.target)]
+        return f"{sum(pair.failed is None for pair in mine)}/{len(mine)}" if mine else ""
+    return ""
+
+
+def _links(report: Report) -> Table:
+    """From row to column: Mbit/s, and ms there and back."""
+    found = {(pair.source, pair.target): pair for pair in report.pairs}
+    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
+    table.add_column("Mbit/s / ms", overflow="fold", max_width=20)
+    for number, _ in enumerate(report.hosts, 1):
+        table.add_column(f"-> {number}", justify="right")
+    for number, source in enumerate(report.hosts, 1):
+        cells = [_link(found.get((source.name, target.name)), source is target) for target in report.hosts]
+        name = f"{number} {source.interface} {source.address}" if source.interface else f"{number} {source.name}"
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def _link(pair: Pair | None, itself: bool) -> Text | str:
+    if itself:
+        return ""
+    if pair is None:
+        return "?"
+    if pair.failed:
+        return Text(pair.failed, style="red")
+    speed = "?" if pair.mbit is None else f"{pair.mbit:.0f}"
+    return f"{speed} / {pair.latency_s * 1000:.1f}"

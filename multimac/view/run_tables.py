@@ -1,0 +1,192 @@
+"""What `runs list`, `show` and `compare` print, as rich tables and lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
+from whisper_tuner.text import duration, size
+
+from .curves import Curve, plot
+
+WIDE = 100  # columns from which hosts are named
+STYLES = {RUNNING: "cyan", FINISHED: "green", FAILED: "red", BROKEN: "red"}
+LOSS, VALIDATION = "·", "◆"
+MARKS = "·+×o*#"
+
+
+def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> Table:
+    """`rows` are runs with their speed-up."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("when", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("hosts", overflow="fold", justify="left" if width >= WIDE else "right")
+    table.add_column("WER", no_wrap=True, justify="right")
+    table.add_column("time", no_wrap=True, justify="right")
+    table.add_column("speed-up", no_wrap=True, justify="right")
+    for run, speed_up in rows:
+        hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
+        cells = (when(run.created), Text(run.state, STYLES.get(run.state, "default")), hosts, rates(run))
+        table.add_row(run.id, *cells, duration(run.seconds or None), times(speed_up))
+    return table
+
+
+def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
+    """Label and value of everything known of a run; what is not known is left out."""
+    per_second = f"{run.clips_per_s:.1f} clips/s" if run.clips_per_s else ""
+    saved = f"{len(run.checkpoints)}" if run.checkpoints else ""
+    if saved and run.checkpoint_step is not None:
+        saved += f", the newest at step {run.checkpoint_step}"
+    begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
+    pairs = [
+        ("profile", run.name),
+        ("state", run.state + (f", {run.message}" if run.state == RUNNING and run.message else "")),
+        ("begun", begun + (f", in {run.attempts} attempts" if run.attempts > 1 else "")),
+        ("hosts", ", ".join(run.hosts)),
+        ("lost", counted(run.lost)),
+        ("cut off", counted({f"{one} and {other} from each other": n for (one, other), n in run.apart.items()})),
+        ("base model", run.base_model),
+        ("method", run.method),
+        ("strategy", run.strategy),
+        ("steps", f"{run.steps} of {run.total_steps}" if run.total_steps else ""),
+        ("rounds", str(run.rounds or "")),
+        ("clips trained", f"{run.clips}" if run.clips else ""),
+        ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),
+        ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
+        ("sent", size(run.bytes) if run.bytes else ""),
+        ("WER", rates(run)),
+        ("model", str(run.model or "")),
+        ("checkpoints", saved),
+        ("on disk", size(run.size)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
+    ]
+    return [(label, value) for label, value in pairs if value]
+
+
+def counted(found: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in found.items())
+
+
+def facts_table(pairs: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for pair in pairs:
+        table.add_row(*pair)
+    return table
+
+
+def host_table(run: RunSummary) -> Table:
+    """A column that would be empty is left out."""
+    columns = {
+        "host": [host.name for host in run.per_host],
+        "device": [host.device for host in run.per_host],
+        "steps": [str(host.steps or "") for host in run.per_host],
+        "clips": [str(host.clips or "") for host in run.per_host],
+        "clips/s": [f"{host.clips_per_s:.1f}" if host.clips_per_s else "" for host in run.per_host],
+        "communicating": [f"{h.communicating:.1f} s" if h.communicating is not None else "" for h in run.per_host],
+        "sent": [size(host.bytes) if host.bytes else "" for host in run.per_host],
+        "memory": [size(host.memory) if host.memory else "" for host in run.per_host],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("host", "device") else "right", overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def curve_lines(run: RunSummary, width: int) -> list[str]:
+    """The loss with validations marked, and the learning rate."""
+    curves = run.curves
+    loss = [Curve(mark=LOSS, points=curves.loss), Curve(mark=VALIDATION, points=curves.validation, in_front=True)]
+    lines = []
+    if curves.loss:
+        marked = f"{LOSS} training" + (f", {VALIDATION} validation" if curves.validation else "")
+        lines += [f"loss ({marked})", *plot(loss, width=width)]
+    if curves.lr:
+        lines += ["learning rate", *plot([Curve(mark=LOSS, points=curves.lr)], width=width, height=6)]
+    return lines
+
+
+def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
+    """One column a run: figures first, then the settings that differ."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("", no_wrap=True, max_width=28)
+    for number, run in enumerate(runs):
+        table.add_column(f"{mark(number)} {run.id}", overflow="fold")
+    known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
+    for label in dict.fromkeys(label for pairs in known for label in pairs):
+        table.add_row(label, *(pairs.get(label, "") for pairs in known))
+    settings = differing([run.settings for run in runs])
+    if settings:
+        table.add_section()
+        table.add_row("settings that differ", style="bold")
+    for name, values in settings:
+        table.add_row(name, *values)
+    return table
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Name and values of the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for values in settings for name in values)
+    rows = [(name, [_text(values.get(name)) for values in settings]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:
+    curves = [Curve(mark=mark(number), points=run.curves.loss) for number, run in enumerate(runs)]
+    lines = plot(curves, width=width)
+    return ["loss", *lines] if lines else []
+
+
+def next_commands(run: RunSummary) -> list[str]:
+    command = "python cli_typer.py"
+    if run.state == RUNNING:
+        return [f"{command} runs attach {run.id}", f"{command} runs stop {run.id}"]
+    commands = []
+    if run.resumable:
+        kind = "distributed-train" if run.over_ssh else "finetune"
+        commands.append(f"{command} {kind} --resume {run.id}")
+    if run.model:
+        language = f" --language {run.language}" if run.language else ""
+        data = f" --data {run.test}" if run.test else " --data test.csv"
+        commands.append(f"{command} evaluate {run.model}{data}{language}")
+        commands.append(f"{command} transcribe recording.wav --model {run.model}{language}")
+    if run.state in (FAILED, BROKEN) and (run.path / "launcher.log").exists():
+        commands.append(f"less {run.path / 'launcher.log'}")
+    return commands
+
+
+def mark(number: int) -> str:
+    return MARKS[number % len(MARKS)]
+
+
+def when(stamp: float) -> str:
+    """12:10 of today, 21 Nov of this year, else 2025-11-21."""
+    then, now = time.localtime(stamp), time.localtime()
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%d %b" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
+
+
+def rates(run: RunSummary) -> str:
+    if run.wer_before is None and run.wer_after is None:
+        return ""
+    return " → ".join("?" if rate is None else f"{rate:.1f}" for rate in (run.wer_before, run.wer_after))
+
+
+def times(speed_up: float | None) -> str:
+    return f"{speed_up:.2f}×" if speed_up else ""
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""`multimac wizard`: questions that end in a config.ini and a run."""

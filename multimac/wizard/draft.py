@@ -1,0 +1,140 @@
+"""What has been answered so far, and the sections of config.ini that it makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distributed.plan.job import Job, resolve
+from distributed.ssh.host import Hosts
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.errors import ConfigError
+from whisper_tuner.model.memory import ModelShape
+
+from .ini_text import Section
+
+KINDS = ("train", "validation", "test")
+
+
+@dataclass(kw_only=True)
+class Model:
+    """`section` is its [model:NAME], if it has one; `base_model` is a folder's absolute path or a hub id."""
+
+    base_model: str
+    section: str = ""
+    shape: ModelShape | None = None
+    multilingual: bool = False
+    learning_rate: float | None = None
+
+    @property
+    def title(self) -> str:
+        return self.section or Path(self.base_model).name
+
+
+@dataclass(kw_only=True)
+class Data:
+    """`manifests` by kind; `split`: those of them that are still to be written, with their clips.
+
+    `source` is the training manifest as it was found.
+    """
+
+    section: str = ""
+    language: str = ""
+    manifests: dict[str, Path] = field(default_factory=dict)
+    samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
+    split: dict[Path, tuple[Sample, ...]] = field(default_factory=dict)
+
+    source: Path = Path()
+
+    @property
+    def title(self) -> str:
+        return self.section or self.manifests["train"].parent.name
+
+
+@dataclass(kw_only=True)
+class Group:
+    """The machines to train on. `text` is what the hosts file is to hold; None: it holds it already.
+
+    `bytes_s`: what the slowest link between them carries, if it was measured. machine_workers: see RunSpec, for each.
+    """
+
+    hosts: Hosts
+    path: Path
+    text: str | None = None
+    bytes_s: float | None = None
+    machine_workers: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Draft:
+    config_path: Path
+    config_text: str
+    model: Model | None = None
+    data: Data | None = None
+    language: str = ""
+    method: str = "full"
+    settings: dict[str, str] = field(default_factory=dict)  # epochs, learning_rate, batch_size
+    group: Group | None = None
+    strategy: dict[str, str] = field(default_factory=dict)
+    name: str = "wizard"
+
+    @property
+    def config(self) -> ConfigFile:
+        return ConfigFile(self.config_path, self.config_text)
+
+    @property
+    def run_name(self) -> str:
+        """The section that is run."""
+        return f"{self.name}-hosts" if self.group else self.name
+
+    def sections(self) -> list[Section]:
+        """Those that config.ini lacks so far."""
+        profile = {"model": self.model.section} if self.model.section else {"base_model": self._path(self.model)}
+        found = []
+        if self.data.section:
+            profile["dataset"] = self.data.section
+        else:
+            profile["dataset"] = self.name
+            files = {kind: self._inside(self.data.manifests[kind]) for kind in KINDS if kind in self.data.manifests}
+            language = {"language": self.language} if self.language else {}
+            found.append((f"dataset:{self.name}", files | language))
+        if self.data.section and self.language != self.data.language:
+            profile["language"] = self.language
+        found.append((f"profile:{self.name}", profile | {"method": self.method} | self.settings))
+        if self.data.section and set(self.data.split):
+            found[-1][1].update({kind: self._inside(self.data.manifests[kind]) for kind in self.data.manifests})
+        if self.group:
+            hosts = {"hosts_config": self._inside(self.group.path)}
+            found.append((f"distributed:{self.run_name}", {"base_profile": self.name} | self.strategy | hosts))
+        return found
+
+    def job(self) -> Job:
+        """What `text` with these sections resolves to. Raises ConfigError."""
+        from .ini_text import with_sections
+
+        text = with_sections(self.config_text, self.sections())
+        config = ConfigFile(self.config_path, text)
+        job = resolve(config, self.run_name, strategy="diloco" if self.group else "allreduce")
+        for kind in KINDS:
+            meant = self.data.manifests.get(kind)
+            if getattr(job.profile, kind) != meant:
+                raise ConfigError(f"{meant}: config.ini cannot hold this path", remedy="Rename the file or folder.")
+        return job
+
+    def _path(self, model: Model) -> str:
+        return self._inside(Path(model.base_model)) if Path(model.base_model).is_dir() else model.base_model
+
+    def _inside(self, path: Path) -> str:
+        """Relative to config.ini where it is below its folder. Raises ConfigError for what an INI file cannot hold."""
+        folder = self.config_path.parent
+        text = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+        if any(mark in text for mark in (" #", " ;", "\n", "\t#", "\t;")) or text != text.strip():
+            raise ConfigError(f"{text!r}: config.ini cannot hold this path", remedy="Rename the file or folder.")
+        return text
+
+
+def replaced(job: Job, **values) -> Job:
+    """The same job with other values in its profile."""
+    return dataclasses.replace(job, profile=dataclasses.replace(job.profile, **values))

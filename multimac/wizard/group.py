@@ -1,0 +1,168 @@
+"""Which machines: this one alone, those of the hosts file, or new ones; looked at until all is well or given up."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from distributed.hosts.interfaces import route_to
+from distributed.plan.hosts_file import load_hosts
+from distributed.plan.rendezvous import check_is_this_machine
+from distributed.preflight.report import Report, unique
+from distributed.preflight.run import preflight
+from distributed.ssh.host import Host, Hosts
+from multimac.view.preflight_view import show
+from whisper_tuner.errors import ConfigError, HostError, TunerError
+from whisper_tuner.paths import expanded
+
+from .draft import Draft, Group, replaced
+from .questions import Option, Questions
+
+HOSTS_FILE = "distributed_hosts.json"
+MENDED_BY_SETUP = {"python", "packages", "device"}
+ALONE, HOSTS, NEW = "alone", "hosts", "new"
+AGAIN = Option(value="again", short="look again", title="look again (do what it says in another terminal first)")
+OTHERS = Option(value="new", title="give other addresses, user or key")
+GIVE_UP = Option(value="alone", title="train on this machine alone")
+
+
+def ask_group(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
+    """Reachable machines with the right environment; None: this machine alone. Writes only into `scratch`."""
+    path, group = Path.cwd() / HOSTS_FILE, None
+    where = _where(questions, path)
+    while where != ALONE:
+        try:
+            if where == NEW:
+                group = None
+                group = _ask_new(questions, path, scratch)
+            elif group is None or group.text is None:  # the user may have mended the file just now
+                group = Group(hosts=load_hosts(path), path=path)
+            _make_ready(questions, draft, group, scratch, console)
+            return group
+        except TunerError as error:
+            console.print(f"[red]{escape(str(error))}[/red]", soft_wrap=True)
+            options = [OTHERS, GIVE_UP] if where == NEW and group is None else [AGAIN, OTHERS, GIVE_UP]
+            where = questions.again("How shall it go on?", options, error)
+    return None
+
+
+def _where(questions: Questions, path: Path) -> str:
+    options = [Option(value=ALONE, title="this machine alone")]
+    if path.exists():
+        options.append(Option(value=HOSTS, title=f"together with the machines in {path.name}"))
+        options.append(Option(value=NEW, title=f"together with others: a new {path.name}"))
+        return questions.select("where", "Where shall it be trained?", options, HOSTS)
+    options.append(
+        Option(
+            value=NEW,
+            short="together with other machines",
+            title="together with other machines, over SSH (asks for their addresses)",
+        )
+    )
+    return questions.select("where", "Where shall it be trained?", options, ALONE)
+
+
+def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
+    """The addresses and how SSH gets in; all that a hosts file needs. Raises ConfigError, HostError."""
+    message = "Addresses of the other machines (like mac-mini.local, 10.0.0.7):"
+    workers = _words(questions.text("workers", message, "", lambda text: _check_hosts(scratch, workers=_words(text))))
+    user = questions.text("ssh_user", "User there (empty: as ssh itself decides):", getpass.getuser())
+    key = questions.text("ssh_key_path", "Private key (empty: as ssh itself decides):", "", _check_key)
+    values = {"master": _master(questions, workers[0]), "workers": workers}
+    values |= {"ssh_user": user} if user else {}
+    values |= {"ssh_key_path": key} if key else {}
+    text = json.dumps(values, indent=2) + "\n"
+    return Group(hosts=_parse(scratch, text), path=_free(path), text=text)
+
+
+def _free(path: Path) -> Path:
+    """A hosts file that is there already is left alone."""
+    names = [path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, 1000))]
+    return next(name for name in names if not name.exists())
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s,;]+", text) if word]
+
+
+def _check_hosts(scratch: Path, workers: list[str]) -> None:
+    if not workers:
+        raise ValueError("give at least one address")
+    _parse(scratch, json.dumps({"master": "localhost", "workers": workers}))
+
+
+def _check_key(text: str) -> None:
+    if text and not expanded(text).is_file():
+        raise ValueError("there is no such file")
+
+
+def _parse(scratch: Path, text: str) -> Hosts:
+    """What a hosts file of this text would be."""
+    path = scratch / HOSTS_FILE
+    path.write_text(text)
+    try:
+        return load_hosts(path)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(f"{scratch}/", "")) from None
+
+
+def _master(questions: Questions, worker: str) -> str:
+    """This machine's own address, as that worker sees it; asked for only if the routing table cannot tell."""
+    try:
+        return route_to(worker).address
+    except HostError:
+        message = "This machine's own address, as the others see it:"
+        return questions.text("master", message, socket.gethostname(), _check_master)
+
+
+def _check_master(text: str) -> None:
+    check_is_this_machine(Host(address=text))
+
+
+def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
+    """Look at every machine, and offer `hosts setup` where that mends it. Raises TunerError."""
+    if not group.hosts.workers:
+        raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
+    report = _look(draft, group, console)
+    unready = unique(name for problem in report.errors for name in problem.hosts)
+    if (
+        unready
+        and all(problem.check in MENDED_BY_SETUP for problem in report.errors)
+        and all(facts.reached for facts in report.hosts)
+    ):
+        names = ", ".join(unready)
+        for problem in report.errors:
+            console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)
+        console.print(f"`hosts setup` makes a virtual environment with this machine's versions on {escape(names)}.")
+        console.print("A host without internet gets the packages from here: some 400 MB, several minutes.")
+        if questions.confirm("setup", f"Set up {names} now?", True):
+            _setup(group, scratch)
+            report = _look(draft, group, console)
+    report.raise_if_errors()
+    group.bytes_s = min((pair.mbit * 125_000 for pair in report.pairs if pair.mbit), default=None)
+    group.machine_workers = report.machine_workers
+
+
+def _look(draft: Draft, group: Group, console: Console) -> Report:
+    """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
+    job = replaced(draft.job(), train=draft.data.source, validation=None, test=None)
+    with console.status("looking at each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+        pass
+    show(console, report, errors=False)
+    return report
+
+
+def _setup(group: Group, scratch: Path) -> None:
+    from multimac.commands.hosts import hosts_setup
+
+    path = group.path
+    if group.text is not None:
+        path = scratch / HOSTS_FILE
+        path.write_text(group.text)
+    hosts_setup(path)

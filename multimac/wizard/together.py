@@ -1,0 +1,111 @@
+"""Whether to train on all machines, and how they agree: the probe, its estimate, the strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from distributed.ssh.connection import Remote
+from multimac.commands.start import connect_all
+from multimac.view.transfers import Transfers
+from whisper_tuner.errors import TunerError
+from whisper_tuner.model.memory import trained_parameters
+from whisper_tuner.text import size
+
+from .draft import Draft, Group
+from .estimate import HOME_NETWORK, Work, exchange_s, interval, speed_up, strategy
+from .questions import Option, Questions
+from .speed import Speed, measure
+
+STRATEGIES = {
+    "diloco": "DiLoCo: agree every few steps; for home networks and large models",
+    "allreduce": "AllReduce: agree at every step; exactly one big batch, much traffic",
+}
+
+
+def ask_together(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> bool:
+    """Fill draft.group and draft.strategy; False: the user rather trains on this machine alone."""
+    speeds = _probe(questions, draft, group, scratch, console)
+    work = _work(draft, group, speeds)
+    chosen = strategy(speeds, work, group.bytes_s)
+    steps = interval(speeds, work, group.bytes_s)
+    times = speed_up(speeds, work, group.bytes_s, steps if chosen == "diloco" else 1)
+    _show(speeds, work, group, times, console)
+    count = len(group.hosts.all)
+    worth_it = times is None or times > 1.1 or not questions.interactive  # a file that names hosts means them
+    if not questions.confirm("together", f"Train on these {count} machines together?", worth_it):
+        return False
+    draft.group = group
+    draft.strategy = _ask_strategy(questions, work, chosen, steps)
+    return True
+
+
+def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
+    message = "Measure each machine's speed with three steps? (sends model and clips)"
+    if not questions.confirm("probe", message, True):
+        return []
+    try:
+        with contextlib.ExitStack() as stack:
+            remotes = connect_all(group.hosts.workers)
+            for remote in remotes:
+                stack.callback(Remote.close, remote)
+            samples = draft.data.samples["train"]
+            show = stack.enter_context(Transfers(console))
+            console.print("three training steps on each machine, all at once; under a minute as a rule")
+            return measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
+    except TunerError as error:
+        console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
+        return []
+
+
+def _work(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Work:
+    hosts, shape = len(group.hosts.all), draft.model.shape
+    measured = max((speed.trainable for speed in speeds), default=0)
+    trained = measured or (trained_parameters(shape, method=draft.method) if shape else 0)
+    share = math.ceil(len(draft.data.samples["train"]) / hosts)
+    steps = math.ceil(share / int(draft.settings["batch_size"])) * int(draft.settings["epochs"])
+    return Work(payload=4 * trained, steps=steps, hosts=hosts)
+
+
+def _show(speeds: Sequence[Speed], work: Work, group: Group, times: float | None, console: Console) -> None:
+    if speeds:
+        table = Table(header_style="bold")
+        for column in ("machine", "clips/s", "seconds a step"):
+            table.add_column(column, overflow="fold", justify="left" if column == "machine" else "right")
+        for speed in speeds:
+            cells = (f"{speed.clips_s:.1f}", f"{speed.step_s:.2f}") if speed.clips_s else ("not measured", "")
+            table.add_row(escape(speed.host), *cells)
+        console.print(table)
+        for speed in speeds:
+            if speed.problem:
+                console.print(f"{escape(speed.host)}: {escape(speed.problem)}", style="yellow", soft_wrap=True)
+    rate = f"{size(group.bytes_s)}/s, as measured" if group.bytes_s else f"{size(HOME_NETWORK)}/s, assumed"
+    seconds = exchange_s(work, group.bytes_s)
+    console.print(f"One agreement sends {size(work.payload)}: about {seconds:.1f} s at {rate}.")
+    if times is None:
+        console.print("Speed-up over this machine alone: not measured.")
+    else:
+        console.print(f"Estimated speed-up over this machine alone: [bold]{times:.1f} times[/bold].")
+
+
+def _ask_strategy(questions: Questions, work: Work, chosen: str, steps: int) -> dict[str, str]:
+    options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
+    answer = questions.select("strategy", "How shall the machines agree?", options, chosen)
+    settings = {"strategy": answer}
+    if answer == "diloco":
+        message = f"Steps between two agreements (of {work.steps}; fewer learn better, cost more):"
+        settings["communication_interval"] = questions.text(
+            "communication_interval", message, str(steps), lambda text: _check_interval(text, work.steps)
+        )
+    return settings
+
+
+def _check_interval(text: str, steps: int) -> None:
+    if not text.isdigit() or not 1 <= int(text) <= max(1, steps):
+        raise ValueError(f"expected a whole number from 1 to {max(1, steps)}")

@@ -1,0 +1,140 @@
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from loopback_sshd import SshServer
+from packaging.specifiers import SpecifierSet
+
+from distributed.hosts import environment, sync, wheelhouse
+from distributed.hosts.environment import Pins, choose_python, own_pins, setup, unlike
+from distributed.hosts.wheelhouse import own_target, target_of
+from distributed.ssh.connection import Remote
+from whisper_tuner.errors import ConfigError, HostError
+
+PYPROJECT = '[project]\nrequires-python = ">=3.11"\ndependencies = [{}]\n'
+
+
+def test_pins_cover_what_the_dependencies_need():
+    pins = own_pins()
+    assert "torch" in pins.direct
+    assert {"torch", "sympy", "mpmath", "tokenizers"} <= set(pins.all)
+    assert not [version for version in pins.all.values() if "+" in version]
+    assert "pytest" not in pins.all
+
+
+def test_pins_of_something_not_installed(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format('"no-such-package"'))
+    with pytest.raises(ConfigError, match="no-such-package is not installed here"):
+        own_pins(tmp_path)
+
+
+def test_unlike_ignores_local_version_tags():
+    pins = Pins(direct=("torch",), all={"torch": "2.13.0", "idna": "3.1"}, python=SpecifierSet(">=3.11"))
+    assert unlike(pins, {"torch": "2.13.0+cpu", "idna": "3.1"}) == []
+    assert unlike(pins, {"torch": "2.12.0"}) == ["idna is missing (here 3.1)", "torch 2.12.0 (here 2.13.0)"]
+
+
+def python(version: tuple[int, int, int], venv: bool = True) -> dict:
+    return {"path": "/python" + ".".join(map(str, version)), "version": list(version), "platform": "x", "venv": venv}
+
+
+class Named:
+    name = "mini"
+
+
+def test_the_best_python_of_a_host():
+    wanted = SpecifierSet(">=3.11")
+    own = (*sys.version_info[:2], 0)
+    found = [python((3, 9, 6)), python(own), python((3, 99, 0)), python((3, 10, 1))]
+    assert choose_python(Named, found, wanted)["version"] == list(own)
+    assert choose_python(Named, [found[0], found[2]], wanted)["version"] == [3, 99, 0]
+    with pytest.raises(
+        HostError, match=r"found: /python3\.9\.6 \(3\.9\.6\), /python3\.12\.1 \(3\.12\.1, without venv\)"
+    ) as no:
+        choose_python(Named, [python((3, 9, 6)), python((3, 12, 1), venv=False)], wanted)
+    assert "brew install python@3.12" in str(no.value)
+
+
+def test_targets():
+    mac = target_of((3, 12), "Darwin", "arm64", "14.5")
+    assert mac.tag == "cp312-darwin_14_5_arm64"
+    assert "macosx_11_0_arm64" in mac.platforms()
+    linux = target_of((3, 11), "Linux", "x86_64", "2.31")
+    assert linux.platforms()[0] == "manylinux_2_31_x86_64"
+    assert replace(linux, release=(2, 36)).takes_wheels_of(linux)
+    assert not linux.takes_wheels_of(replace(linux, release=(2, 36)))
+    assert own_target().takes_wheels_of(own_target())
+
+
+@pytest.fixture
+def small_project(tmp_path, monkeypatch) -> Path:
+    """A project that needs one small package, and a registry on this machine that has just that."""
+    project = tmp_path / "small"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(PYPROJECT.format('"idna>=3"'))
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    rebuild_wheel("idna", registry)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setattr(environment, "LISTS", tmp_path / "lists")
+    monkeypatch.setattr(wheelhouse, "CACHE", tmp_path / "wheelhouse")
+    monkeypatch.setattr(sync, "INDEX", tmp_path / "index.json")
+    monkeypatch.setattr(environment, "own_pins", lambda: own_pins(project))
+    return project
+
+
+def rebuild_wheel(name: str, folder: Path) -> Path:
+    """A wheel of an installed pure Python package."""
+    distribution = metadata.distribution(name)
+    path = folder / f"{name}-{distribution.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file in distribution.files or []:
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                wheel.write(file.locate(), str(file))
+    return path
+
+
+def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServer, small_project):
+    said: list[str] = []
+    with Remote.connect(ssh_server.host) as remote:
+        [done] = setup([remote], lambda host, text: said.append(f"{host}: {text}"))
+        assert done.source == "wheelhouse"
+        venv = Path(ssh_server.host.project_path, ".venv")
+        assert done.python == str(venv / "bin/python")
+        version = subprocess.run(
+            [done.python, "-c", "import idna; print(idna.__version__, idna.__file__)"], capture_output=True, text=True
+        ).stdout.split()
+        assert version[0] == metadata.version("idna")
+        assert version[1].startswith(str(venv))
+        assert any("no way to the package registry" in line for line in said)
+        assert all(line.startswith("127.0.0.1: ") for line in said)
+        [again] = setup([remote], lambda host, text: said.append(text))
+        assert (again.source, again.seconds < 3) == ("unchanged", True)
+        ssh_server.pip_settings.write_text(f"[global]\nno-index = true\nfind-links = {small_project.parent}/registry\n")
+        subprocess.run([done.python, "-m", "pip", "uninstall", "-qy", "idna"], check=True)
+        [fetched] = setup([remote], lambda host, text: None)
+        assert fetched.source == "registry"
+
+
+def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshServer, small_project, tmp_path):
+    host = replace(ssh_server.host, python_env=str(tmp_path / "none" / "bin" / "python"))
+    with Remote.connect(host) as remote, pytest.raises(HostError, match="does not run") as caught:
+        setup([remote], lambda host, text: None)
+    assert "python_env" in str(caught.value)
+    assert not (tmp_path / "none").exists()
+    system = replace(host, python_env=str(Path(sys.base_prefix, "bin", "python3")))
+    with Remote.connect(system) as remote, pytest.raises(HostError, match="not of a virtual environment"):
+        setup([remote], lambda host, text: None)
+
+
+def test_a_master_without_a_registry_says_so(small_project, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    with pytest.raises(HostError, match="cannot fetch the wheels") as caught:
+        wheelhouse.fill("mini", own_target(), *environment.write_lists(own_pins(small_project)))
+    assert "idna" in str(caught.value)

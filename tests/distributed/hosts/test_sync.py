@@ -1,0 +1,315 @@
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loopback_sshd import SshServer
+
+from distributed.hosts import sync as sync_module
+from distributed.hosts.agent_call import ask
+from distributed.hosts.code import SyncItem, code_folders, code_items, folder_items
+from distributed.hosts.sync import sync
+from distributed.ssh.connection import Remote
+from whisper_tuner.errors import DataError, HostError
+
+NAMES = ["plain.txt", "with space", "-leading", "new\nline", "é ü 日本", "quote'\"", "deep/er/file", "*", "~", "a\\b"]
+
+
+@pytest.fixture(autouse=True)
+def own_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(sync_module, "INDEX", tmp_path / "index.json")
+
+
+@pytest.fixture
+def remote(ssh_server: SshServer):
+    with Remote.connect(ssh_server.host) as remote:
+        yield remote
+
+
+@pytest.fixture
+def there(ssh_server: SshServer) -> Path:
+    return Path(ssh_server.host.project_path)
+
+
+def make(folder: Path, names: dict[str, bytes]) -> list[SyncItem]:
+    for name, data in names.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return [SyncItem(local=folder / name, remote=f"data/{name}") for name in names]
+
+
+def run(remote: Remote, items: list[SyncItem], **options):
+    return sync([remote], {remote.name: items}, **options)[0]
+
+
+def test_awkward_names_arrive_private_and_only_once(remote, there, tmp_path):
+    items = make(tmp_path / "src", {name: name.encode() * 3 for name in NAMES})
+    report = run(remote, items)
+    assert (report.files, report.bytes) == (len(NAMES), sum(3 * len(name.encode()) for name in NAMES))
+    for name in NAMES:
+        path = there / "data" / name
+        assert path.read_bytes() == name.encode() * 3
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert not list((there / ".sync").glob("*.part"))
+    again = run(remote, items)
+    assert (again.files, again.bytes, again.removed) == (0, 0, 0)
+
+
+def test_only_what_changed_travels(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"a": b"1" * 1000, "b": b"2" * 1000})
+    run(remote, items)
+    (tmp_path / "src" / "b").write_bytes(b"3" * 1000)
+    report = run(remote, items)
+    assert (report.files, report.bytes) == (1, 1000)
+    assert (there / "data/b").read_bytes() == b"3" * 1000
+
+
+def test_hashes_that_cannot_be_kept_keep_no_host_away(remote, there, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sync_module, "INDEX", tmp_path / "file" / "index.json")
+    run(remote, make(tmp_path / "src", {"a": b"1"}))
+    assert (there / "data/a").read_bytes() == b"1"
+
+
+def test_same_content_travels_once(remote, there, tmp_path):
+    items = make(tmp_path / "src", dict.fromkeys(("a", "b", "c"), b"x" * 5000))
+    assert run(remote, items).bytes == 5000
+    assert all((there / "data" / name).read_bytes() == b"x" * 5000 for name in ("a", "b", "c"))
+
+
+def test_empty_file_and_no_items(remote, there, tmp_path):
+    assert run(remote, []).files == 0
+    run(remote, make(tmp_path / "src", {"empty": b""}))
+    assert (there / "data/empty").read_bytes() == b""
+
+
+def test_a_file_damaged_on_the_host_is_sent_again(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"a": b"1" * 1000})
+    run(remote, items)
+    time.sleep(0.01)
+    (there / "data/a").write_bytes(b"0" * 1000)
+    assert run(remote, items).bytes == 1000
+    assert (there / "data/a").read_bytes() == b"1" * 1000
+
+
+def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, ssh_server):
+    data = os.urandom(3 << 20)
+    items = make(tmp_path / "src", {"big": data})
+    seen = []
+
+    def cut(host, done, total, file):
+        seen.append((host, total, file))
+        if done > 1 << 20:
+            remote._transport.close()
+
+    with pytest.raises(HostError):
+        run(remote, items, progress=cut)
+    assert seen[0] == ("127.0.0.1", 3 << 20, "data/big")
+    assert not (there / "data/big").exists()
+    with Remote.connect(ssh_server.host) as again:
+        report = run(again, items)
+    assert 0 < report.bytes < 3 << 20
+    assert (there / "data/big").read_bytes() == data
+
+
+def test_a_damaged_part_is_thrown_away_and_sent_again(remote, there, tmp_path):
+    data = os.urandom(100_000)
+    items = make(tmp_path / "src", {"big": data})
+    digest = subprocess.run(["sha256sum", tmp_path / "src/big"], capture_output=True, text=True).stdout.split()[0]
+    (there / ".sync").mkdir(parents=True)
+    (there / ".sync" / f"{digest}.part").write_bytes(b"?" * 50_000)
+    assert run(remote, items).bytes == 150_000
+    assert (there / "data/big").read_bytes() == data
+
+
+@pytest.mark.parametrize("size", [900_000, 2_000_000], ids=["in a bundle", "by itself"])
+def test_a_file_that_changes_while_others_are_sent_is_refused(remote, there, tmp_path, size):
+    items = make(tmp_path / "src", {name: os.urandom(size) for name in "abc"})
+
+    def change(host, done, total, file):
+        (tmp_path / "src/c").write_bytes(os.urandom(size))
+
+    with pytest.raises(HostError, match="arrived damaged twice"):
+        run(remote, items, progress=change)
+    assert (there / "data/a").read_bytes() == (tmp_path / "src/a").read_bytes()
+    assert not (there / "data/c").exists()
+    assert not list((there / ".sync").glob("*.part"))
+
+
+def test_small_files_travel_together(remote, there, tmp_path, monkeypatch):
+    contents = {f"{number}.wav": os.urandom(number) for number in range(300)}
+    operations = []
+
+    def counted(machine, op, **request):
+        operations.append(op)
+        return ask(machine, op, **request)
+
+    monkeypatch.setattr(sync_module, "ask", counted)
+    assert run(remote, make(tmp_path / "src", contents)).files == 300
+    assert operations == ["check", "commit"]
+    assert {path.name: path.read_bytes() for path in (there / "data").iterdir()} == contents
+
+
+def test_of_a_bundle_that_is_cut_off_the_whole_files_are_kept(remote, there):
+    ask(remote, "check", root=str(there), files=[], prune=[])
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"whole", b"cut off")]
+    files = [["data/whole", 5, digests[0]], ["data/cut", 7, digests[1]]]
+    bundle = [[digests[0], 5], [digests[1], 7]]
+    answer = ask(remote, "commit", root=str(there), files=files, stale=[], bundle=bundle, payload=[b"whole", b"cut"])
+    assert answer == {"damaged": ["data/cut"]}
+    assert (there / "data/whole").read_bytes() == b"whole"
+    assert not (there / "data/cut").exists() and not list((there / ".sync").glob("*.part"))
+
+
+def test_a_file_that_is_moved_while_it_is_sent_arrives(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"big": b"1" * 2_000_000})
+    run(remote, items, progress=lambda *_: (tmp_path / "src/big").unlink(missing_ok=True))
+    assert (there / "data/big").read_bytes() == b"1" * 2_000_000
+
+
+def test_a_file_that_is_moved_before_it_is_sent_is_named(remote, tmp_path, monkeypatch):
+    items = make(tmp_path / "src", {"a": b"1"})
+    check = sync_module._HostSync.check
+
+    def check_and_move(self):
+        state = check(self)
+        (tmp_path / "src/a").unlink()
+        return state
+
+    monkeypatch.setattr(sync_module._HostSync, "check", check_and_move)
+    with pytest.raises(DataError, match="src/a: cannot be read"):
+        run(remote, items)
+
+
+def test_stale_code_is_removed_but_nothing_of_others(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"pkg/old.py": b"old", "pkg/new.py": b"new", "other/x": b"x"})
+    run(remote, items)
+    (there / "data/pkg/mine.py").write_text("the user's own")
+    (there / "data/pkg/__pycache__").mkdir()
+    (there / "data/pkg/__pycache__/old.cpython-311.pyc").write_text("")
+    assert run(remote, items[1:2], prune=["data/pkg"]).removed == 1
+    assert sorted(path.name for path in (there / "data/pkg").iterdir()) == ["mine.py", "new.py"]
+    assert (there / "data/other/x").exists()
+
+
+def test_a_folder_with_somebody_elses_code_is_refused(remote, there, tmp_path):
+    items = [replace(item, keep=True) for item in make(tmp_path / "src", {"a.py": b"ours", "b.py": b"same"})]
+    (there / "data").mkdir(parents=True)
+    (there / "data/a.py").write_bytes(b"unsaved work")
+    (there / "data/b.py").write_bytes(b"same")
+    with pytest.raises(HostError, match=r"holds 1 files that no sync put there.*data/a\.py") as caught:
+        run(remote, items)
+    assert "project_path" in str(caught.value)
+    assert (there / "data/a.py").read_bytes() == b"unsaved work"
+    (there / "data/a.py").unlink()
+    run(remote, items)
+    (tmp_path / "src/b.py").write_bytes(b"newer")
+    run(remote, items)
+    assert (there / "data/b.py").read_bytes() == b"newer"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", "a//b", "./a", "a/.", ".sync/x", "a\0b"])
+def test_names_outside_the_project_are_refused(remote, tmp_path, name):
+    (tmp_path / "x").write_text("x")
+    with pytest.raises(DataError, match="not a name below"):
+        run(remote, [SyncItem(local=tmp_path / "x", remote=name)])
+
+
+def test_two_files_for_one_name_and_missing_files_are_refused(remote, tmp_path):
+    (tmp_path / "x").write_text("x")
+    (tmp_path / "y").write_text("y")
+    with pytest.raises(DataError, match="two files for 'a'"):
+        run(remote, [SyncItem(local=tmp_path / "x", remote="a"), SyncItem(local=tmp_path / "y", remote="a")])
+    with pytest.raises(DataError, match="none: cannot be read"):
+        run(remote, [SyncItem(local=tmp_path / "none", remote="a")])
+
+
+def test_full_disk_is_seen_before_anything_is_sent(remote, tmp_path, monkeypatch, there):
+    items = make(tmp_path / "src", {"a": b"1"})
+    monkeypatch.setattr(sync_module, "SPARE_BYTES", 1 << 60)
+    with pytest.raises(HostError, match=r"MB are free for") as caught:
+        run(remote, items)
+    assert "project_path" in str(caught.value)
+    assert not list((there / ".sync").glob("*.part"))
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path):
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting a small disk needs root on Linux")
+def test_disk_that_fills_up_meanwhile(remote, there, tmp_path, monkeypatch):
+    items = make(tmp_path / "src", {"big": os.urandom(3 << 20)})
+    monkeypatch.setattr(sync_module, "SPARE_BYTES", -(1 << 40))
+    with small_disk(there):
+        with pytest.raises(HostError, match="disk is full") as caught:
+            run(remote, items)
+        assert str(there) in str(caught.value)
+
+
+def test_project_path_that_cannot_be_made(remote, tmp_path):
+    (tmp_path / "file").write_text("")
+    other = replace(remote.host, project_path=str(tmp_path / "file" / "project"))
+    remote.host = other
+    with pytest.raises(HostError, match="Not a directory"):
+        run(remote, make(tmp_path / "src", {"a": b"1"}))
+
+
+def test_all_hosts_are_finished_before_an_error_is_raised(remote, ssh_server, tmp_path):
+    (tmp_path / "file").write_text("")
+    items = make(tmp_path / "src", {"a": b"1"})
+    bad = Remote.connect(replace(ssh_server.host, project_path=str(tmp_path / "file" / "x")))
+    bad.name = "bad"
+    with pytest.raises(HostError, match="bad"):
+        sync([bad, remote], {"bad": items, remote.name: items})
+    bad.close()
+    assert Path(ssh_server.host.project_path, "data/a").exists()
+
+
+def test_local_hashes_are_remembered(remote, tmp_path, monkeypatch):
+    items = make(tmp_path / "src", {"a": b"1"})
+    run(remote, items)
+
+    def never(*_):
+        raise AssertionError("hashed again")
+
+    monkeypatch.setattr(sync_module.hashlib, "file_digest", never)
+    assert run(remote, items).files == 0
+
+
+def test_code_of_this_project():
+    names = [item.remote for item in code_items()]
+    assert "distributed/hosts/sync.py" in names
+    assert "whisper_tuner/errors.py" in names
+    assert "gym/exogym/trainer.py" in names
+    assert {name.split("/")[0] for name in names} == {"distributed", "gym", "whisper_tuner"}
+    assert not [name for name in names if "__pycache__" in name or not name.endswith(".py")]
+    assert all(name.startswith(tuple(code_folders())) for name in names)
+
+
+def test_folder_items_skips_hidden_files_and_follows_links(tmp_path):
+    make(tmp_path / "model", {"a/b": b"1", ".git/c": b"2", ".hidden": b"3"})
+    (tmp_path / "model" / "link").symlink_to(tmp_path / "model" / "a" / "b")
+    assert [item.remote for item in folder_items(tmp_path / "model", "m")] == ["m/a/b", "m/link"]
+    with pytest.raises(DataError, match="no such folder"):
+        folder_items(tmp_path / "none", "m")
+
+
+def test_facts_name_a_usable_python(remote):
+    facts = ask(remote, "facts")
+    assert facts["memory"] > 1 << 28
+    assert abs(facts["clock"] - time.time()) < 5
+    assert any(entry["version"] >= [3, 9] for entry in facts["pythons"])

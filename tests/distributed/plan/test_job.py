@@ -1,0 +1,76 @@
+import pytest
+
+from distributed.plan.job import resolve
+from exogym.config import OptimSpec
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError
+
+TEXT = """\
+[profile:mine]
+base_model = openai/whisper-tiny
+train = train.csv
+learning_rate = 3e-5
+
+[distributed:three]
+base_profile = mine
+strategy = diloco
+communication_interval = 20
+batch_size = 2
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    def read(text: str = TEXT, name: str = "three"):
+        path = tmp_path / "config.ini"
+        path.write_text(text)
+        return resolve(ConfigFile(path), name)
+
+    return read
+
+
+def test_a_distributed_profile_overrides_its_base(job):
+    found = job()
+    assert found.profile.batch_size == 2
+    assert found.profile.learning_rate == 3e-5
+    assert found.distribution.communication_interval == 20
+
+
+def test_a_plain_profile_trains_with_diloco(job):
+    assert job(name="mine").distribution.strategy == "diloco"
+
+
+@pytest.mark.parametrize("total_steps", [20, 999, 1_000, 1_001, 20_000])
+def test_plain_averaging_is_the_default_at_any_length(job, total_steps):
+    config = job().strategy_config(total_steps)
+    assert (config.H, config.outer_spec()) == (20, OptimSpec(name="sgd", lr=1.0))
+
+
+def test_what_was_set_is_never_overridden(job):
+    config = job(TEXT + "outer_lr = 0.5\nouter_momentum = 0.8\n").strategy_config(200)
+    assert config.outer_spec() == OptimSpec(name="sgd", lr=0.5, momentum=0.8, nesterov=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "words"),
+    [
+        ("outer_lrr = 1", "config.ini:11", "did you mean 'outer_lr'"),
+        ("outer_lr = much", "config.ini", "not a number"),
+        ("H = 5", "config.ini:11", "unknown key 'H'"),
+        ("shares = evenly", "config.ini:11", "expected one of fixed, auto"),
+    ],
+)
+def test_a_mistake_names_key_and_place(job, line, place, words):
+    with pytest.raises(ConfigError) as raised:
+        job(TEXT + line + "\n")
+    assert place in str(raised.value) and words in str(raised.value)
+
+
+def test_an_unknown_name_lists_profiles_and_distributed_profiles(job):
+    with pytest.raises(ConfigError, match="three, mine"):
+        job(name="thre")
+
+
+def test_what_is_only_wrong_alone_is_not_blamed(job):
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*: outer_momentum = 2: .*, not 2"):
+        job(TEXT + "nesterov = true\nouter_momentum = 2\n")

@@ -1,0 +1,223 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from loopback_sshd import SshServer
+from rich.console import Console
+from waiting import wait_until
+
+from distributed.plan.job import resolve
+from distributed.preflight import session as preflight_session
+from distributed.preflight.report import Report
+from distributed.preflight.run import preflight
+from distributed.ssh.host import Host, Hosts
+from multimac.view.preflight_view import show
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError
+
+PROJECT = Path(__file__).parents[3]
+MASTER = Host(address="localhost")
+CONFIG = """
+[profile:tiny]
+base_model = {project}/bundled/model
+train = {project}/bundled/data/train.csv
+epochs = 1
+batch_size = 4
+"""
+
+
+@pytest.fixture
+def worker(ssh_server: SshServer) -> Host:
+    return replace(ssh_server.host, python_env=sys.executable)
+
+
+def job(folder: Path, text: str = ""):
+    path = folder / "config.ini"
+    path.write_text(CONFIG.format(project=PROJECT) + text)
+    return resolve(ConfigFile(path), "tiny")
+
+
+def look(*workers: Host, master: Host = MASTER, job=None, sync: bool = True) -> Report:
+    with preflight(job, Hosts(master=master, workers=workers), sync=sync) as report:
+        assert report.seconds < 15
+        return report
+
+
+def wrong(report: Report, check: str = "") -> list[str]:
+    return [str(problem) for problem in report.errors if check in ("", problem.check)]
+
+
+def shown(report: Report) -> str:
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    show(console, report)
+    return console.export_text()
+
+
+def agents() -> list[str]:
+    """Agents of this test, and the processes in which they import torch."""
+    return [" ".join(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]) if is_ours(process)]
+
+
+def is_ours(process: psutil.Process) -> bool:
+    line = " ".join(process.info["cmdline"] or ())
+    if not ("-X utf8 -c" in line and "preflight_agent" in line) and "torch.backends.mps" not in line:
+        return False
+    try:
+        values = process.environ()
+    except psutil.Error:
+        return False
+    test = os.environ["PYTEST_CURRENT_TEST"]
+    return values.get("PYTEST_CURRENT_TEST") == test or test.split("::")[-1].split(" ")[0][:25] in values.get(
+        "HOME", ""
+    )
+
+
+def wait_until_no_agent_is_left(seconds: float = 3.0) -> None:
+    wait_until(lambda: not agents(), seconds, tell=agents)
+
+
+def test_a_healthy_host(worker, tmp_path):
+    with preflight(job(tmp_path), Hosts(master=MASTER, workers=(worker,))) as report:
+        report.raise_if_errors()
+        assert [remote.name for remote in report.remotes] == [worker.address]
+        assert report.remotes[0].run(["echo", "still open"]).stdout == "still open\n"
+        wait_until_no_agent_is_left()
+    there = report.hosts[1]
+    assert there.facts["python"] == list(sys.version_info[:3])
+    assert there.device == "cpu" or there.torch == {"late": True}  # on a machine that is busy with other things
+    assert abs(there.clock_ahead_s) < 0.5 and there.to_send > 50 and there.space["free"] > 0
+    assert [(pair.source, pair.target) for pair in report.pairs] == [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "localhost"),
+    ]
+    assert all(pair.mbit > 1 and pair.latency_s < 0.1 for pair in report.pairs)
+    assert report.machine_workers == (2, 2)  # the same machine by another name
+    assert "2 hosts checked" in report.summary()
+    assert not (Path(worker.project_path)).exists()  # it only looks
+
+
+def test_each_host_is_wrong_in_another_way(no_torch, ssh_server, worker, tmp_path):
+    stranger = tmp_path / "other_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(stranger)], check=True)
+    ssh_server.configure(
+        f"Host refused\n  HostName 127.0.0.1\n  Port 1\nHost locked\n  HostName 127.0.0.1\n  Port {ssh_server.port}\n"
+        "  IdentitiesOnly yes\n"
+    )
+    refused = Host(address="refused")
+    locked = Host(address="locked", key_path=stranger)
+    bare = replace(worker, address="127.0.0.1", python_env="/no/such/environment")
+    report = look(worker, refused, locked, Host(address="no-such-host.invalid"), bare)
+    assert report.hosts[1].facts and len(report.pairs) == 2  # the good one is checked to the end
+    said = "\n".join(wrong(report))
+    assert "refused: port 1: Connection refused" in said
+    assert f"locked: no key was accepted for user {worker.user or ''}".rstrip() in said
+    assert "no-such-host.invalid: the name no-such-host.invalid is not known" in said
+    assert "there is no usable Python at /no/such/environment/bin/python\n  Run: multimac hosts setup" in said
+    assert report.hosts[5].space and report.hosts[5].clock_ahead_s is not None  # another Python could tell
+    with pytest.raises(HostError) as raised:
+        report.raise_if_errors()
+    assert raised.value.exit_status == ExitStatus.HOST and "4 problems" in str(raised.value)
+    assert max(map(len, shown(report).splitlines())) <= 80 and "✗" in shown(report)
+
+
+@pytest.fixture
+def bare_venv(tmp_path) -> Path:
+    folder = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder
+
+
+def test_packages_and_rivals(no_torch, worker, bare_venv):
+    site = next(bare_venv.glob("lib/python*/site-packages"))
+    (site / "exogym").mkdir()
+    (site / "exogym" / "__init__.py").touch()
+    elsewhere = bare_venv / "elsewhere"
+    (elsewhere / "distributed").mkdir(parents=True)
+    (elsewhere / "distributed" / "__init__.py").touch()
+    (site / "first.pth").write_text(f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n")
+    report = look(replace(worker, python_env=str(bare_venv)))
+    missing, rival, *rest = wrong(report, "packages")
+    assert not rest
+    assert "packages differ from the master's" in missing and "is missing (here" in missing
+    assert missing.endswith("Run: multimac hosts setup")
+    assert f"another distributed would be loaded: {elsewhere}" in rival and "pip uninstall distributed" in rival
+    assert any(f"another exogym is installed in {site}" in problem.what for problem in report.warnings)
+    assert report.pairs == [] and len(report.errors) == 2  # no links without psutil, which is said already
+
+
+def test_an_interface_that_is_not_there_is_an_error_of_the_hosts_file(no_torch, worker):
+    report = look(replace(worker, interface="nope0"))
+    (said,) = wrong(report)
+    assert "nope0 is not an interface of this machine" in said and "Its interfaces: " in said
+    with pytest.raises(ConfigError):
+        report.raise_if_errors()
+
+
+def test_a_master_that_is_another_machine(no_torch, worker):
+    report = look(worker, master=Host(address="192.0.2.1"))
+    assert "192.0.2.1 is not this machine" in wrong(report)[0]
+    assert report.hosts[1].facts and len(report.pairs) == 2
+    with pytest.raises(ConfigError) as raised:
+        report.raise_if_errors()
+    assert raised.value.exit_status == ExitStatus.CONFIG
+
+
+def test_files_of_the_master_that_cannot_be_read(no_torch, worker, tmp_path):
+    broken = tmp_path / "model"
+    broken.mkdir()
+    (broken / "config.json").symlink_to(broken / "gone")
+    text = f"validation = {tmp_path}/none.csv\n"
+    text = text + f"base_model = {broken}\n"
+    path = tmp_path / "config.ini"
+    path.write_text(CONFIG.format(project=PROJECT).replace(f"base_model = {PROJECT}/bundled/model", "") + text)
+    report = look(worker, job=resolve(ConfigFile(path), "tiny"))
+    said = wrong(report, "files")
+    assert len(said) == 2 and "config.json cannot be read" in said[0] and "no such manifest" in said[1]
+    with pytest.raises(DataError):
+        report.raise_if_errors()
+
+
+def test_a_defect_of_ours_is_no_healthy_host(no_torch, worker, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("distributed.preflight.run.Remote.connect", broken)
+    with pytest.raises(ZeroDivisionError):
+        look(worker)
+
+
+def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
+    report = look(worker, job=job(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
+    assert report.hosts[0].space["root"] == str(tmp_path / "runs") and not (tmp_path / "runs").exists()
+    assert report.hosts[1].space["root"] == worker.project_path
+
+
+def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path):
+    hosts = tmp_path / "hosts.json"
+    entry = {"host": "127.0.0.1", "ssh_port": worker.port, "ssh_key_path": str(worker.key_path)}
+    hosts.write_text(json.dumps({"master": "localhost", "workers": [entry | {"python_env": sys.executable}]}))
+    command = [sys.executable, "cli_typer.py", "hosts", "check", "--hosts", str(hosts)]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: len(agents()) >= 2 or process.poll() is not None, 20)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(2)
+    assert process.wait(10) == ExitStatus.INTERRUPTED
+    wait_until_no_agent_is_left()
+
+
+def test_an_agent_ends_by_itself(monkeypatch):
+    from distributed.ssh.machine import LocalMachine
+
+    monkeypatch.setattr(preflight_session, "BOOT", preflight_session.BOOT.replace("alarm(25)", "alarm(2)"))
+    session = preflight_session.Session(LocalMachine("here"), sys.executable)
+    assert session.ask("clock", time.monotonic() + 10)["clock"] == pytest.approx(time.time(), abs=5)
+    assert session.ended(5)
+    with pytest.raises(HostError, match="gave no answer"):
+        session.ask("clock", time.monotonic() + 1)
+    wait_until_no_agent_is_left()

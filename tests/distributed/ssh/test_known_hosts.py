@@ -1,0 +1,76 @@
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distributed.ssh import known_hosts
+from distributed.ssh.known_hosts import Verdict, lookup_name
+
+KEY, OTHER = b"\0\0\0\x0bssh-ed25519A", b"\0\0\0\x0bssh-ed25519B"
+
+
+def line(names: str, blob: bytes = KEY, marker: str = "") -> str:
+    return f"{marker} {names} ssh-ed25519 {base64.b64encode(blob).decode()} comment".strip()
+
+
+def verdict(tmp_path: Path, name: str, *lines: str) -> Verdict:
+    file = tmp_path / "known_hosts"
+    file.write_text("\n".join(lines) + "\n")
+    return known_hosts.load([file]).check(name, KEY)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "expected"),
+    [
+        ("mac", [line("mac")], Verdict.KNOWN),
+        ("mac", [line("other,mac,10.0.0.1")], Verdict.KNOWN),
+        ("MAC", [line("mac")], Verdict.KNOWN),
+        ("mac", [], Verdict.UNKNOWN),
+        ("mac", ["# comment", "garbage", line("mac2")], Verdict.UNKNOWN),
+        ("mac", [line("mac", OTHER)], Verdict.CHANGED),
+        ("mac", [line("mac", OTHER), line("mac")], Verdict.KNOWN),
+        ("mac", [line("mac"), line("mac", marker="@revoked")], Verdict.REVOKED),
+        ("mac", [line("*", marker="@revoked")], Verdict.REVOKED),
+        ("mac", [line("mac", OTHER, marker="@revoked")], Verdict.UNKNOWN),
+        ("mac", [line("*", marker="@cert-authority")], Verdict.UNKNOWN),
+        ("a.local", [line("*.local")], Verdict.KNOWN),
+        ("a.local", [line("*.local,!a.local")], Verdict.UNKNOWN),
+        ("[mac]:2222", [line("[mac]:2222")], Verdict.KNOWN),
+        ("m", [line("[mac]:2222")], Verdict.UNKNOWN),
+        ("mac", [line("[mac]:2222")], Verdict.UNKNOWN),
+    ],
+)
+def test_verdicts(tmp_path, name, lines, expected):
+    assert verdict(tmp_path, name, *lines) is expected
+
+
+@pytest.mark.parametrize("name", ["mac.local", "[mac.local]:2222"])
+def test_names_hashed_by_ssh_keygen(tmp_path, name):
+    file = tmp_path / "known_hosts"
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    kind, blob, *_ = key.with_suffix(".pub").read_text().split()
+    file.write_text(f"{name} {kind} {blob}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", file], check=True, capture_output=True)
+    assert name not in file.read_text()
+    known = known_hosts.load([file])
+    assert known.check(name, base64.b64decode(blob)) is Verdict.KNOWN
+    assert known.check("other", base64.b64decode(blob)) is Verdict.UNKNOWN
+    assert known.kinds(name) == [kind]
+
+
+def test_authorities_are_reported_and_missing_files_are_empty(tmp_path):
+    file = tmp_path / "known_hosts"
+    file.write_text(line("x") + "\n" + line("*", marker="@cert-authority") + "\n")
+    assert known_hosts.load([file, tmp_path / "none"]).authorities == ((file, 2),)
+
+
+def test_lookup_name_and_fingerprint(tmp_path):
+    assert lookup_name("mac", 22) == "mac"
+    assert lookup_name("mac", 2222) == "[mac]:2222"
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    blob = base64.b64decode(key.with_suffix(".pub").read_text().split()[1])
+    shown = subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout
+    assert known_hosts.fingerprint(blob) in shown

@@ -1,0 +1,316 @@
+"""Real steps of the bundled model on clips of up to 30 s, whose memory is really measured."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import soundfile
+import torch
+from torch import nn
+
+from distributed.plan.run_spec import RunSpec
+from distributed.worker.micro_batch import (
+    RESERVE,
+    SPARE,
+    WORKER,
+    Share,
+    TooLittleMemory,
+    fit_into_memory,
+    measure,
+    share_of_memory,
+)
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.communication import SingleComm
+from exogym.config import build_strategy
+from exogym.shared_work import SharedWork
+from exogym.train_node import TrainNode
+from whisper_tuner.data.batches import BatchShape, ShardBatches
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.model.base_model import load_base, prepare
+from whisper_tuner.model.machine_memory import machine_memory
+from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, FLOAT
+
+PROJECT = Path(__file__).parents[3]
+MODEL = PROJECT / "bundled" / "model"
+CPU = torch.device("cpu")
+MB = 10**6
+PLENTY = Share(device=CPU, bytes=10**15, most=10**15)
+SPEC = RunSpec(run_id="a-run-of-the-tests", run_dir=".", cache_dir=".")
+
+
+class Work:
+    """A fresh model with its clips, `seconds` long, all in one batch of an epoch."""
+
+    def __init__(self, folder: Path, seconds, *, batch_size: int = 6, dropout: float = 0.0):
+        model, processor = load_base(MODEL)
+        model.config.apply_spec_augment = dropout > 0
+        self.model = WhisperModelWrapper(prepare(model, dropout=dropout), processor, "cpu")
+        self.batches = ShardBatches(
+            [sample_of(folder, number, duration) for number, duration in enumerate(seconds)],
+            features=FeatureCache(folder / "cache", processor.feature_extractor),
+            labels=label_encoder(model, processor.tokenizer),
+            shape=BatchShape(batch_size=batch_size),
+        )
+
+    def fit(self, share: Share, validation: ShardBatches | None = None) -> list[dict]:
+        events: list[dict] = []
+        fit_into_memory(self.model, self.batches, validation, share=share, precision="float32", events=events.append)
+        return events
+
+    def train(self, steps: int = 3) -> nn.Module:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        node = TrainNode(
+            self.model,
+            SingleComm(),
+            build_strategy("diloco", {"H": 2}),
+            SharedWork(self.batches, SingleComm().members, SingleComm().members[0]),
+            max_steps=steps,
+            device="cpu",
+        )
+        node.run()
+        return self.model
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of the first step, as TrainNode adds them up."""
+        self.model.train()
+        [[numbers, *_]] = self.batches.plan(0, None, ["a"], [1.0])
+        tokens = 0
+        for batch in next(iter(self.batches.read([numbers]))):
+            loss, weight = self.model(batch)
+            (loss * weight).backward()
+            tokens += weight
+        return [parameter.grad / tokens for parameter in self.model.parameters() if parameter.grad is not None]
+
+
+def sample_of(folder: Path, number: int, seconds: float) -> Sample:
+    path = folder / f"{number}-{seconds}.wav"
+    if not path.exists():
+        noise = np.random.default_rng(number).normal(0, 0.1, round(16_000 * seconds))
+        soundfile.write(path, noise, 16_000)
+    text = "turn on the light " * (1 + number % 3)
+    return Sample(id=path.stem, audio=path, text=text, duration_s=seconds, line=number + 2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def work(tmp_path):
+    return lambda *seconds, **options: Work(tmp_path, seconds or (20.0,) * 6, **options)
+
+
+def shares(work: Work, clips: float, *, training: bool = True) -> Share:
+    """With room for about so many clips."""
+    longest = work.batches.longest()
+    needs = measure(
+        work.model, lambda count: work.batches.blank(count, longest), 4, PLENTY, "float32", training=training
+    )
+    trained = sum(parameter.numel() for parameter in work.model.parameters() if parameter.requires_grad)
+    later = (AFTER_A_STEP_BYTES + FLOAT) * trained + SPARE
+    room = int(needs.one + (clips - 1) * needs.more + later)
+    return replace(PLENTY, bytes=room, most=room)
+
+
+def state_of(model: nn.Module) -> list:
+    tensors = [value.clone() for value in (*model.parameters(), *model.buffers())]
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return [tensors, gradients, [module.training for module in model.modules()]]
+
+
+def chance() -> tuple:
+    return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+
+
+def test_the_measurement_leaves_no_trace(work):
+    own = work(3.0, 2.0, dropout=0.3)
+    own.model.register_buffer("calls", torch.zeros(()))
+
+    def count(model, *_call):
+        model.calls += 1
+
+    own.model.register_forward_hook(count)
+    own.model.model.model.decoder.eval()
+    next(own.model.parameters()).grad = torch.ones_like(next(own.model.parameters()))
+    before, chance_before = state_of(own.model), chance()
+    own.fit(PLENTY)
+    torch.testing.assert_close(state_of(own.model), before, rtol=0, atol=0)
+    assert chance() == chance_before
+
+
+def test_an_error_amid_the_measurement_leaves_none_either(work):
+    own = work(3.0, dropout=0.3)
+    before, chance_before = state_of(own.model), chance()
+
+    def fail(*_call):
+        torch.rand(3)
+        raise ZeroDivisionError
+
+    broken = own.model.model.proj_out.register_forward_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        own.fit(PLENTY)
+    broken.remove()
+    torch.testing.assert_close(state_of(own.model), before, rtol=0, atol=0)
+    assert chance() == chance_before
+
+
+def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
+    seconds = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
+    unmeasured = work(*seconds, batch_size=2, dropout=0.1).train()
+    measured = work(*seconds, batch_size=2, dropout=0.1)
+    [event] = measured.fit(PLENTY)
+    assert event["type"] == "memory" and event["clips"] == event["at_once"] == 2
+    for one, other in zip(unmeasured.parameters(), measured.train().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
+    whole, cut = work(), work()
+    mark = cut.batches.mark()
+    warning, event = cut.fit(shares(cut, 2.5))
+    assert warning["type"] == "warning" and "6 clips of 20.5 s at once would take" in warning["what"]
+    at_once = cut.batches.clips_at_once
+    assert 1 <= at_once <= 3 and warning["what"].endswith(f"it computes {at_once} at once")
+    assert event["clips"] == 6 and event["at_once"] == at_once and event["clip_s"] == 20.5
+    assert cut.batches.mark() == mark  # or ranks with other shares, and its own checkpoints, would be refused
+    for one, other in zip(whole.gradients(), cut.gradients(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_validation_obeys_the_same_limit(work, tmp_path):
+    own, validation = work(), work().batches
+    own.fit(shares(own, 2.5), validation)
+    assert validation.clips_at_once == own.batches.clips_at_once < 6
+
+
+def test_validation_with_longer_clips_is_measured_by_itself(work):
+    own, longer = work(1.0, batch_size=1), work(*[30.0] * 6).batches
+    share = shares(work(*[30.0] * 6), 2.5, training=False)
+    events = own.fit(share, longer)
+    assert longer.clips_at_once < 6
+    assert "6 clips of the validation of 30.0 s" in events[1]["what"] and events[2]["clip_s"] == 30.0
+
+
+def test_what_other_programs_hold_now_refuses_nobody(work):
+    """A Mac with a browser open has little memory available, and gives back what it is asked for."""
+    own = work(20.0, 20.0, batch_size=2)
+    events = own.fit(replace(shares(own, 0.7), most=PLENTY.most))
+    assert own.batches.clips_at_once == 1 and "it computes 1 at once" in events[0]["what"]
+
+
+def test_not_one_clip_fits(work):
+    own = work(20.0)
+    with pytest.raises(TooLittleMemory) as caught:
+        own.fit(replace(shares(own, 0.7), workers=4))
+    said = str(caught.value)
+    assert said.startswith("one clip of 20.5 s takes") and "the share of this worker is" in said
+    assert "4 workers are on this machine" in said and "gradient_checkpointing" in said
+
+
+PEAK = """
+import resource, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from test_micro_batch import CPU, PLENTY, Work
+from exogym import device as devices
+torch.set_num_threads(1)
+work = Work(Path(sys.argv[1]), (30.0,) * 8, batch_size=8)
+devices.empty_cache(CPU)
+budget = devices.memory_in_use(CPU) + int(sys.argv[2])
+with devices.PeakMemory(CPU) as peak:
+    try:
+        if sys.argv[3] == "fit":
+            work.fit(replace(PLENTY, bytes=budget, most=budget))
+        work.train(2)
+    except Exception as error:
+        print(error)
+most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(work.batches.clips_at_once, budget, peak.bytes, most)
+"""
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """In a process of its own: how many clips it computed at once, its budget, its peaks (of training, and of all)."""
+
+    def train(spare: int, how: str) -> tuple[int, int, int, int, str]:
+        folders = map(str, [PROJECT / "gym", PROJECT, Path(__file__).parent])
+        environment = {**os.environ, "PYTHONPATH": ":".join(folders)}
+        command = [sys.executable, "-c", PEAK, str(tmp_path), str(spare), how]
+        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+        *said, figures = process.stdout.strip().split("\n")
+        return *map(int, figures.split()), "\n".join(said)
+
+    return train
+
+
+def test_the_resident_peak_stays_below_the_share(trained):
+    at_once, budget, _, peak, _ = trained(450 * MB, "fit")
+    assert 1 < at_once < 8 and peak < budget
+    at_once, budget, _, peak, _ = trained(450 * MB, "as it is")
+    assert at_once == 8 and peak > budget
+
+
+def test_a_trial_is_broken_off_before_it_takes_too_much(trained):
+    _, budget, peak, _, said = trained(30 * MB, "fit")
+    assert "one clip of 30.0 s takes more than" in said and peak < budget + 30 * MB
+
+
+HOLD = "import sys; held = bytearray(int(sys.argv[3])); print('held', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def sibling():
+    """Another process that looks like a worker of a run, and holds memory."""
+    processes = []
+
+    def start(run: str, held: int) -> None:
+        command = [sys.executable, "-c", HOLD, WORKER, run, str(held)]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert processes[-1].stdout.readline() == b"held\n"
+
+    yield start
+    for process in processes:
+        process.communicate()
+
+
+def test_workers_share_what_is_available_and_what_they_hold(sibling):
+    known = machine_memory()
+    alone = share_of_memory(SPEC, "cpu")
+    reserve = RESERVE * known["total"]
+    assert alone.bytes == pytest.approx(known["available"] + psutil.Process().memory_info().rss - reserve, abs=1e9)
+    assert share_of_memory(replace(SPEC, machine_workers=4), "cpu").bytes == pytest.approx(alone.bytes / 4, abs=0.3e9)
+
+
+def test_a_worker_that_comes_late_has_its_share_all_the_same(sibling, monkeypatch):
+    """What the others have taken is theirs, and not taken from its share."""
+    known = machine_memory()
+    pair = replace(SPEC, machine_workers=2)
+    monkeypatch.setattr(
+        "distributed.worker.micro_batch.machine_memory", lambda: known
+    )  # others use this machine as well
+    before = share_of_memory(pair, "cpu").bytes
+    sibling("another-run", 400 * MB)
+    assert share_of_memory(pair, "cpu").bytes == pytest.approx(before, abs=50 * MB)
+    sibling(SPEC.run_id, 400 * MB)
+    assert share_of_memory(pair, "cpu").bytes - before == pytest.approx(200 * MB, abs=50 * MB)
+
+
+def test_events_are_json(work):
+    own = work()
+    assert json.loads(json.dumps(own.fit(shares(own, 2.5))))

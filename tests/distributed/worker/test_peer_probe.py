@@ -1,0 +1,230 @@
+"""Real connections on loopback. No answer at all is made by a port whose queue of connections is full."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from waiting import wait_until
+
+from distributed.control.endpoint import endpoint
+from distributed.worker import peer_probe
+from distributed.worker.peer_probe import PeerProbe
+from exogym import reachability
+from exogym.reachability import Wait
+from whisper_tuner.errors import HostError
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    monkeypatch.setattr(peer_probe, "EVERY_S", 0.05)
+    monkeypatch.setattr(peer_probe, "WAIT_S", 0.1)
+    monkeypatch.setattr(peer_probe, "LOOK_S", 0.0)
+    for module in (peer_probe, reachability):
+        monkeypatch.setattr(module, "UNREACHED_S", 0.5)
+
+
+class Host:
+    """A worker's probe, in a thread as there, and all that it has said."""
+
+    def __init__(self, meeting):
+        self.wait, self.said, self.address = Wait(), [], lambda: "127.0.0.1"
+        self.probe = PeerProbe(self.wait, lambda: self.address(), meeting, self.said.append)
+        self.closing = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self):
+        while not self.closing.is_set():
+            self.probe.turn()
+
+    def of(self, kind):
+        return [event for event in list(self.said) if event["type"] == kind]
+
+    @property
+    def place(self):
+        wait_until(lambda: self.of("listens"))
+        return [self.of("listens")[-1]["address"], self.of("listens")[-1]["port"]]
+
+    def close(self):
+        self.closing.set()
+        self.thread.join(5)
+        self.probe.close()
+
+
+@pytest.fixture
+def meeting():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()
+
+
+@pytest.fixture
+def hosts(meeting):
+    made = [Host(meeting), Host(meeting)]
+    yield made
+    for host in made:
+        host.close()
+
+
+@contextlib.contextmanager
+def dead_end():
+    """Where nothing comes back: the kernel drops what does not fit into the queue."""
+    with socket.socket() as listener, contextlib.ExitStack() as queue:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(8):
+            waiting = queue.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        time.sleep(0.1)
+        yield list(listener.getsockname())
+
+
+def test_peers_who_answer_are_not_spoken_of(hosts):
+    one, other = hosts
+    one.probe.meet([other.place])
+    one.wait.begins(1)
+    time.sleep(1.5)
+    assert one.of("reach") == [] and other.of("reach") == []
+
+
+def test_one_that_does_not_wait_asks_nobody(hosts):
+    with dead_end() as nowhere:
+        hosts[0].probe.meet([nowhere])
+        time.sleep(1)
+        assert hosts[0].of("reach") == [] and not hosts[0].probe._attempts
+
+
+def test_who_does_not_answer_is_named_until_it_does(hosts):
+    one, other = hosts
+    with dead_end() as nowhere:
+        one.probe.meet([nowhere, other.place])
+        one.wait.begins(7)
+        begun = time.monotonic()
+        wait_until(lambda: one.of("reach"))
+        assert 0.5 < time.monotonic() - begun < 1.5
+        assert one.of("reach")[0] == {"type": "reach", "generation": 7, "waits": True, "unreached": [nowhere]}
+        with one.wait.of(8):
+            pass
+        wait_until(lambda: one.of("reach")[-1] == {**one.of("reach")[0], "generation": 8, "waits": False})
+        assert len(one.probe._attempts) < 20
+        one.probe.meet([other.place])  # it has moved
+    wait_until(lambda: one.of("reach")[-1]["unreached"] == [])
+    told = len(one.of("reach"))
+    time.sleep(0.3)
+    assert len(one.of("reach")) == told and not one.probe._attempts
+
+
+def test_one_that_answers_again_is_heard_at_once(hosts):
+    with dead_end() as nowhere:
+        hosts[0].probe.meet([nowhere])
+        hosts[0].wait.begins(1)
+        wait_until(lambda: hosts[0].of("reach"))
+    with socket.create_server(tuple(nowhere)):
+        wait_until(lambda: hosts[0].of("reach")[-1]["unreached"] == [], 3)
+
+
+def test_who_does_not_reach_the_meeting_point_can_join_nobody(hosts):
+    one, other = hosts
+    with dead_end() as nowhere:
+        lonely = Host(tuple(nowhere))
+        lonely.probe.meet([one.place, other.place])
+        lonely.wait.begins(1)
+        wait_until(lambda: lonely.of("reach"))
+        assert lonely.of("reach")[0]["unreached"] == sorted([one.place, other.place])
+    with socket.create_server(tuple(nowhere)):
+        wait_until(lambda: lonely.of("reach")[-1]["unreached"] == [], 3)
+    lonely.close()
+
+
+def test_a_port_where_nobody_listens_is_no_answer(hosts, meeting):
+    one, other = hosts
+    gone = Host(meeting)
+    place = gone.place
+    gone.close()
+    one.probe.meet([place, other.place])
+    one.wait.begins(1)
+    wait_until(lambda: one.of("reach"))
+    assert one.of("reach")[0]["unreached"] == [place]
+
+
+def test_a_sleep_of_this_process_is_no_silence_of_the_others():
+    now, said = 0.0, []
+    with dead_end() as nowhere:
+        wait = Wait(lambda: now)
+        probe = PeerProbe(wait, lambda: "127.0.0.1", tuple(nowhere), said.append, lambda: now)
+        wait.begins(1)
+        probe.meet([nowhere])
+        for now in (0.0, 1.0, 1.1, 900.0):  # noqa: B007
+            probe.turn()
+        assert [event["type"] for event in said] == ["listens"]
+        probe.close()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has one loopback address")
+def test_it_moves_with_this_machine_and_waits_while_there_is_no_network(hosts):
+    one, other = hosts
+
+    def gone():
+        raise HostError("master", "no route")
+
+    before = one.place
+    one.address = gone
+    time.sleep(0.3)
+    assert one.place == before
+    one.address = lambda: "127.0.0.2"
+    wait_until(lambda: one.place[0] == "127.0.0.2")
+    with pytest.raises(OSError):
+        socket.create_connection(before, 1)
+    other.probe.meet([one.place])
+    other.wait.begins(1)
+    time.sleep(1)
+    assert other.of("reach") == []
+
+
+def test_strangers_are_neither_kept_nor_listened_to(hosts):
+    one, other = hosts
+    place = one.place
+    held = []
+    for n in range(300):
+        held.append(socket.create_connection(place, 5))
+        with contextlib.suppress(OSError):
+            held[-1].sendall(b'{"type": "reach"}\n' * n)
+    other.probe.meet([place])
+    other.wait.begins(1)
+    for stranger in held:
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b""
+        stranger.close()
+    time.sleep(1)
+    assert other.of("reach") == [] and [event["type"] for event in one.said] == ["listens"]
+    assert one.thread.is_alive()
+
+
+def test_a_flood_of_strangers_is_taken_while_the_interpreter_is_busy(hosts):
+    done = threading.Event()
+    busy = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(done.is_set, True)])
+    busy.start()
+    flood = f"import socket\nfor _ in range(3000): socket.create_connection({tuple(hosts[0].place)}, 1)"
+    try:
+        subprocess.run([sys.executable, "-c", flood], check=True, timeout=60)
+    finally:
+        done.set()
+        busy.join()
+
+
+@pytest.mark.parametrize(
+    "address, port",
+    [
+        *(("10.0.0.1", port) for port in (0, 65536, "22", True, 1.0)),
+        *((address, 22) for address in ("::1", "mac.local", "10.0.0.1; rm", 167772161, None, "10.0.0")),
+    ],
+)
+def test_only_an_address_and_a_port_are_believed(address, port):
+    with pytest.raises(ValueError):
+        endpoint(address, port)
+    assert endpoint("10.0.0.1", 22) == ("10.0.0.1", 22)

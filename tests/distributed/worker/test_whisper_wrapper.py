@@ -1,0 +1,129 @@
+import pytest
+import torch
+from transformers import Trainer, WhisperConfig, WhisperForConditionalGeneration
+
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.config import AllReduceConfig
+from exogym.strategy.optim import inner_optimizer
+from whisper_tuner.model.base_model import LoraSettings, prepare
+
+START, END = 60, 61
+
+
+@pytest.fixture
+def whisper():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    special = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
+    config = WhisperConfig(
+        vocab_size=64,
+        num_mel_bins=8,
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_source_positions=30,
+        max_target_positions=16,
+        init_std=0.2,
+        **special,
+    )
+    return WhisperForConditionalGeneration(config).eval()
+
+
+def batch_of(*texts, frames=60):
+    labels = torch.full((len(texts), max(map(len, texts))), -100)
+    for row, ids in zip(labels, texts, strict=True):
+        row[: len(ids)] = torch.tensor(ids)
+    features = torch.stack([torch.randn(8, frames, generator=torch.Generator().manual_seed(len(ids))) for ids in texts])
+    return {"input_features": features, "labels": labels, "ids": [str(len(ids)) for ids in texts]}
+
+
+def test_loss_is_the_models_own_and_tokens_are_counted(whisper):
+    batch = batch_of([1, 2, 3, END], [4, END])
+    loss, tokens = WhisperModelWrapper(whisper, None, "cpu")(batch)
+    expected = whisper(input_features=batch["input_features"], labels=batch["labels"]).loss
+    torch.testing.assert_close(loss, expected)
+    assert tokens == 6 and loss.dtype == torch.float32
+
+
+def test_dicts_and_tuples_are_the_same(whisper):
+    batch = batch_of([1, 2, 3, END], [4, END])
+    wrapper = WhisperModelWrapper(whisper, None, "cpu")
+    for pair in ((batch["input_features"], batch["labels"]), [batch["input_features"], batch["labels"]]):
+        assert wrapper(pair) == wrapper(batch)
+
+
+@pytest.mark.parametrize("frames", [60, 24])
+def test_token_weighted_parts_add_up_to_the_whole(whisper, frames):
+    wrapper = WhisperModelWrapper(whisper, None, "cpu")
+    texts = [[1, 2, 3, 4, 5, END], [6, END], [7, 8, END]]
+
+    def gradients(*batches):
+        whisper.zero_grad()
+        for loss, tokens in map(wrapper, batches):
+            (loss * tokens).backward()
+        return {name: p.grad.clone() for name, p in whisper.named_parameters() if p.grad is not None}
+
+    whole = gradients(batch_of(*texts, frames=frames))
+    parts = gradients(batch_of(*texts[:2], frames=frames), batch_of(texts[2], frames=frames))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_more_padding_changes_nothing(whisper):
+    wrapper = WhisperModelWrapper(whisper, None, "cpu")
+    batch = batch_of([1, 2, END])
+    padded = {**batch, "labels": torch.cat([batch["labels"], torch.full((1, 5), -100)], dim=1)}
+    (loss, tokens), (again, still) = wrapper(batch), wrapper(padded)
+    torch.testing.assert_close(loss, again)
+    assert tokens == still == 3
+
+
+def test_a_batch_without_targets_weighs_nothing(whisper):
+    batch = batch_of([1, END])
+    batch["labels"][:] = -100
+    loss, tokens = WhisperModelWrapper(whisper, None, "cpu")(batch)
+    assert (loss.item(), tokens) == (0.0, 0)
+
+
+def test_loss_is_float32_under_autocast(whisper):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = WhisperModelWrapper(whisper, None, "cpu")(batch_of([1, 2, END], frames=24))
+    assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "decoder"])
+@pytest.mark.parametrize("frames", [60, 24])
+def test_it_trains_what_the_model_trains_and_learns(whisper, method, frames):
+    model = prepare(whisper, method=method, lora=LoraSettings(rank=8))
+    wrapper = WhisperModelWrapper(model, None, "cpu").train()
+    trained = [p for p in wrapper.parameters() if p.requires_grad]
+    assert {id(p) for p in trained} == {id(p) for p in model.parameters() if p.requires_grad}
+    frozen = {name: p.clone() for name, p in wrapper.named_parameters() if not p.requires_grad}
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    batch = batch_of([1, 2, 3, END], [4, 5, END], frames=frames)
+    losses = []
+    for _ in range(30):
+        loss, _ = wrapper(batch)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert all(p.grad is not None for p in trained)
+    assert losses[-1] < 0.7 * losses[0]
+    for name, parameter in wrapper.named_parameters():
+        if name in frozen:
+            torch.testing.assert_close(parameter, frozen[name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_weight_decay_is_for_what_transformers_trainer_decays(whisper, method):
+    wrapper = WhisperModelWrapper(prepare(whisper, method=method), None, "cpu")
+    names = {parameter: name for name, parameter in wrapper.named_parameters() if parameter.requires_grad}
+    groups = inner_optimizer(AllReduceConfig(weight_decay=0.1), list(names)).param_groups
+    decaying = {names[parameter] for group in groups if group["weight_decay"] for parameter in group["params"]}
+    assert decaying == set(Trainer.get_decay_parameter_names(None, wrapper)) & set(names.values())
+    assert len(groups) == (2 if method == "full" else 1)

@@ -1,0 +1,66 @@
+"""Runs that go on without a terminal: real launchers, the bundled model."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+import cli_typer
+from distributed.run_dir.folder import is_running, launcher_pid
+from whisper_tuner.errors import ExitStatus
+
+PROJECT = Path(__file__).parents[3]
+CONFIG = """
+[profile:tiny]
+base_model = {project}/bundled/model
+train = {project}/bundled/data/train.csv
+max_steps = 40
+batch_size = 2
+num_threads = 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "config.ini").write_text(CONFIG.format(project=PROJECT))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for run in tmp_path.glob("runs/*"):
+        if pid := launcher_pid(run):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+
+
+def wait_for(text: str, events: Path) -> None:
+    wait_until(lambda: events.exists() and text in events.read_text(), 60)
+
+
+def test_detach_stop_resume_attach(folder, capfd):
+    assert cli_typer.main(["finetune", "tiny", "--detach"]) == ExitStatus.OK
+    [run] = folder.glob("runs/*")
+    events = run / "events.jsonl"
+    assert is_running(run)
+    wait_for('"type": "step"', events)
+    assert cli_typer.main(["runs", "stop"]) == ExitStatus.OK
+    assert not is_running(run) and '"status": 130' in events.read_text()
+    assert cli_typer.main(["runs", "attach"]) == ExitStatus.RUN
+    assert "is not going on" in capfd.readouterr().err
+    assert cli_typer.main(["finetune", "--resume", "last", "--detach"]) == ExitStatus.OK
+    assert cli_typer.main(["runs", "attach"]) == ExitStatus.OK
+    out, _ = capfd.readouterr()
+    assert "goes on after step" in out and f"model: {run / 'final'}" in out
+
+
+def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
+    config = folder / "config.ini"
+    config.write_text(config.read_text().replace("= 40", f"= 1\ntest = {PROJECT}/bundled/data/test.csv"))
+    assert cli_typer.main(["finetune", "tiny", "--detach"]) == ExitStatus.OK
+    [run] = folder.glob("runs/*")
+    wait_for('"type": "evaluating"', run / "events.jsonl")
+    assert cli_typer.main(["runs", "stop"]) == ExitStatus.OK
+    last = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
+    assert last["status"] == ExitStatus.INTERRUPTED and "the model is in final/" in last["message"]
+    assert (run / "final/model.safetensors").is_file() and not (run / "wer.json").exists()

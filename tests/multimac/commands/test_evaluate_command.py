@@ -1,0 +1,190 @@
+"""`evaluate` as a user calls it, on the bundled model and a few of its clips."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from rich.text import Text
+
+import cli_typer
+from distributed.launcher.evaluate import evaluate_run
+from distributed.plan.run_spec import RunSpec
+from multimac.view.alignment import side_by_side
+from multimac.view.comparison import candidates, labels
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.export.final import save_final
+from whisper_tuner.model.base_model import load_base
+
+PROJECT = Path(__file__).parents[3]
+MODEL, DATA = PROJECT / "bundled" / "model", PROJECT / "bundled" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def few(tmp_path) -> Path:
+    """Three clips of the bundled test set."""
+    return shortened(tmp_path / "few.csv", DATA / "test.csv", slice(0, 3))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    """A run's folder as training leaves it, with an adapter that changes nothing."""
+    folder = tmp_path_factory.mktemp("runs") / "20260101-000000-mine"
+    folder.mkdir()
+    model, processor = load_base(MODEL)
+    adapter = get_peft_model(model, LoraConfig(task_type=None, r=2, target_modules=["q_proj"]))
+    save_final(adapter, processor, folder / "final", MODEL)
+    profile = {"base_model": str(MODEL), "language": "", "task": "transcribe"}
+    launch = {"ranks": [{"spec": {"profile": profile}}], "test": str(folder / "own-test.csv")}
+    (folder / "run.json").write_text(json.dumps(launch))
+    shortened(folder / "own-test.csv", DATA / "test.csv", slice(3, 5))
+    return folder
+
+
+def shortened(path: Path, source: Path, which: slice) -> Path:
+    with source.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))[which]
+    lines = ["id,audio,text", *(f'{r["id"]},{source.parent / r["audio_path"]},"{r["transcription"]}"' for r in rows)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_several_models_on_several_sets_the_base_first(run_folder, few, capsys, tmp_path):
+    other = shortened(tmp_path / "other.csv", DATA / "train.csv", slice(0, 2))
+    status = cli_typer.main(["evaluate", str(run_folder / "final"), "--data", str(few), "--data", str(other), "--json"])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    records = json.loads(said.out)
+    assert [(r["data"], r["base"]) for r in records] == [
+        (str(few), True),
+        (str(few), False),
+        (str(other), True),
+        (str(other), False),
+    ]
+    assert records[0]["model"] == str(MODEL) and records[0]["clips"] == 3 and records[0]["speed"] > 0
+    assert [r["wer"] for r in records[::2]] == [r["wer"] for r in records[1::2]]  # the adapter changes nothing
+    names = [Path(r["predictions"]).relative_to(run_folder) for r in records]
+    assert [str(name.parent) for name in names] == [
+        f"evaluation/{data}/{model}" for data in ("few", "other") for model in ("base", "final")
+    ]
+    with Path(records[0]["predictions"]).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == ["test-000", "test-001", "test-002"]
+    errors = sum(int(row[name]) for row in rows for name in ("substitutions", "deletions", "insertions"))
+    words = sum(len(row["reference_normalized"].split()) for row in rows)
+    assert records[0]["wer"] == pytest.approx(100 * errors / words, abs=0.01)
+
+
+def test_the_table_and_the_worst_rows(few, capsys, tmp_path):
+    assert cli_typer.main(["evaluate", str(MODEL), "--data", few.name, "--worst", "1", "--out", "o"]) == 0
+    said = capsys.readouterr().out
+    assert "few.csv: 3 clips" in said and "WER" in said and said.count("said ") == 1 and said.count("heard ") == 1
+    assert f"predictions: {Path('o/few/bundled-model/predictions.csv')}" in said
+    assert max(map(len, (x for x in said.splitlines() if "│" in x))) <= 80
+
+
+def test_a_run_brings_its_own_test_set_and_its_base_can_be_left_out(run_folder, capsys):
+    assert cli_typer.main(["evaluate", str(run_folder / "final"), "--no-base", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["data"].endswith("own-test.csv") and record["clips"] == 2 and not record["base"]
+
+
+@pytest.mark.parametrize("told_by", ["profile", "run"])
+def test_translations_are_compared_as_english_words(run_folder, few, capsys, tmp_path, told_by):
+    profile = {"base_model": str(MODEL), "language": "Japanese", "task": "translate", "train": str(few)}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "final").symlink_to(MODEL)
+    if told_by == "run":
+        (folder / "run.json").write_text(json.dumps({"ranks": [{"spec": {"profile": profile}}]}))
+        arguments = []
+    else:
+        keys = "".join(f"{key} = {value}\n" for key, value in profile.items())
+        (tmp_path / "config.ini").write_text(f"[profile:mine]\n{keys}")
+        arguments = ["--profile", "mine", "--config", str(tmp_path / "config.ini")]
+    model = str(folder / "final")
+    assert cli_typer.main(["evaluate", model, "--data", str(few), "--no-base", "--json", *arguments]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    with Path(record["predictions"]).open(encoding="utf-8", newline="") as file:
+        row = next(csv.DictReader(file))
+    assert len(row["reference_normalized"].split()) == len(row["reference"].split())
+
+
+def test_the_base_is_found_from_the_adapter_and_not_added_twice(run_folder, tmp_path):
+    lone = tmp_path / "adapter"
+    (run_folder / "final").rename(lone)
+    try:
+        (lone / "adapter_config.json").write_text(
+            json.dumps(json.loads((lone / "adapter_config.json").read_text()) | {"base_model_name_or_path": str(MODEL)})
+        )
+        assert [(c.path, c.untouched) for c in candidates([str(lone)])] == [(str(MODEL), True), (str(lone), False)]
+        assert [c.path for c in candidates([str(lone), str(MODEL)])] == [str(lone), str(MODEL)]
+        assert [c.path for c in candidates([str(lone)], with_base=False)] == [str(lone)]
+    finally:
+        lone.rename(run_folder / "final")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["{model}", "--data", "{few}", "--data", "gone.csv"], 4, "no such manifest: gone.csv"),
+        (["{model}", "--data", "{few}", "--data", "useless.csv"], 4, "no usable row"),
+        (["{model}", "--data", "{few}", "--profile", "nobody"], 3, "config.ini"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_evaluated(few, capsys, tmp_path, arguments, status, words):
+    (tmp_path / "useless.csv").write_text("audio,text\ngone.wav,words\n")
+    assert cli_typer.main(["evaluate", *(a.format(model=MODEL, few=few) for a in arguments)]) == status
+    said = capsys.readouterr()
+    assert words in said.err and "Traceback" not in said.err and "predictions:" not in said.out
+    assert not (tmp_path / "evaluation").exists()
+
+
+def test_a_lost_base_is_named_with_the_way_round(run_folder, few, capsys, tmp_path):
+    launch = json.loads((run_folder / "run.json").read_text())
+    moved = tmp_path / "run"
+    moved.mkdir()
+    (moved / "final").symlink_to(MODEL)
+    launch["ranks"][0]["spec"]["profile"]["base_model"] = str(tmp_path / "gone")
+    (moved / "run.json").write_text(json.dumps(launch))
+    assert cli_typer.main(["evaluate", str(moved / "final"), "--data", str(few)]) == 4
+    assert "--no-base" in capsys.readouterr().err
+
+
+def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
+    profile = ConfigFile(PROJECT / "config.ini").profile("demo")
+    values = {"base_model": profile.base_model, "train": str(profile.train), "device": "cpu"}
+    spec = RunSpec(run_id="x", run_dir=str(run_folder), rank=0, profile=values, cache_dir=str(tmp_path / "cache"))
+    events = []
+    evaluate_run(spec, few, events.append)
+    figures = json.loads((run_folder / "wer.json").read_text())
+    assert figures["before"]["wer"] == figures["after"]["wer"] and figures["before"]["clips"] == 3
+    assert [e["when"] for e in events if e["type"] == "evaluation"] == ["before", "after"]
+    for name in ("base", "final"):
+        assert len((run_folder / f"evaluation/few/{name}/predictions.csv").read_text().splitlines()) == 4
+
+
+def test_manifests_of_the_same_name_get_folders_of_their_own():
+    assert labels([Path("/d/a.csv"), Path("/d/a.tsv")]) == {Path("/d/a.csv"): "d-a.csv", Path("/d/a.tsv"): "d-a.tsv"}
+    assert labels([Path("/d/en/test.csv"), Path("/d/fr/test.csv"), Path("/d/x.csv")]) == {
+        Path("/d/en/test.csv"): "d-en-test",
+        Path("/d/fr/test.csv"): "d-fr-test",
+        Path("/d/x.csv"): "x",
+    }
+
+
+def test_words_stand_under_each_other_and_long_rows_are_broken():
+    said, heard = "turn off the nursery fan " * 8, "turn off a garden fan please " * 8
+    lines = [line.plain for line in side_by_side(said, heard, width=60)]
+    assert all(isinstance(line, Text) for line in side_by_side(said, heard, width=60))
+    assert all(len(line) <= 60 for line in lines) and len(lines) > 3
+    for reference, hypothesis in zip(lines[::3], lines[1::3], strict=False):
+        place = reference.find("fan")
+        assert place < 0 or hypothesis[place:].startswith(("fan", "***"))

@@ -1,0 +1,118 @@
+"""`transcribe` as a user calls it, on the bundled model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import cli_typer
+
+PROJECT = Path(__file__).parents[3]
+MODEL, CLIPS = PROJECT / "bundled" / "model", PROJECT / "bundled" / "data" / "test"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Two clips, one of them below, beside what is no recording."""
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    shutil.copy(CLIPS / "001.ogg", tmp_path / "in")
+    shutil.copy(CLIPS / "002.ogg", tmp_path / "in" / "below")
+    (tmp_path / "in" / "notes.txt").write_text("notes")
+    (tmp_path / "in" / "._001.ogg").write_bytes(b"what macOS leaves on USB sticks")
+    return tmp_path / "in"
+
+
+def run(*arguments: object) -> int:
+    return cli_typer.main(["transcribe", *map(str, arguments), "--model", str(MODEL)])
+
+
+def test_text_goes_to_the_terminal(capsys):
+    assert run(CLIPS / "001.ogg") == 0
+    alone = capsys.readouterr().out
+    assert alone.strip() and str(CLIPS) not in alone
+    assert run(CLIPS / "001.ogg", CLIPS / "002.ogg") == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{CLIPS / '001.ogg'}: {alone.strip()}"
+
+
+def test_a_folder_becomes_a_folder_of_subtitles(folder, tmp_path, capsys):
+    assert run(folder, "--format", "srt", "--out", tmp_path / "out") == 0
+    written = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file())
+    assert written == ["001.srt", "below/002.srt"]
+    first = (tmp_path / "out" / "001.srt").read_text().splitlines()
+    assert first[:2] == ["1", "00:00:00,000 --> 00:00:03,120"] and first[2]
+    assert sorted(p.name for p in folder.rglob("*")) == ["._001.ogg", "001.ogg", "002.ogg", "below", "notes.txt"]
+
+
+def test_files_lie_beside_their_audio_and_are_not_overwritten(folder, capsys):
+    audio = folder / "001.ogg"
+    shutil.copy(audio, folder / "001.oga")  # the same stem
+    assert run(folder, "--format", "json") == 0
+    assert json.loads((folder / "001.json").read_text())["segments"][0]["start"] == 0
+    assert (folder / "001.ogg.json").is_file() and (folder / "below" / "002.json").is_file()
+    (folder / "001.json").write_text("mine")
+    assert run(audio, "--format", "json") == 4
+    assert "--force" in capsys.readouterr().err and (folder / "001.json").read_text() == "mine"
+    assert run(audio, "--format", "json", "--force") == 0
+    assert json.loads((folder / "001.json").read_text())["text"]
+
+
+def test_a_bad_file_is_reported_and_the_others_go_on(folder, capsys):
+    (folder / "bad.wav").write_text("no audio")
+    (folder / "empty.flac").write_bytes(b"")
+    assert run(folder, folder / "gone.wav", "--format", "vtt") == 4
+    said = capsys.readouterr()
+    for name in ("bad.wav", "empty.flac", "gone.wav"):
+        assert name in said.err
+    assert "2 of 5" in said.err and "Traceback" not in said.err
+    assert sorted(p.name for p in folder.rglob("*.vtt")) == ["001.vtt", "002.vtt"]
+    assert (folder / "001.vtt").stat().st_mode & 0o777 == 0o644
+    assert (folder / "001.vtt").read_text().startswith("WEBVTT\n\n00:00:00.000 --> ")
+
+
+def test_a_long_recording_is_heard_in_pieces_cut_in_pauses(tmp_path, capsys):
+    pieces = []
+    for number in range(14):
+        samples, rate = soundfile.read(CLIPS / f"{number:03}.ogg", dtype="float32")
+        pieces += [samples, np.zeros(rate // 2, np.float32)]
+    whole = np.concatenate(pieces)
+    soundfile.write(tmp_path / "long.wav", whole, rate)
+    assert run(tmp_path / "long.wav", "--format", "json") == 0
+    stored = json.loads((tmp_path / "long.json").read_text())
+    assert stored["duration_s"] == pytest.approx(len(whole) / rate, abs=0.001) and stored["duration_s"] > 30
+    times = [time for segment in stored["segments"] for time in (segment["start"], segment["end"])]
+    assert len(times) >= 4 and times == sorted(times) and times[-1] <= stored["duration_s"]
+    cut = round(times[1] * rate)
+    assert np.abs(whole[cut - rate // 50 : cut + rate // 50]).max() < 0.01
+
+
+@pytest.mark.parametrize(("task", "joint"), [("transcribe", ""), ("translate", " ")])
+def test_a_model_does_what_its_run_trained_it_for(tmp_path, capsys, task, joint):
+    """The bundled model knows English alone; how its pieces are joined tells what was asked of it."""
+    clip, rate = soundfile.read(CLIPS / "001.ogg", dtype="float32")
+    soundfile.write(tmp_path / "long.wav", np.tile(clip, 12), rate)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "final").symlink_to(MODEL)
+    profile = {"base_model": str(MODEL), "language": "ja", "task": task}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"ranks": [{"spec": {"profile": profile}}]}))
+    model = str(tmp_path / "run" / "final")
+    assert cli_typer.main(["transcribe", str(tmp_path / "long.wav"), "--model", model, "--format", "json"]) == 0
+    stored = json.loads((tmp_path / "long.json").read_text())
+    assert len(stored["segments"]) > 1
+    assert stored["text"] == joint.join(segment["text"] for segment in stored["segments"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["x.wav"], 2, "--model"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, capsys, arguments, status, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    assert cli_typer.main(["transcribe", *(a.format(model=MODEL) for a in arguments)]) == status
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said

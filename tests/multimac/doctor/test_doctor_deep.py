@@ -1,0 +1,223 @@
+"""Gradients, staging, ranks and audio: on every device that is here, and with faults put into the device's copy."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from multimac.commands.doctor import doctor
+from multimac.doctor import audio as doctor_audio
+from multimac.doctor.audio import check_audio_formats
+from multimac.doctor.checks import State
+from multimac.doctor.gradients import (
+    FAULTY_POSITIONS,
+    Parity,
+    Shape,
+    compare,
+    deviation,
+    large_shapes,
+    profile_shapes,
+    small_whisper,
+)
+from multimac.doctor.ranks import check_ranks
+from multimac.doctor.staging import check_staging
+from whisper_tuner.config import Profile
+from whisper_tuner.errors import ExitStatus
+
+DEVICES = ["cpu"]
+DEVICES += ["cuda"] if torch.cuda.is_available() else []
+DEVICES += ["mps"] if torch.backends.mps.is_available() else []
+CPU = torch.device("cpu")
+FEW = [Shape(4, 200, 8), Shape(2, 200, 8), Shape(4, 200, 8)]
+WEIGHT = "encoder.layers.1.fc1.weight"
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def whisper():
+    return small_whisper()
+
+
+class Faulty:
+    """A device whose gradient of one weight is wrong by a factor: always, or after a change of batch size."""
+
+    def __init__(self, factor: float, *, after_change: bool = False):
+        self.factor, self.after_change = factor, after_change
+        self.clips = self.before = None
+
+    def __call__(self, model, device):
+        model = model.to(device)
+        if hasattr(model, "processor"):  # the Whisper, not what staging copies
+            model.register_forward_pre_hook(self._count)
+            model.get_submodule("model.model").get_parameter(WEIGHT).register_hook(self._spoil)
+        return model
+
+    def _count(self, module, arguments):
+        self.before, self.clips = self.clips, len(arguments[0]["labels"])
+
+    def _spoil(self, grad):
+        changed = self.before not in (None, self.clips)
+        return grad * self.factor if changed or not self.after_change else grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sound_device_agrees_with_float64(whisper, device):
+    found = compare(Parity(whisper, torch.device(device)), FEW, "test", quiet)
+    assert found.state is State.OK, found.detail
+    assert all(step["worst_error"] < 5e-3 for step in found.figures["steps"])
+    assert "4 x 100, 2 x 100" in found.detail
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("factor", [1.01, 1000.0, 0.0, float("nan")])
+def test_a_wrong_gradient_is_found_and_named(whisper, device, factor):
+    found = compare(Parity(whisper, torch.device(device), place=Faulty(factor)), FEW[:1], "test", quiet)
+    assert found.state is State.PROBLEM
+    off = {1.01: "0.01", 1000.0: "1e+03", 0.0: "1"}.get(factor, "inf")
+    assert f"the gradient of {WEIGHT} is off by {off} times its size (limit 0.005)" in found.detail
+    assert "1 of 103 parameters wrong" in found.detail and "loss right" in found.detail
+    assert "device = cpu" in found.remedy or device == "cpu"
+    json.dumps(found.figures, allow_nan=False)
+
+
+def test_a_gradient_that_is_wrong_after_a_change_of_batch_size_is_found(whisper):
+    found = compare(Parity(whisper, CPU, place=Faulty(1000.0, after_change=True)), FEW, "test", quiet)
+    assert found.state is State.PROBLEM
+    assert "batch 2 of 3 (2 x 100, after 4 x 100)" in found.detail
+    assert "2 of 3 batches" in found.detail
+
+
+def test_a_wrong_loss_is_found(whisper):
+    def louder(model, device):
+        model.register_forward_hook(lambda module, arguments, output: (output[0] * 1.01, output[1]))
+        return model
+
+    found = compare(Parity(whisper, CPU, place=louder), FEW[:1], "test", quiet)
+    assert found.state is State.PROBLEM
+    assert "the loss is 1.0e-02 off" in found.detail
+
+
+def test_bf16_has_a_limit_of_its_own(whisper):
+    assert compare(Parity(whisper, CPU, precision="bf16"), FEW[1:2], "test", quiet).state is State.OK
+    found = compare(Parity(whisper, CPU, precision="bf16", place=Faulty(1.5)), FEW[1:2], "test", quiet)
+    assert found.state is State.PROBLEM
+    assert found.remedy == "Set precision = float32 in the profile."
+
+
+def test_a_single_wrong_element_counts():
+    expected = torch.ones(1000, 1000)
+    found = expected.clone()
+    found[3, 4] = 1.02
+    assert deviation(expected, found) == pytest.approx(0.02, rel=1e-4)
+    assert deviation(expected, None) == float("inf")
+
+
+def test_the_check_leaves_the_model_as_it_was(whisper):
+    before = copy.deepcopy(whisper.state_dict())
+    compare(Parity(whisper, CPU, place=Faulty(2.0)), FEW[:1], "test", quiet)
+    assert all(torch.equal(value, whisper.state_dict()[name]) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in whisper.parameters())
+
+
+def profile(tmp_path, rows: int = 11, **settings) -> Profile:
+    lines = [f"{i},{i}.wav,hello,{2 + i % 3}" for i in range(rows)]
+    (tmp_path / "train.csv").write_text("id,audio,text,duration\n" + "\n".join(lines))
+    return Profile(base_model="x/y", train=tmp_path / "train.csv", **settings)
+
+
+def test_the_shapes_are_those_of_the_profile(whisper, tmp_path):
+    """Eleven clips of 2 to 4 s in batches of four: buckets of 250, 350 and 450 frames, and a last batch of three."""
+    shapes, source = profile_shapes(whisper, profile(tmp_path, batch_size=8, accumulation=2), torch.device("mps"))
+    assert [(shape.clips, shape.frames) for shape in shapes] == [(4, 450), (3, 450), (4, 250), (4, 350), (4, 450)]
+    assert source == "the profile"
+
+
+def test_full_context_is_30_seconds_and_an_accelerator_goes_past_the_known_fault(whisper, tmp_path):
+    shapes, source = profile_shapes(
+        whisper, profile(tmp_path, batch_size=32, audio_context="full"), torch.device("mps")
+    )
+    assert [(shape.clips, shape.frames) for shape in shapes] == [(24, 3000), (11, 3000), (24, 3000)]
+    assert shapes[0].positions > FAULTY_POSITIONS
+    assert source == "the profile, 24 of 32 clips at a time"
+
+
+def test_a_profile_of_single_clips_changes_its_batch_size_too(whisper, tmp_path):
+    shapes, _ = profile_shapes(whisper, profile(tmp_path, batch_size=1), CPU)
+    assert {shape.clips for shape in shapes} == {1, 2}
+
+
+def test_without_a_manifest_the_bundled_data_stand_in(whisper, tmp_path):
+    missing = Profile(base_model="x/y", train=tmp_path / "no.csv")
+    assert profile_shapes(whisper, missing, CPU)[1] == "the bundled data"
+
+
+def test_large_batches_pass_the_known_fault_after_a_smaller_one(whisper):
+    positions = [shape.positions for shape in large_shapes(whisper, torch.device("mps"))]
+    past = [at for at, count in enumerate(positions) if count > FAULTY_POSITIONS]
+    assert len(past) == 3
+    assert all(positions[at - 1] < FAULTY_POSITIONS for at in past)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_staging_is_exact(device):
+    found = check_staging(torch.device(device), quiet)
+    assert found.state is State.OK, found.detail
+
+
+def test_staging_through_fewer_bits_is_found():
+    found = check_staging(CPU, quiet, place=lambda model, device: model.to(torch.bfloat16))
+    assert found.state is State.PROBLEM
+    assert "values were not the same when read back" in found.detail
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_ranks_agree(device):
+    found = check_ranks(torch.device(device), quiet)
+    assert found.state is State.OK, found.detail
+    assert found.figures["rounds"] == 3
+    assert found.figures["moved"] > 0.01
+
+
+def test_audio_formats_decode():
+    found = check_audio_formats(quiet)
+    assert found.state is State.OK, found.detail
+    assert found.detail.startswith("wav, flac, ogg, mp3, m4a")
+
+
+def test_without_ffmpeg_m4a_is_a_warning(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("whisper_tuner.data.audio.HOMEBREW_FOLDERS", ())
+    found = check_audio_formats(quiet)
+    assert found.state is State.WARNING
+    assert "not m4a: neither ffmpeg nor afconvert" in found.detail
+
+
+def test_audio_that_decodes_to_something_else_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor_audio, "PITCH", 441.0)
+    path = tmp_path / "other.wav"
+    samples = doctor_audio.tone(16_000)
+    doctor_audio.soundfile.write(path, samples, 16_000)
+    monkeypatch.setattr(doctor_audio, "PITCH", 523.0)
+    assert "something else" in doctor_audio._problem(path)
+
+
+def test_a_fault_in_the_gradients_fails_the_command(capsys, monkeypatch, tmp_path):
+    """The whole command: the row names the parameter and by how much, the other rows are there, the status is 5."""
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "config.ini").write_text(
+        f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\nbatch_size = 3\n"
+    )
+    fault = Faulty(1000.0, after_change=True)
+    status = doctor(tmp_path / "config.ini", "mine", deep=True, place=fault)
+    assert status == ExitStatus.HOST
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    cells = " ".join(line.split("│")[3].strip() for line in shown.splitlines() if line.count("│") == 4)
+    assert f"gradient of {WEIGHT} is off by 1e+03 times its size" in cells
+    states = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if "│" in line}
+    assert (states["gradients"], states["large batch"]) == ("problem", "problem")
+    assert (states["staging"], states["two ranks"]) == ("ok", "ok")

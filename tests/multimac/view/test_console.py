@@ -1,0 +1,178 @@
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from distributed.run_dir.run_view import RunView
+from multimac.view.console import follow, table
+from whisper_tuner.errors import ExitStatus, RunError
+from whisper_tuner.text import duration, size
+
+STEP = {"type": "step", "epoch": 0, "lr": 1e-4, "tokens": 20, "grad_norm": 1.0, "bytes": 0, "memory": 0}
+EVENTS = [
+    {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]},
+    {"type": "start", "host": "h2", "rank": 1, "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"},
+    STEP | {"host": "h2", "rank": 1, "step": 1, "loss": 2.0, "samples": 4, "seconds": 2.0},
+    {"type": "problem", "host": "h2", "rank": 1, "what": "clip.wav: damaged"},
+    {"type": "validation", "host": "h1", "rank": 0, "epoch": 0, "step": 4, "loss": 1.5},
+    {"type": "evaluation", "when": "before", "wer": 62.13},
+    {"type": "evaluation", "when": "after", "wer": 20.4},
+]
+
+
+def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str]:
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    launcher = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    return follow(tmp_path, launcher, console), console.file.getvalue()
+
+
+def test_a_run_in_plain_lines(tmp_path):
+    status, text = show(tmp_path, [*EVENTS, {"type": "end", "status": 0, "message": ""}])
+    assert status == ExitStatus.OK
+    assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, round 0, sent 0 B, 0:06 left" in text
+    assert "h2: skipped: clip.wav: damaged" in text
+    assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
+
+
+START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"}
+
+
+def generation(number: int, *hosts: str) -> dict:
+    return {"type": "generation", "number": number, "hosts": hosts}
+
+
+def lost(host: str, *, given_up: bool = False) -> dict:
+    return {"type": "lost", "host": host, "rank": 1, "reason": "the SSH connection was lost", "given_up": given_up}
+
+
+def resumed(host: str, step: int, *, anew: bool = True) -> dict:
+    return {"type": "resume", "host": host, "rank": 1, "step": step, "epoch": 0, "round": 2, "anew": anew}
+
+
+def state(view: RunView, host: str) -> str:
+    """A host's row of the table, without its name."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table(view))
+    [row] = [line for line in console.file.getvalue().splitlines() if line.startswith(host)]
+    return " ".join(row.split()[1:])
+
+
+def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
+    events = [
+        *EVENTS[:3],
+        generation(1, "h1", "h2", "h3"),
+        lost("h2"),
+        generation(2, "h1", "h3"),
+        {"type": "back", "host": "h2", "rank": 1},
+        generation(3, "h1", "h2", "h3"),
+        resumed("h2", 3),
+        lost("h3"),
+        lost("h3", given_up=True),
+        {"type": "paused", "hosts": ["h1", "h2"], "min_hosts": 3},
+        {"type": "paused", "hosts": [], "min_hosts": 3},
+    ]
+    _, text = show(tmp_path, [*events, {"type": "end", "status": 0, "message": ""}])
+    told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
+    assert told == [
+        "h2 is lost: the SSH connection was lost",
+        "training goes on with h1, h3",
+        "training goes on with h1, h2, h3",
+        "h2 joins after step 3; its inner optimizer starts anew",
+        "h3 is lost: the SSH connection was lost",
+        "h3 is lost and not tried again: the SSH connection was lost",
+        "paused until 3 hosts are there (min_hosts); now: h1, h2",
+        "paused until 3 hosts are there (min_hosts); now: none",
+    ]
+
+
+def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
+    events = [
+        *EVENTS[:3],
+        {"type": "apart", "pairs": [["h2", "h3"]], "hosts": ["h3"]},
+        generation(2, "h1", "h2"),
+        {"type": "apart", "pairs": [["h1", "h2"], ["h2", "h3"]], "hosts": ["h1", "h3"]},
+        {"type": "reached", "pairs": [["h1", "h2"], ["h2", "h3"]]},
+        {"type": "end", "status": 0, "message": ""},
+    ]
+    _, text = show(tmp_path, events)
+    told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
+    why = "though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
+    assert told == [
+        f"h2 and h3 cannot reach each other, {why}; left out until then: h3",
+        "training goes on with h1, h2",
+        f"h1 and h2, h2 and h3 cannot reach each other, {why}; left out until then: h1, h3",
+        "h1 and h2, h2 and h3 reach each other again",
+    ]
+
+
+def test_a_run_that_goes_on_from_checkpoints_says_so_once():
+    view = RunView()
+    for event in (generation(1, "h1", "h2"), resumed("h1", 4, anew=False), resumed("h2", 4, anew=False)):
+        view.take(event)
+    assert view.lines == ["goes on after step 4"]
+    view.take({"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
+    view.take(resumed("h1", 8))
+    assert view.lines[1:] == ["goes on after step 8", "h1: its inner optimizer starts anew"]
+    view = RunView()
+    for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
+        view.take(event)
+    assert view.lines == ["begins anew: no checkpoint"]
+
+
+def test_the_table_tells_what_each_host_does():
+    view = RunView()
+    for host in ("h1", "h2"):
+        view.take(START | {"host": host})
+        view.take(STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 2.0})
+    view.take(generation(1, "h1", "h2"))
+    assert state(view, "h2") == "1 1/4 2.000 2.0 0:06 cpu"
+    for event, expected in [
+        ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1 1/4 2.000 2.0 not reached"),
+        (lost("h2"), "1 1/4 2.000 lost"),
+        (lost("h2", given_up=True), "1 1/4 2.000 given up"),
+        ({"type": "back", "host": "h2"}, "1 1/4 2.000 waiting"),
+        ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
+        (generation(2, "h1"), "1 1/4 2.000 loading"),
+        (resumed("h2", 3), "1 3/4 2.000 2 loading"),
+        ({"type": "paused", "hosts": ["h2"], "min_hosts": 3}, "1 3/4 2.000 2 paused"),
+        (generation(3, "h1", "h2"), "1 3/4 2.000 2 cpu"),
+        ({"type": "plan", "host": "h2", "total_steps": 9, "hosts": 2}, "1 3/9 2.000 2 cpu"),
+    ]:
+        view.take(event)
+        assert state(view, "h2") == expected
+    assert state(view, "h1") == "1 1/4 2.000 2.0 0:06 cpu"
+
+
+def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path):
+    with pytest.raises(RunError, match="h2: asleep") as raised:
+        show(tmp_path, [*EVENTS, {"type": "end", "status": 6, "message": "h2: asleep"}])
+    assert raised.value.exit_status == ExitStatus.RUN
+
+
+def test_a_launcher_that_vanishes_is_noticed(tmp_path):
+    with pytest.raises(RunError, match="without a word"):
+        show(tmp_path, EVENTS, status=1)
+
+
+def test_a_half_written_line_waits_for_its_end(tmp_path):
+    from distributed.run_dir.log import read_events
+
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"type": "a"}\n{"type"')
+    first, position = read_events(path)
+    path.write_text('{"type": "a"}\n{"type": "b"}\n')
+    assert [first, read_events(path, position)[0]] == [[{"type": "a"}], [{"type": "b"}]]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (0, "0:00"), (61, "1:01"), (3661, "1:01:01")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1500, "2 kB"), (2_340_000, "2.3 MB"), (5e12, "5000.0 GB")])
+def test_sizes(count, text):
+    assert size(count) == text

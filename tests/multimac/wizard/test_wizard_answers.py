@@ -1,0 +1,177 @@
+"""The wizard answered from a file: what it writes, what it refuses, and whole runs from beginning to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cli_typer
+from multimac.wizard.answers import KEYS
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.dataset import load_manifest
+
+PROJECT = Path(__file__).parents[3]
+CONFIG = f"""\
+# Mine, with comments.
+[DEFAULT]
+seed = 7   ; lucky
+
+[model:small]
+base_model = {PROJECT}/bundled/model
+"""
+
+
+def wizard(folder: Path, answers: dict | str, *options: str) -> subprocess.CompletedProcess:
+    path = folder.parent / "answers"
+    path.write_text(answers if isinstance(answers, str) else json.dumps(answers))
+    command = [sys.executable, str(PROJECT / "wizard.py"), "--answers", str(path), *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A config.ini, and 24 clips in one manifest."""
+    folder = tmp_path / "home"
+    (folder / "clips").mkdir(parents=True)
+    (folder / "config.ini").write_text(CONFIG)
+    lines = (PROJECT / "bundled/data/train.csv").read_text().splitlines()[:25]
+    (folder / "clips" / "all.csv").write_text("\n".join(lines).replace("train/", "") + "\n")
+    for path in sorted((PROJECT / "bundled/data/train").iterdir())[:24]:
+        shutil.copy(path, folder / "clips")
+    return folder
+
+
+def test_all_defaults_are_saved_as_a_profile_and_the_rest_stays(folder):
+    before = files(folder)
+    done = wizard(folder, {"start": "later"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = files(folder)
+    text = after.pop("config.ini").decode()
+    assert text.startswith(CONFIG)
+    new = {f"clips/all-{kind}.csv" for kind in ("train", "validation", "test")}
+    assert set(after) - set(before) == new
+    assert all(after[name] == content for name, content in before.items() if name != "config.ini")
+    profile = ConfigFile(folder / "config.ini").profile("clips-full")
+    assert profile.train == folder / "clips/all-train.csv"
+    assert (profile.method, profile.epochs, profile.seed) == ("full", 5, 7)
+    parts = [load_manifest(folder / name).samples for name in sorted(new)]
+    assert sorted(sample.id for part in parts for sample in part) == [f"train-{n:03}" for n in range(24)]
+    assert "python cli_typer.py finetune clips-full" in done.stdout
+
+
+def test_saved_answers_give_the_same_again(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert wizard(folder, {"start": "later", "epochs": 3}, "--save-answers", str(tmp_path / "a.ini")).returncode == 0
+    answers = (tmp_path / "a.ini").read_text()
+    assert "epochs = 3" in answers
+    done = wizard(copy, answers.replace(str(folder), str(copy)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert files(copy) == files(folder)
+
+
+def test_a_section_is_replaced_only_when_told_to(folder):
+    wizard(folder, {"start": "later", "name": "mine"})
+    with (folder / "config.ini").open("a") as file:
+        file.write("\n# after\n[model:other]\nbase_model = openai/whisper-tiny\n")
+    before = files(folder)
+    answers = {"start": "later", "name": "mine", "epochs": 9, "data": "mine"}
+    done = wizard(folder, answers)
+    assert done.returncode == 3 and "[profile:mine] would be replaced" in done.stderr
+    assert files(folder) == before
+    done = wizard(folder, answers | {"overwrite": "yes"})
+    assert done.returncode == 0, done.stderr
+    text = (folder / "config.ini").read_text()
+    assert text == before["config.ini"].decode().replace("epochs = 5", "epochs = 9")
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "words"),
+    [
+        ({"epochs": 0}, 3, "epochs = 0: expected a number at least 1"),
+        ({"learning_rate": "0"}, 3, "learning_rate = 0"),
+        ({"model": "nobody"}, 3, "model = nobody: no such folder"),
+        ({"model": "."}, 3, "holds no Whisper"),
+        ({"data": "broken.csv"}, 4, "no text column"),
+        ({"name": "a b"}, 3, "name = a b"),
+        ({"strategy": "diloco"}, 3, "strategy was answered, but"),
+        ({"where": "hosts"}, 3, "where = hosts: expected one of alone, new"),
+        ({"where": "new"}, 3, "workers is missing"),
+        ({"where": "new", "workers": "user@there"}, 3, "workers = user@there"),
+        ({"where": "new", "workers": "127.0.0.2", "ssh_key_path": "no.key"}, 3, "ssh_key_path = no.key"),
+        ({"model": "openai/whisper-tiny", "language": "klingon"}, 3, "unknown language 'klingon'"),
+        ("[answer]\nepochs = 3\n", 3, "expected one section [answers]"),
+        ({"epochs": None}, 3, "epochs: expected a text or a number"),
+    ],
+)
+def test_an_impossible_answer_names_its_key_and_nothing_is_written(folder, monkeypatch, capsys, answers, status, words):
+    (folder / "broken.csv").write_text("audio,words\n")
+    path = folder.parent / "answers"
+    path.write_text(answers if isinstance(answers, str) else json.dumps(answers))
+    before = files(folder)
+    monkeypatch.chdir(folder)
+    assert cli_typer.main(["wizard", "--answers", str(path)]) == status
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert files(folder) == before
+
+
+def test_a_run_alone_ends_with_wer_and_the_next_commands(folder):
+    done = wizard(folder, {"epochs": 1, "batch_size": 8, "name": "quick"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (folder / "runs").iterdir()
+    assert (run / "final" / "model.safetensors").exists()
+    for words in ("before", "after", f"Model: runs/{run.name}/final", "transcribe FILE", "--profile quick"):
+        assert words in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_with_a_host_is_measured_first(folder, ssh_server):
+    """The host is this machine, reached through a real sshd."""
+    worker = {
+        "host": "127.0.0.1",
+        "ssh_port": ssh_server.port,
+        "ssh_key_path": str(ssh_server.key),
+        "project_path": str(ssh_server.folder / "project"),
+        "python_env": sys.executable,
+    }
+    hosts = json.dumps({"master": "localhost", "workers": [worker]})
+    (folder / "distributed_hosts.json").write_text(hosts)
+    answers = {"epochs": 1, "split": "no", "strategy": "diloco", "communication_interval": 2, "together": "yes"}
+    done = wizard(folder, {**answers, "where": "hosts", "name": "both"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Estimated speed-up" in done.stdout, done.stdout
+    job = ConfigFile(folder / "config.ini").section("distributed", "both-hosts").values
+    assert job == {
+        "base_profile": "both",
+        "strategy": "diloco",
+        "communication_interval": "2",
+        "hosts_config": "distributed_hosts.json",
+    }
+    [run] = (folder / "runs").iterdir()
+    assert (run / "final").is_dir()
+    assert (folder / "distributed_hosts.json").read_text() == hosts
+    assert not list((ssh_server.folder / "project" / "runs").glob("probe*"))
+
+
+def test_every_key_is_in_the_documentation():
+    text = (PROJECT / "docs" / "wizard.md").read_text()
+    assert not [key for key in KEYS if f"`{key}`" not in text]
+
+
+def test_the_scratch_folder_is_gone(folder, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    path = tmp_path / "answers"
+    path.write_text('{"start": "later"}')
+    command = [sys.executable, str(PROJECT / "wizard.py"), "--answers", str(path)]
+    subprocess.run(command, cwd=folder, env=os.environ | {"TMPDIR": str(temporary)}, check=True, capture_output=True)
+    assert not list(temporary.iterdir())

@@ -1,0 +1,94 @@
+"""Pieces of the wizard: sections of a config.ini, manifests found and split, what training together brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multimac.wizard.estimate import Work, exchange_s, interval, speed_up, strategy
+from multimac.wizard.ini_text import existing, with_sections
+from multimac.wizard.manifests import beside, find, split
+from multimac.wizard.speed import Speed
+from whisper_tuner.data.dataset import Sample
+
+MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
+
+
+def test_a_new_section_is_appended_after_one_blank_line():
+    assert (
+        with_sections("[DEFAULT]\nseed = 1\n", [MINE])
+        == "[DEFAULT]\nseed = 1\n\n[profile:mine]\nepochs = 5\nmethod = lora\n"
+    )
+    assert with_sections("[DEFAULT]\nseed = 1", [MINE]).startswith("[DEFAULT]\nseed = 1\n\n[profile:mine]")
+    assert with_sections("", [MINE]).startswith("[profile:mine]")
+
+
+def test_windows_line_ends_and_a_byte_order_mark_stay():
+    text = "\ufeff[DEFAULT]\r\nseed = 1\r\n"
+    assert with_sections(text, [MINE]) == text + "\r\n[profile:mine]\r\nepochs = 5\r\nmethod = lora\r\n"
+
+
+def test_a_section_is_replaced_without_its_neighbours_comments():
+    text = "# a\n[profile:mine]\nepochs = 9\n# old\n\n# of the next one\n[model:x]\nbase_model = a/b\n"
+    assert existing(text, [MINE]) == ["profile:mine"]
+    want = "# a\n[profile:mine]\nepochs = 5\nmethod = lora\n# old\n\n# of the next one\n[model:x]\nbase_model = a/b\n"
+    assert with_sections(text, [MINE]) == want
+
+
+def sample(number: int, text: str) -> Sample:
+    return Sample(id=str(number), audio=Path(f"{number}.wav"), text=text, duration_s=1.0)
+
+
+def test_a_split_is_the_same_each_time_and_keeps_a_sentence_in_one_part():
+    samples = [sample(n, f"Sentence {n % 40}") for n in range(80)]
+    parts = split(samples, ["validation", "test"])
+    assert split(list(reversed(samples)), ["validation", "test"]).keys() == parts.keys()
+    texts = [{item.text for item in part} for part in parts.values()]
+    assert [len(part) for part in parts.values()] == [64, 8, 8]
+    assert not texts[0] & texts[1] | texts[0] & texts[2] | texts[1] & texts[2]
+    backwards = split(list(reversed(samples)), ["validation", "test"])
+    assert {kind: {item.id for item in part} for kind, part in parts.items()} == {
+        kind: {item.id for item in part} for kind, part in backwards.items()
+    }
+    with pytest.raises(ValueError, match="too few"):
+        split(samples[:2], ["validation", "test"])
+
+
+def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
+    for name in ("a/train.csv", "a/dev.csv", "a/test.tsv", "b/fr_train.jsonl", "b/fr_test.jsonl", "c/notes.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        header = {".csv": "audio,text\n", ".tsv": "audio\ttext\n", ".jsonl": '{"audio": "x", "text": "y"}\n'}[
+            path.suffix
+        ]
+        path.write_text("day,note\n" if "notes" in name else header)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "train.csv").write_text("audio,text\n")
+    found = [{kind: path.name for kind, path in item.files.items()} for item in find(tmp_path)]
+    assert found == [
+        {"train": "train.csv", "validation": "dev.csv", "test": "test.tsv"},
+        {"train": "fr_train.jsonl", "test": "fr_test.jsonl"},
+    ]
+    assert beside(tmp_path / "a/train.csv").files.keys() == {"train", "validation"}
+
+
+def test_all_wait_for_the_slowest_and_for_the_network():
+    fast, slow = Speed(host="a", clips_s=8.0, step_s=1.0), Speed(host="b", clips_s=4.0, step_s=2.0)
+    work = Work(payload=12_500_000, steps=1000, hosts=2)
+    assert exchange_s(work, None) == 1.0
+    assert speed_up([fast, fast], Work(payload=0, steps=1, hosts=2), None, 1) == 2.0
+    assert speed_up([fast, slow], Work(payload=0, steps=1, hosts=2), None, 1) == 1.0
+    assert speed_up([fast, fast], work, None, 1) == 1.0
+    assert speed_up([fast, fast], work, None, 9) == pytest.approx(1.8)
+    assert speed_up([fast, Speed(host="b", problem="gone")], work, None, 1) is None
+    assert speed_up([], work, None, 1) is None
+
+
+def test_the_strategy_follows_payload_and_length():
+    speeds = [Speed(host="a", clips_s=8.0, step_s=1.0)] * 2
+    assert strategy(speeds, Work(payload=1_000_000, steps=1000, hosts=2), None) == "allreduce"
+    assert strategy(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == "diloco"
+    assert strategy(speeds, Work(payload=100_000_000, steps=20, hosts=2), None) == "allreduce"
+    assert interval(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == 40
+    assert interval(speeds, Work(payload=100_000_000, steps=200, hosts=2), None) == 10

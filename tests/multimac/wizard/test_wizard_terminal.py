@@ -1,0 +1,204 @@
+"""The wizard on a terminal of 80 columns: a pseudo-terminal with keys typed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import struct
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from whisper_tuner.config import ConfigFile
+
+PROJECT = Path(__file__).parents[3]
+ENTER, ESCAPE, CTRL_C, DOWN = "\r", "\x1b", "\x03", "\x1b[B"
+QUESTIONS = (
+    "Which model",
+    "Which recordings",
+    "Split off",
+    "Which weights",
+    "Epochs",
+    "Learning rate",
+    "Clips per machine",
+    "Where shall it be trained",
+    "Name to save this under",
+    "All right?",
+)
+WIDTH = 80
+CODES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
+
+
+class Screen:
+    """A child on a pseudo-terminal, that answers what a terminal is asked (where its cursor is)."""
+
+    def __init__(self, folder: Path, *options: str):
+        self.seen = ""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.environ |= {"TERM": "xterm-256color", "TMPDIR": str(folder.parent / "tmp"), "PROMPT_TOOLKIT_NO_CPR": "1"}
+            os.execv(sys.executable, [sys.executable, str(PROJECT / "wizard.py"), *options])
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))
+
+    def read(self, timeout: float) -> bool:
+        """Whether there is more to come."""
+        if select.select([self.fd], [], [], timeout)[0]:
+            try:
+                data = os.read(self.fd, 1 << 16)
+            except OSError:
+                return False
+            self.seen += CODES.sub("", data.decode(errors="replace"))
+            return bool(data)
+        return True
+
+    def expect(self, words: str, timeout: float = 60) -> None:
+        """Wait for words, spaces and line breaks being alike, and forget what came before them."""
+        pattern = re.compile(r"\s*".join(map(re.escape, words.replace(" ", ""))))
+        deadline = time.monotonic() + timeout
+        while not (match := pattern.search(self.seen)):
+            assert time.monotonic() < deadline, self.seen
+            assert self.read(0.2), f"ended before {words!r}: {self.seen}"
+        self.seen = self.seen[match.end() :]
+
+    def type(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    def wait(self, timeout: float = 60) -> int:
+        deadline = time.monotonic() + timeout
+        while self.read(0.2) and time.monotonic() < deadline:
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, 9)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A config.ini, twelve clips in one manifest."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (tmp_path / "tmp").mkdir()
+    (folder / "config.ini").write_text(f"# mine\n[model:small]\nbase_model = {PROJECT}/bundled/model\n")
+    lines = (PROJECT / "bundled/data/train.csv").read_text().splitlines()[:13]
+    (folder / "all.csv").write_text("\n".join(lines).replace("train/", "") + "\n")
+    for path in sorted((PROJECT / "bundled/data/train").iterdir())[:12]:
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture
+def screen(folder: Path) -> Iterator[Screen]:
+    screen = Screen(folder)
+    yield screen
+    screen.end()
+
+
+def enter_until(screen: Screen, question: str) -> None:
+    """Take every default before `question`, which then waits for its answer."""
+    for words in QUESTIONS:
+        screen.expect(words)
+        if words == question:
+            return
+        time.sleep(0.1)  # the prompt draws first, then reads keys
+        screen.type(ENTER)
+
+
+def test_enter_takes_the_defaults_up_to_a_saved_profile(folder, screen):
+    enter_until(screen, "All right?")
+    screen.type(DOWN + ENTER)
+    assert screen.wait() == 0
+    assert "finetune" in screen.seen
+    [name] = ConfigFile(folder / "config.ini").names("profile")
+    assert ConfigFile(folder / "config.ini").profile(name).test == folder / "all-test.csv"
+    assert (folder / "all-train.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("question", "key"),
+    [
+        ("Which model", ESCAPE),
+        ("Which recordings", ESCAPE),
+        ("Split off", CTRL_C),
+        ("Epochs", ESCAPE),
+        ("All right?", ESCAPE),
+        ("All right?", CTRL_C),
+    ],
+)
+def test_leaving_leaves_everything_as_it_was(folder, screen, question, key):
+    before = files(folder)
+    enter_until(screen, question)
+    time.sleep(0.1)
+    screen.type(key)
+    assert screen.wait() == 130
+    assert "nothing was written" in screen.seen
+    assert files(folder) == before
+    assert not list((folder.parent / "tmp").iterdir())
+
+
+def test_a_hung_up_terminal_leaves_everything_as_it_was(folder, screen):
+    before = files(folder)
+    enter_until(screen, "Epochs")
+    os.kill(screen.pid, 1)
+    assert screen.wait() == 130
+    assert files(folder) == before
+    assert not list((folder.parent / "tmp").iterdir())
+
+
+def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
+    """The host's key is accepted in another terminal while the wizard waits."""
+    worker = {"host": "127.0.0.1", "ssh_port": ssh_server.port, "ssh_key_path": str(ssh_server.key)}
+    worker |= {"python_env": sys.executable, "project_path": str(ssh_server.folder / "project")}
+    hosts = folder / "distributed_hosts.json"
+    hosts.write_text(json.dumps({"master": "localhost", "workers": [worker]}))
+    ssh_server.known_hosts.write_text("")
+    before = files(folder)
+    screen = Screen(folder)
+    try:
+        enter_until(screen, "Where shall it be trained")
+        screen.type(ENTER)
+        screen.expect("its key is not known here")
+        screen.expect(f"accept it once with: ssh -p {ssh_server.port} ")
+        screen.expect("How shall it go on?")
+        ssh_server.trust()
+        time.sleep(0.1)
+        screen.type(ENTER)
+        screen.expect("all well")
+        screen.expect("Measure each machine")
+        time.sleep(0.1)
+        screen.type(ESCAPE)
+        assert screen.wait() == 130
+    finally:
+        screen.end()
+    assert files(folder) == before
+    assert not (ssh_server.folder / "project").exists()
+
+
+def test_a_model_that_does_not_fit_is_shown_with_its_figure(folder, monkeypatch):
+    from multimac.wizard import machine, models
+
+    small = machine.ThisMachine(name="small", device="CPU", cores=2, memory=int(2e9))
+    monkeypatch.setattr(models, "this_machine", lambda: small)
+    options = {option.value: option for option in models.options(ConfigFile(folder / "config.ini"))}
+    assert "does not fit: takes" in options["openai/whisper-large-v3"].unfit
+    assert "here are 2.0 GB" in options["openai/whisper-large-v3"].unfit
+    assert not options["small"].unfit
+    assert all(len(f" » {option.title}") < WIDTH and len(option.unfit) < WIDTH for option in options.values())

@@ -1,0 +1,436 @@
+import hashlib
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import WhisperFeatureExtractor
+
+from whisper_tuner.data.batches import BatchShape, ShardBatches, bucket_edges
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.shards import assign_shards
+
+HOSTS = ["ada.local", "bob.local", "cy.local", "dee.local"]
+FIVE = [*HOSTS, "eve.local"]
+
+
+def samples_of(count, tmp_path, seed=0, longest=30.0):
+    """Metadata alone: most clips short, a few near the longest, as in real sets."""
+    chance = random.Random(seed)
+    durations = [min(0.3 + chance.expovariate(9 / longest), longest) for _ in range(count)]
+    return [
+        Sample(id=f"s{n}", audio=tmp_path / f"{n}.wav", text=f"text {n}", duration_s=seconds)
+        for n, seconds in enumerate(durations)
+    ]
+
+
+@pytest.fixture
+def make_batches(multilingual, tmp_path):
+    model, processor = multilingual
+    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
+    labels = label_encoder(model, processor.tokenizer, language="fr")
+
+    def make(*shards, alone=False, seed=0, shuffle=True, on_problem=lambda problem: None, delivery=None, **shape):
+        """Of fixed shards, one for each member; alone: one rank trains them all."""
+
+        def assign(samples, names, weights):
+            assert len(names) == len(shards) == len(weights)
+            return [[sample for sample in shard if sample in samples] for shard in shards]
+
+        return ShardBatches(
+            [sample for shard in shards for sample in shard],
+            features=cache,
+            labels=labels,
+            shape=BatchShape(**shape),
+            seed=seed,
+            shuffle=shuffle,
+            shards=HOSTS[: len(shards)] if alone else (),
+            delivery=delivery,
+            assign=assign,
+            on_problem=on_problem,
+        )
+
+    return make
+
+
+@pytest.fixture
+def deal(multilingual, tmp_path):
+    """Batches of samples that are dealt out by assign_shards."""
+    model, processor = multilingual
+    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
+    labels = label_encoder(model, processor.tokenizer, language="fr")
+    return lambda samples, **shape: ShardBatches(samples, features=cache, labels=labels, shape=BatchShape(**shape))
+
+
+def planned(batches, hosts=1, epoch=0, left=None, weights=None):
+    """For each member the samples of each of its steps."""
+    plan = batches.plan(epoch, left, FIVE[:hosts], weights or [1.0] * hosts)
+    return [[[batches.samples[number] for number in step] for step in steps] for steps in plan]
+
+
+def read(batches, epoch=0, first_step=0):
+    """What a rank that has all of the work trains."""
+    return batches.read(iter(batches.plan(epoch, None, HOSTS[:1], [1.0])[0][first_step:]))
+
+
+def frames(batches, step):
+    """The length of a step's longest input."""
+    return next(edge for edge in batches.edges if edge >= max(s.duration_s for s in step) * 100)
+
+
+# shards
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 4])
+def test_every_sample_goes_to_exactly_one_balanced_shard(tmp_path, hosts):
+    samples = samples_of(400, tmp_path)
+    shards = assign_shards(samples, HOSTS[:hosts])
+    assert Counter(s.id for shard in shards for s in shard) == Counter(s.id for s in samples)
+    seconds = [sum(s.duration_s for s in shard) for shard in shards]
+    assert max(seconds) / (sum(seconds) / hosts) < 1.05
+    assert max(map(len, shards)) - min(map(len, shards)) <= 8
+
+
+def test_weights_set_the_shares(tmp_path):
+    shards = assign_shards(samples_of(700, tmp_path), HOSTS[:3], weights=[1, 2, 0.5])
+    seconds = [sum(s.duration_s for s in shard) for shard in shards]
+    for got, weight in zip(seconds, [1, 2, 0.5], strict=True):
+        assert got / sum(seconds) == pytest.approx(weight / 3.5, rel=0.06)
+    assert len(shards[1]) == pytest.approx(400, abs=15)
+
+
+def test_shards_stay_put_when_a_host_leaves_or_comes(tmp_path):
+    samples = samples_of(400, tmp_path)
+    four, three = assign_shards(samples, HOSTS), assign_shards(samples, HOSTS[:3])
+    kept = [len(set(before) & set(after)) / len(before) for before, after in zip(four[:3], three, strict=True)]
+    assert min(kept) > 0.8
+
+
+def test_order_of_hosts_and_of_samples_changes_nothing(tmp_path):
+    samples = samples_of(100, tmp_path)
+    shards = dict(zip(HOSTS, assign_shards(samples, HOSTS), strict=True))
+    swapped = dict(zip(HOSTS[::-1], assign_shards(samples[::-1], HOSTS[::-1]), strict=True))
+    assert {host: set(shard) for host, shard in shards.items()} == {host: set(s) for host, s in swapped.items()}
+
+
+def test_shards_are_the_same_in_another_interpreter(tmp_path):
+    script = """
+import json, sys
+from pathlib import Path
+from whisper_tuner.shards import assign_shards
+from whisper_tuner.dataset import Sample
+samples = [Sample(id=i, audio=Path(i), text=i, duration_s=d) for i, d in json.loads(sys.argv[1])]
+print(json.dumps([[s.id for s in shard] for shard in assign_shards(samples, json.loads(sys.argv[2]))]))
+"""
+    samples = samples_of(50, tmp_path)
+    arguments = [json.dumps([(s.id, s.duration_s) for s in samples]), json.dumps(HOSTS)]
+    command = [sys.executable, "-c", script, *arguments]
+    result = subprocess.run(command, capture_output=True, check=True, env={"PYTHONHASHSEED": "7"}, text=True)
+    assert json.loads(result.stdout) == [[s.id for s in shard] for shard in assign_shards(samples, HOSTS)]
+
+
+def test_fewer_samples_than_hosts(tmp_path):
+    shards = assign_shards(samples_of(2, tmp_path), HOSTS)
+    assert sorted(map(len, shards)) == [0, 0, 1, 1]
+    assert assign_shards([], HOSTS) == [[], [], [], []]
+
+
+def test_hosts_must_be_distinct_and_weights_positive(tmp_path):
+    for hosts, weights in (([], None), (["a", "a"], None), (["a"], [0]), (["a"], [1, 1])):
+        with pytest.raises(ValueError, match="assign_shards needs"):
+            assign_shards(samples_of(2, tmp_path), hosts, weights)
+
+
+# edges
+
+
+def test_edges_are_few_and_hold_every_clip(tmp_path):
+    samples = samples_of(300, tmp_path)
+    edges = bucket_edges(samples, 3000)
+    assert len(edges) <= 6 and list(edges) == sorted(edges) and all(edge % 2 == 0 for edge in edges)
+    extractor = WhisperFeatureExtractor()
+    longest = max(s.duration_s for s in samples)
+    assert min(int(longest * 16_000) // extractor.hop_length + 2, 3000) <= edges[-1] <= 3000
+
+
+def test_edges_add_the_least_padding(tmp_path):
+    samples = samples_of(60, tmp_path)
+    lengths = [min(-(-int(s.duration_s * 100 + 2.999999) // 50) * 50, 3000) for s in samples]
+
+    def padded(edges):
+        return sum(min((e for e in edges if e >= n), default=10**9) for n in lengths)
+
+    best = min(padded(edges) for edges in itertools.combinations(sorted(set(lengths)), 3))
+    assert padded(bucket_edges(samples, 3000, count=3)) == best
+
+
+# the steps of an epoch
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_every_sample_once_an_epoch_and_equal_steps_on_all_ranks(tmp_path, make_batches, alone, epoch):
+    samples = samples_of(83, tmp_path)
+    batches = make_batches(samples[:40], samples[40:70], samples[70:], alone=alone, batch_size=4)
+    plans = planned(batches, hosts=1 if alone else 3, epoch=epoch)
+    assert {len(plan) for plan in plans} == {10}
+    assert Counter(s.id for plan in plans for step in plan for s in step) == Counter(s.id for s in samples)
+
+
+def test_a_shard_that_runs_out_gives_empty_steps(tmp_path, make_batches):
+    samples = samples_of(20, tmp_path)
+    plans = planned(make_batches(samples[:16], samples[16:], batch_size=4), hosts=2)
+    assert [sorted(map(len, plan)) for plan in plans] == [[4, 4, 4, 4], [0, 0, 0, 4]]
+    assert planned(make_batches([], []), hosts=2) == [[], []]
+
+
+def test_serving_two_shards_is_the_union_of_serving_each(tmp_path, make_batches):
+    shards = assign_shards(samples_of(50, tmp_path), HOSTS[:2])
+    plans = planned(make_batches(*shards, seed=5, batch_size=4), hosts=2, epoch=1)
+    [alone] = planned(make_batches(*shards, alone=True, seed=5, batch_size=4), epoch=1)
+    assert alone == [a + b for a, b in zip(*plans, strict=True)]
+
+
+def test_order_follows_seed_and_epoch_alone(tmp_path, make_batches):
+    samples = samples_of(60, tmp_path)
+    [plan] = planned(make_batches(samples, seed=1))
+    assert planned(make_batches(samples, seed=1)) == [plan]
+    assert planned(make_batches(samples, seed=1), epoch=1) != [plan]
+    assert planned(make_batches(samples, seed=2)) != [plan]
+    companions = [{s.id for s in step} for step in planned(make_batches(samples, seed=1), epoch=1)[0]]
+    assert any({s.id for s in step} not in companions for step in plan)  # batches are mixed anew, not only reordered
+
+
+def test_lengths_come_in_another_order_in_each_epoch(tmp_path, make_batches):
+    batches = make_batches(samples_of(60, tmp_path, longest=4.9), batch_size=4)
+    lengths = [[frames(batches, step) for step in planned(batches, epoch=epoch)[0]] for epoch in (0, 1)]
+    assert lengths[0] != lengths[1] and sorted(lengths[0]) == sorted(lengths[1])
+
+
+def test_ranks_train_on_equally_long_audio_at_each_step(tmp_path, make_batches):
+    batches = make_batches(*assign_shards(samples_of(400, tmp_path, longest=4.9), HOSTS[:3]), batch_size=8)
+    plans = planned(batches, hosts=3)
+    waited = sum(max(frames(batches, s) for s in step if s) for step in zip(*plans, strict=True))
+    worked = max(sum(frames(batches, step) for step in plan if step) for plan in plans)
+    assert waited < 1.15 * worked
+
+
+def test_what_is_left_is_dealt_to_those_who_are_there(tmp_path, deal):
+    """All the plans of an epoch together have each sample once, whoever is there meanwhile."""
+    samples = samples_of(83, tmp_path)
+    batches = deal(samples, batch_size=4)
+    trained = [s for plan in planned(batches, hosts=3)[:2] for step in plan[:5] for s in step]  # the third is lost
+    left = torch.tensor([sample not in trained for sample in samples])
+    plans = planned(batches, hosts=2, left=left)
+    assert Counter(s.id for s in trained) + Counter(s.id for plan in plans for step in plan for s in step) == Counter(
+        s.id for s in samples
+    )
+    assert len(plans[0]) == len(plans[1]) < len(planned(batches, hosts=2)[0])
+    assert planned(batches, hosts=2, left=torch.zeros(83, dtype=torch.bool)) == [[], []]
+
+
+def test_batches_are_as_large_as_the_shares(tmp_path, make_batches):
+    samples = samples_of(80, tmp_path)
+    plans = planned(make_batches(samples[:60], samples[60:], batch_size=4), hosts=2, weights=[3.0, 1.0])
+    assert [{len(step) for step in plan} for plan in plans] == [{6}, {2}]
+
+
+def test_a_host_with_less_than_a_clip_a_step_rests_in_some(tmp_path, make_batches):
+    samples = samples_of(16, tmp_path)
+    plans = planned(make_batches(samples[:12], samples[12:], batch_size=1), hosts=2, weights=[3.0, 1.0])
+    sizes = [[len(step) for step in plan] for plan in plans]
+    assert sizes == [[1, 2, 1, 2, 1, 2, 1, 2], [0, 1, 0, 1, 0, 1, 0, 1]]  # who takes one more does so with the others
+
+
+@st.composite
+def uneven_deals(draw):
+    """(clips, batch size, what is left, weights within a factor of 5 of their mean, as measured speeds are)."""
+    hosts, clips = draw(st.integers(1, 5)), draw(st.integers(1, 80))
+    left = draw(st.none() | st.lists(st.booleans(), min_size=clips, max_size=clips))
+    speeds = draw(st.lists(st.floats(0.01, 20), min_size=hosts, max_size=hosts))
+    mean = sum(speeds) / hosts
+    return clips, draw(st.integers(1, 8)), left, [min(max(speed, mean / 5), mean * 5) for speed in speeds]
+
+
+@given(uneven_deals())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, deal, uneven_deal):
+    clips, batch_size, left, weights = uneven_deal
+    samples = samples_of(clips, tmp_path)
+    batches = deal(samples, batch_size=batch_size)
+    plans = planned(batches, hosts=len(weights), left=left, weights=weights)
+    due = [sample.id for sample, is_left in zip(samples, left or [True] * clips, strict=True) if is_left]
+    assert sorted(s.id for plan in plans for step in plan for s in step) == sorted(due)
+    assert all(any(at_once) for at_once in zip(*plans, strict=True)), "a step in which nobody has work"
+    assert len(planned(batches, len(weights), 1, left, weights)[0]) == len(plans[0])
+    if len(set(weights)) == 1:
+        return
+    steps = math.ceil(len(due) / (batch_size * len(weights)))
+    for sizes in ([len(step) for step in plan] for plan in plans):
+        own = sum(sizes)
+        assert len(sizes) == steps
+        if own:
+            assert sizes[-1] and max(sizes) - min(sizes) <= 1
+            assert max(sizes) <= math.ceil(batch_size * len(weights) * own / len(due))
+            rests = [len(list(group)) for works, group in itertools.groupby(sizes, bool) if not works]
+            assert all((rest + 1) * own < 2 * steps for rest in rests)
+
+
+def test_hosts_of_different_speed_train_on_equally_long_audio_too(tmp_path, deal):
+    batches = deal(samples_of(400, tmp_path, longest=4.9), batch_size=2)
+    plans = planned(batches, hosts=3, weights=[2.0, 1.0, 1.0])
+    pairs = [
+        (frames(batches, fast), frames(batches, slow))
+        for fast, *others in zip(*plans, strict=True)
+        for slow in others
+        if slow
+    ]
+    apart = [abs(batches.edges.index(fast) - batches.edges.index(slow)) for fast, slow in pairs]
+    assert sum(apart) / len(apart) < 0.5 and max(apart) <= 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "batch_size", "rest", "expected"),
+    [
+        (1, 8, 83, "e436c483bf04b6fe"),
+        (2, 1, 83, "b4ec8dfb5e8956be"),
+        (3, 4, 83, "305fd2c2ef39858d"),
+        (4, 2, 31, "e6cbd25ef6f900d8"),
+        (5, 3, 7, "850f068615c2b9d4"),
+    ],
+)
+def test_equal_shares_have_the_plans_that_they_had(tmp_path, deal, hosts, batch_size, rest, expected):
+    """So that a run with fixed shares can be repeated with a later version."""
+    left = None if rest == 83 else [number % 83 < rest for number in range(7, 90)]
+    batches = deal(samples_of(83, tmp_path), batch_size=batch_size)
+    plans = [batches.plan(epoch, left, FIVE[:hosts], [2.5] * hosts) for epoch in (0, 3)]
+    assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == expected
+
+
+def test_marks_tell_other_plans_apart(tmp_path, make_batches):
+    samples = samples_of(9, tmp_path)
+    others = [make_batches(samples[:8]), make_batches(samples, seed=1), make_batches(samples, batch_size=3)]
+    others += [make_batches(samples_of(9, tmp_path, seed=1)), make_batches(samples, shuffle=False)]
+    marks = {json.dumps(batches.mark()) for batches in [make_batches(samples), *others]}
+    assert len(marks) == 6 and json.dumps(make_batches(samples).mark()) in marks
+
+
+# the batches themselves
+
+
+def test_batches_hold_padded_features_labels_and_ids(clips, make_batches, multilingual):
+    _, processor = multilingual
+    batches = make_batches(clips, batch_size=6)
+    seen = []
+    for (batch,) in read(batches):
+        size, mels, frames = batch["input_features"].shape
+        assert (size, mels) == (len(batch["ids"]), 80) and frames in batches.edges
+        assert batch["input_features"].dtype == torch.float32 and batch["labels"].dtype == torch.int64
+        for row, clip_id in zip(batch["labels"], batch["ids"], strict=True):
+            text = processor.tokenizer.decode(row[row != -100], skip_special_tokens=True)
+            assert text.strip() == next(clip.text for clip in clips if clip.id == clip_id)
+        seen += batch["ids"]
+    assert sorted(seen) == sorted(clip.id for clip in clips)
+    assert len({b["input_features"].shape[2] for (b,) in read(batches)}) > 1
+
+
+def test_full_context_equals_the_feature_extractor(clips, make_batches, multilingual):
+    from whisper_tuner.data.audio import load_audio
+
+    extractor = multilingual[1].feature_extractor
+    (batch,) = next(read(make_batches(clips, batch_size=3, audio_context="full", shuffle=False)))
+    waveforms = [load_audio(next(c.audio for c in clips if c.id == name)) for name in batch["ids"]]
+    expected = [extractor(w, sampling_rate=16_000, return_tensors="np").input_features[0] for w in waveforms]
+    np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-4)
+
+
+def test_micro_batches_split_a_step(clips, make_batches):
+    whole = [b["ids"] for (b,) in read(make_batches(clips, batch_size=8))]
+    for step, ids in zip(read(make_batches(clips, batch_size=8, micro_batch=3)), whole, strict=True):
+        assert all(len(batch["ids"]) <= 3 for batch in step)
+        assert [name for batch in step for name in batch["ids"]] == ids
+
+
+def test_an_unreadable_clip_is_reported_and_its_step_goes_on(clips, make_batches, tmp_path):
+    gone = Sample(id="gone", audio=tmp_path / "gone.wav", text="x", duration_s=1.0, line=9)
+    problems = []
+    batches = make_batches([*clips[:3], gone], batch_size=2, on_problem=problems.append)
+    assert sorted(name for step in read(batches) for b in step for name in b["ids"]) == ["clip0", "clip1", "clip2"]
+    assert [problem.line for problem in problems] == [9]
+    assert list(read(make_batches([gone]))) == [[]]
+
+
+def test_an_epoch_can_start_late_and_be_left_early(clips, make_batches):
+    batches = make_batches(clips, batch_size=4)
+    ids = [b["ids"] for (b,) in read(batches, epoch=2)]
+    assert [b["ids"] for (b,) in read(batches, epoch=2, first_step=3)] == ids[3:]
+    left = read(batches)
+    next(left)
+    left.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_batches, tmp_path):
+    """One clip comes when it is waited for, one never."""
+    away = Sample(id="away", audio=tmp_path / "away.wav", text="x", duration_s=0.9, line=7)
+    never = Sample(id="never", audio=tmp_path / "never.wav", text="x", duration_s=0.8, line=8)
+    ordered, waited, problems = [], [], []
+
+    class Courier:
+        def order(self, samples):
+            ordered.extend(sample.id for sample in samples)
+
+        def wait(self, sample):
+            waited.append(sample.id)
+            if sample is away:
+                away.audio.symlink_to(clips[0].audio)
+
+    batches = make_batches(
+        [*clips[:2], away, never], batch_size=1, shuffle=False, delivery=Courier(), on_problem=problems.append
+    )
+    assert [[b["ids"] for b in step] for step in read(batches)] == [[["away"]], [], [["clip1"]], [["clip0"]]]
+    assert ordered == waited == ["away", "never", "clip1", "clip0"]
+    assert [problem.line for problem in problems] == [8]
+
+
+def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, clips):
+    batches, plan = make_batches(clips, batch_size=8), make_batches(clips, batch_size=8).plan(0, None, HOSTS[:1], [1.0])
+    mark = batches.mark()
+    assert batches.clips_at_once == 8
+    batches.compute_at_most(5)
+    assert batches.clips_at_once == 4  # and not 5 and 3: few shapes
+    assert [[len(part["ids"]) for part in step] for step in read(batches)].count([4, 4]) == 2
+    assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.mark() == mark
+    batches.compute_at_most(100)
+    assert batches.clips_at_once == 8
+
+
+def test_a_limit_below_the_profiles_own_parts(make_batches, clips):
+    batches = make_batches(clips[:10], clips[10:], alone=True, batch_size=8, micro_batch=6)
+    batches.compute_at_most(3)
+    assert {len(part["ids"]) for step in read(batches) for part in step} <= {1, 2, 3}
+    whole = make_batches(clips[:10], clips[10:], alone=True, batch_size=8)
+    assert whole.clips_at_once == 16
+
+
+@pytest.mark.parametrize("context", ["cropped", "full"])
+def test_no_batch_is_larger_than_a_blank_one(make_batches, clips, context):
+    batches = make_batches(clips, audio_context=context)
+    frames, tokens = batches.longest()
+    blank = batches.blank(3, (frames, tokens))
+    read_ones = [part for step in read(batches) for part in step]
+    assert max(part["input_features"].shape[2] for part in read_ones) == frames == blank["input_features"].shape[2]
+    assert max(part["labels"].shape[1] for part in read_ones) == tokens == blank["labels"].shape[1]
+    assert blank["input_features"].shape[:2] == (3, read_ones[0]["input_features"].shape[1])
+    assert blank["labels"].dtype == read_ones[0]["labels"].dtype

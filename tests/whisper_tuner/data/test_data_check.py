@@ -1,0 +1,307 @@
+import csv
+import json
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from whisper_tuner.config import Profile
+from whisper_tuner.data import audio_check
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.check import PROBLEMS_FILE, check_data, check_manifest
+from whisper_tuner.data.dataset import load_manifest, write_manifest
+from whisper_tuner.data.labels import label_encoder, split_encodable
+from whisper_tuner.data.problems import Kind
+from whisper_tuner.data.token_limit import token_limit
+from whisper_tuner.errors import ConfigError, DataError, ModelError, TunerError
+
+BUNDLED = Path(__file__).parents[3] / "bundled"
+
+
+def spoiled(source: Path, target: Path, share: float) -> None:
+    target.write_bytes(source.read_bytes()[: int(source.stat().st_size * share)])
+
+
+@pytest.fixture
+def folder(tmp_path, audio_file):
+    for number, name in enumerate(("a.wav", "b.wav", "c.wav", "d.wav", "e.flac", "f.wav")):
+        audio_file(tmp_path / name, seconds=1 + number / 10, seed=number)
+    audio_file(tmp_path / "long.wav", seconds=31)
+    spoiled(tmp_path / "a.wav", tmp_path / "cut.wav", 0.5)
+    spoiled(tmp_path / "e.flac", tmp_path / "cut.flac", 0.5)
+    spoiled(tmp_path / "a.wav", tmp_path / "only-header.wav", 44 / (tmp_path / "a.wav").stat().st_size)
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "words.wav").write_text("these are words")
+    shutil.copy(tmp_path / "b.wav", tmp_path / "copy-of-b.wav")
+    shutil.copy(tmp_path / "c.wav", tmp_path / "copy-of-c.wav")
+    return tmp_path
+
+
+BAD_ROWS = [
+    ("n1,gone.wav,text,", Kind.NO_AUDIO),
+    ("n2,,text,", Kind.NO_AUDIO),
+    ("n3,cut.wav,text,", Kind.TRUNCATED),
+    ("n4,cut.flac,text,", Kind.TRUNCATED),
+    ("n5,words.wav,text,", Kind.UNREADABLE),
+    ("n6,empty.wav,text,", Kind.EMPTY_AUDIO),
+    ("n7,only-header.wav,text,", Kind.EMPTY_AUDIO),
+    ("n8,a.wav, ,", Kind.NO_TEXT),
+    ("n9,long.wav,text,", Kind.TOO_LONG),
+    ("n10,long.wav,text,4", Kind.DURATION),
+    (f"n11,f.wav,{'zwölf ' * 200},", Kind.TOKENS),
+    ("n12,d.wav,text,9.5", Kind.DURATION),
+    ("n13,d.wav,text,nan", Kind.DURATION),
+    ("n14,d.wav,one, two,3", Kind.COLUMNS),
+    ('n15,d.wav,"never closed,', Kind.QUOTING),
+    ("a,d.wav,text,", Kind.SAME_ID),
+    ("n16,a.wav,other text,", Kind.SAME_AUDIO),
+    ("n17,./a.wav,fine,", Kind.SAME_ROW),
+    ("n18,copy-of-b.wav,fine,", Kind.SAME_ROW),
+    ("n19,copy-of-c.wav,other text,", Kind.SAME_AUDIO),
+]
+GOOD_ROWS = ["a,a.wav,fine,", "b,b.wav,fine,1.1", "c,c.wav,fine,", 'e,e.flac,"fine, too",']
+
+
+@pytest.fixture
+def profile(folder):
+    """All that can be wrong with a row, once."""
+    lines = ["id,audio,text,duration", *GOOD_ROWS, *(row for row, _ in BAD_ROWS)]
+    (folder / "train.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Profile(base_model=str(BUNDLED / "model"), train=folder / "train.csv")
+
+
+def test_every_kind_of_problem_is_found_with_its_line_and_listed(profile, folder):
+    run, store = folder / "run", folder / "store"
+    run.mkdir()
+    manifest = check_data(profile, run, store)["train"]
+    assert [sample.id for sample in manifest.samples] == ["a", "b", "c", "e"]
+    expected = [(line, kind) for line, (_, kind) in enumerate(BAD_ROWS, start=len(GOOD_ROWS) + 2)]
+    assert [(problem.line, problem.kind) for problem in manifest.problems] == expected
+    listed = list(csv.DictReader((run / PROBLEMS_FILE).open(encoding="utf-8")))
+    assert [(int(row["line"]), row["kind"]) for row in listed] == expected
+    assert {row["manifest"] for row in listed} == {str(folder / "train.csv")} and all(row["what"] for row in listed)
+
+
+def test_refusing_names_counts_and_rows_and_where_all_are_listed(profile, folder):
+    strict = Profile(base_model=profile.base_model, train=profile.train, bad_rows="refuse")
+    with pytest.raises(DataError) as error:
+        check_data(strict, folder / "run", folder / "store")
+    said = str(error.value)
+    assert error.value.exit_status == 4
+    assert f"{len(BAD_ROWS)} rows cannot be used" in said and "3 wrong duration" in said
+    assert "train.csv line 6: no such audio file" in said and "bad_rows = skip" in said
+    listed = folder / "store" / PROBLEMS_FILE
+    assert str(listed) in said and len(listed.read_text(encoding="utf-8").splitlines()) == len(BAD_ROWS) + 1
+
+
+def test_what_is_left_is_what_the_ranks_keep(profile, folder, english):
+    """The list in the run folder survives the look of `_Data`: nothing is dropped after the plan is made."""
+    model, processor = english  # 64 positions
+    checkpoint = folder / "model"
+    model.save_pretrained(checkpoint)
+    processor.save_pretrained(checkpoint)
+    profile = Profile(base_model=str(checkpoint), train=profile.train)
+    samples = check_data(profile, folder, folder / "store")["train"].samples
+    write_manifest(folder / "list.csv", samples)
+    again = load_manifest(folder / "list.csv", check_audio=False)
+    kept, problems = split_encodable(again.samples, label_encoder(model, processor.tokenizer))
+    assert [s.id for s in kept] == [s.id for s in samples] and not problems and not again.problems
+
+
+@pytest.mark.parametrize(("task", "kept"), [("transcribe", 2), ("translate", 1)])
+def test_the_ranks_keep_what_is_left_of_a_translation(multilingual, multilingual_folder, tmp_path, task, kept):
+    """Sixty letters fill the decoder; the space before English text is one too many."""
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", np.full(1600, ord(name) / 1e3, np.float32), 16_000)
+    (tmp_path / "train.csv").write_text(f"audio,text\na.wav,short\nb.wav,{'x' * 60}\n")
+    profile = Profile(base_model=str(multilingual_folder), language="Japanese", task=task, train=tmp_path / "train.csv")
+    samples = check_data(profile, tmp_path / "run", tmp_path / "store")["train"].samples
+    model, processor = multilingual
+    encoder = label_encoder(model, processor.tokenizer, language="Japanese", task=task)
+    assert len(samples) == kept and split_encodable(samples, encoder) == (list(samples), [])
+
+
+def test_a_manifest_without_a_usable_row_is_an_error_also_for_the_test_set(profile, folder):
+    (folder / "test.csv").write_text("audio,text\ngone.wav,words\n")
+    with pytest.raises(DataError, match=r"test\.csv: no usable row"):
+        check_data(
+            Profile(base_model=profile.base_model, train=profile.train, test=folder / "test.csv"),
+            folder,
+            folder / "store",
+        )
+
+
+def test_clips_are_opened_only_once(tmp_path, monkeypatch):
+    audio = tmp_path / "audio"
+    audio.mkdir()
+    soundfile.write(tmp_path / "x.wav", np.zeros(1600, np.float32), 16_000)
+    stem = (tmp_path / "x.wav").read_bytes()
+    lines = ["audio,text,duration"]
+    for number in range(200):
+        (audio / f"{number}.wav").write_bytes(stem[:-4] + number.to_bytes(4, "little"))
+        lines.append(f"audio/{number}.wav,text {number},0.1")
+    (tmp_path / "m.csv").write_text("\n".join(lines))
+    first = check_manifest(tmp_path / "m.csv", 30.0, tmp_path / "store")
+    assert len(first.samples) == 200 and not first.problems
+
+    def never(path):
+        raise AssertionError(f"{path} was opened again")
+
+    monkeypatch.setattr(audio_check, "examine", never)
+    assert check_manifest(tmp_path / "m.csv", 30.0, tmp_path / "store") == first
+
+
+def test_a_pass_that_is_stopped_is_taken_up_by_the_next(folder, monkeypatch):
+    stop, opened = threading.Event(), []
+    examine = audio_check.examine
+
+    def one_then_stop(path):
+        opened.append(path)
+        stop.set()
+        return examine(path)
+
+    (folder / "m.csv").write_text("audio,text\na.wav,a\nb.wav,b\nc.wav,c\n")
+    monkeypatch.setattr(audio_check, "_THREADS", 1)
+    monkeypatch.setattr(audio_check, "examine", one_then_stop)
+    with pytest.raises(audio_check.Stopped):
+        check_manifest(folder / "m.csv", 30.0, folder / "store", stop)
+    stop.clear()
+    check_manifest(folder / "m.csv", 30.0, folder / "store")
+    assert [path.name for path in opened] == ["a.wav", "b.wav", "c.wav"]
+
+
+def test_audio_whose_length_is_not_known_is_sound(tmp_path, audio_file, need_program):
+    """An MP3 without a Xing header, a WAV as SoX pipes it, a FLAC that was written into a pipe."""
+    wav = audio_file(tmp_path / "a.wav", seconds=20, seed=1)
+    ffmpeg = [need_program("ffmpeg"), "-v", "error", "-i", wav]
+    subprocess.run([*ffmpeg, "-write_xing", "0", "-b:a", "40k", tmp_path / "b.mp3"], check=True)
+    piped = subprocess.run([*ffmpeg, "-f", "flac", "-"], check=True, capture_output=True)
+    (tmp_path / "c.flac").write_bytes(piped.stdout)
+    data = bytearray(wav.read_bytes())
+    at = data.index(b"data") + 4
+    data[at : at + 4] = (0x7FFFF000).to_bytes(4, "little")
+    (tmp_path / "d.wav").write_bytes(data)
+    for name in ("b.mp3", "c.flac", "d.wav"):
+        seconds, kind, what = audio_check.examine(tmp_path / name)
+        assert (kind, what) == ("", "") and seconds == pytest.approx(20, rel=0.02)
+        assert len(load_audio(tmp_path / name)) == pytest.approx(20 * 16_000, rel=0.02)
+    short = (tmp_path / "b.mp3").read_bytes()
+    subprocess.run([*ffmpeg, "-b:a", "40k", tmp_path / "e.mp3"], check=True)
+    (tmp_path / "e.mp3").write_bytes((tmp_path / "e.mp3").read_bytes()[: len(short) // 2])
+    assert audio_check.examine(tmp_path / "e.mp3")[1] == Kind.TRUNCATED
+
+
+def test_a_changed_file_is_looked_at_again_and_a_damaged_index_does_no_harm(profile, folder):
+    store = folder / "store"
+    (folder / "m.csv").write_text("audio,text\na.wav,fine\n")
+    assert check_manifest(folder / "m.csv", 30.0, store).samples
+    (folder / "a.wav").write_bytes(b"")
+    assert check_manifest(folder / "m.csv", 30.0, store).problems[0].kind == Kind.EMPTY_AUDIO
+    (index,) = (store / "cache" / "headers").iterdir()
+    for damage in ("", "[]", '{"format": 1, "files": {"a": [1]}}', '{"format": 1, "files": 3}'):
+        index.write_text(damage)
+        assert check_manifest(folder / "m.csv", 30.0, store).problems[0].kind == Kind.EMPTY_AUDIO
+
+
+@pytest.mark.parametrize("name", ["english", "multilingual"])
+@pytest.mark.parametrize(
+    ("language", "task"), [("fr", "transcribe"), ("Japanese", "transcribe"), ("ja", "translate"), ("THAI", "translate")]
+)
+@given(text=st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=70))
+@example(text="<|endoftext|>" * 30)
+@example(text=" leading")
+@example(text="a" * 60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_token_limits_are_those_of_the_label_encoder(name, language, task, text, request):
+    model, processor = request.getfixturevalue(name)
+    folder = request.getfixturevalue(f"{name}_folder")
+    encoder = label_encoder(model, processor.tokenizer, language=language, task=task)
+    try:
+        encoder.encode(text)
+        fits = True
+    except DataError:
+        fits = False
+    assert (token_limit(str(folder), language=language, task=task).excess(text) == "") is fits
+
+
+def test_a_language_that_the_model_does_not_know_is_an_error(multilingual_folder, english_folder):
+    for language in ("", "xx", "Klingon"):
+        with pytest.raises(ConfigError, match="language"):
+            token_limit(str(multilingual_folder), language=language)
+    assert token_limit(str(multilingual_folder), language="French") == token_limit(
+        str(multilingual_folder), language="fr"
+    )
+    assert token_limit(str(english_folder), language="").longest == 62
+
+
+def test_models_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json"):
+        token_limit(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="damaged"):
+        token_limit(str(tmp_path))
+    with pytest.raises(ModelError, match="hub"):
+        token_limit("nobody/no-such-model")
+
+
+LINES = st.sampled_from(
+    [
+        b"audio,text\n",
+        b"id,audio,text,duration\n",
+        b"x,a.wav,words,1\n",
+        b'a.wav,"two\nlines"\n',
+        b'a.wav,"open\n',
+        b"~nobody/a.wav,words\n",
+        b"\xff\xfe",
+        b"a\x00b.wav,words\n",
+        b"a" * 5000 + b".wav,words\n",
+        b'{"audio": "a.wav", "text": "words"}\n',
+        b'{"audio": "\\ud800.wav", "text": "words"}\n',
+        b'{"audio": ["a.wav"], "text": {}, "duration": 1e999}\n',
+        b'{"audio": "a.wav", "text": "w", "duration": ' + b"9" * 5000 + b"}\n",
+        b"[" * 3000 + b"\n",
+        b"\r",
+        b"\xc2\x85",
+    ]
+)
+
+
+@given(
+    data=st.lists(st.one_of(LINES, st.binary(max_size=40)), max_size=12).map(b"".join),
+    name=st.sampled_from(["m.csv", "m.tsv", "m.jsonl", "m.json"]),
+    check_audio=st.booleans(),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_manifest_holds_the_answer_names_file_and_line(tmp_path, audio_file, data, name, check_audio):
+    if not (tmp_path / "a.wav").exists():
+        audio_file(tmp_path / "a.wav", seconds=1)
+    path = tmp_path / name
+    path.write_bytes(data)
+    try:
+        manifest = load_manifest(path, check_audio=check_audio)
+    except TunerError as error:
+        assert str(path) in str(error)
+        return
+    lines = max(len(data.splitlines()), data.count(b"\r") + data.count(b"\n") + 1)
+    assert all(1 <= problem.line <= lines and problem.what for problem in manifest.problems)
+    write_manifest(tmp_path / "again.csv", manifest.samples)
+    again = load_manifest(tmp_path / "again.csv", check_audio=False)
+    assert [(s.id, s.text) for s in again.samples] == [(s.id, s.text) for s in manifest.samples]
+
+
+def test_a_json_list_and_a_bad_header_say_what_is_wrong(tmp_path):
+    (tmp_path / "m.json").write_text(json.dumps([{"audio": "a.wav", "text": "x"}], indent=1))
+    with pytest.raises(DataError, match="one object a line"):
+        load_manifest(tmp_path / "m.json")
+    (tmp_path / "m.csv").write_text('"audio,text\na.wav,x\n')
+    with pytest.raises(DataError, match=r"m\.csv line 1: .*quotes"):
+        load_manifest(tmp_path / "m.csv")
+    (tmp_path / "latin.csv").write_bytes("audio,text\na.wav,x\nb.wav,activé\n".encode("latin-1"))
+    with pytest.raises(DataError, match="on line 3"):
+        load_manifest(tmp_path / "latin.csv")

@@ -1,0 +1,124 @@
+import json
+
+import pytest
+
+from whisper_tuner.data.dataset import AUDIO_COLUMNS, TEXT_COLUMNS, Sample, load_manifest, write_manifest
+from whisper_tuner.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path, audio_file):
+    (tmp_path / "audio").mkdir()
+    audio_file(tmp_path / "audio" / "a.wav", seconds=0.5)
+    audio_file(tmp_path / "audio" / "b.flac", seconds=1.25, rate=44_100)
+    return tmp_path
+
+
+def manifest(folder, text, name="m.csv", encoding="utf-8"):
+    path = folder / name
+    path.write_text(text, encoding=encoding)
+    return path
+
+
+@pytest.mark.parametrize("audio", AUDIO_COLUMNS)
+@pytest.mark.parametrize("text", TEXT_COLUMNS)
+def test_every_accepted_column_name(folder, audio, text):
+    loaded = load_manifest(manifest(folder, f"{text},{audio}\nbonjour,audio/a.wav\n"))
+    (sample,) = loaded.samples
+    assert (sample.audio, sample.text, sample.line) == (folder / "audio/a.wav", "bonjour", 2)
+    assert sample.duration_s == pytest.approx(0.5)
+    assert loaded.problems == ()
+
+
+def test_reads_a_bom_quotes_and_other_columns(folder):
+    text = '\ufeffID,Audio,speaker,Text\nx,audio/a.wav,me,"oui, non"\n\n'
+    (sample,) = load_manifest(manifest(folder, text)).samples
+    assert (sample.id, sample.text) == ("x", "oui, non")
+
+
+def test_reads_tabs_from_tsv(folder):
+    (sample,) = load_manifest(manifest(folder, "path\tsentence\naudio/a.wav\toui, non\n", "m.tsv")).samples
+    assert sample.text == "oui, non"
+
+
+def test_reads_json_lines(folder):
+    rows = [
+        {"audio_filepath": "audio/a.wav", "text": "un", "duration": 0.5},
+        {"audio_filepath": str(folder / "audio/b.flac"), "text": "deux", "id": 7},
+    ]
+    loaded = load_manifest(manifest(folder, "\n".join(map(json.dumps, rows)), "m.jsonl"))
+    assert [(s.id, s.text, s.duration_s, s.line) for s in loaded.samples] == [
+        ("audio/a.wav", "un", 0.5, 1),
+        ("7", "deux", 1.25, 2),
+    ]
+
+
+def test_bad_rows_are_skipped_and_say_why(folder):
+    (folder / "audio/noise.wav").write_bytes(b"no audio")
+    text = """audio,text,duration
+audio/a.wav,fine,
+audio/gone.wav,words,
+,words,
+audio/b.flac, ,
+audio/b.flac,words,3.5
+audio/b.flac,words,soon
+audio/b.flac,words,-1
+audio/b.flac,oui, non,1
+audio/noise.wav,words,
+audio/a.wav,again,
+"""
+    loaded = load_manifest(manifest(folder, text))
+    assert [sample.text for sample in loaded.samples] == ["fine"]
+    expected = ["no such audio file", "no audio path", "empty text", "lasts 1.25 s, and the manifest says 3.5 s"]
+    expected += ["not a number"]
+    expected += ["lasts -1 s", "quote text that holds a comma", "noise.wav", "already used on line 2"]
+    assert [problem.line for problem in loaded.problems] == list(range(3, 12))
+    for problem, words in zip(loaded.problems, expected, strict=True):
+        assert words in str(problem)
+
+
+def test_bad_json_lines_are_skipped(folder):
+    good = json.dumps({"audio": "audio/a.wav", "text": "fine"})
+    loaded = load_manifest(manifest(folder, f'{good}\n{{"audio": \n[1]\n{{"text": "x"}}\n', "m.jsonl"))
+    assert [str(p) for p in loaded.problems] == [
+        "line 2: not JSON: Expecting value at column 10",
+        "line 3: not a JSON object",
+        "line 4: no audio path",
+    ]
+
+
+def test_a_wrong_header_lists_what_was_found_and_what_is_accepted(folder):
+    with pytest.raises(DataError) as error:
+        load_manifest(manifest(folder, "file;words\na.wav;oui\n"))
+    assert "found: file;words" in str(error.value) and "audio_filepath" in str(error.value)
+    with pytest.raises(DataError, match=r"no text column; found: audio, words"):
+        load_manifest(manifest(folder, '{"audio": "a.wav", "words": "oui"}', "m.jsonl"))
+    for name in ("empty.csv", "empty.jsonl"):
+        with pytest.raises(DataError, match="found: nothing"):
+            load_manifest(manifest(folder, "", name))
+
+
+def test_unreadable_manifests_are_named(folder):
+    with pytest.raises(DataError, match=r"no such manifest: .*gone\.csv"):
+        load_manifest(folder / "gone.csv")
+    with pytest.raises(DataError, match=r"latin\.csv is not UTF-8"):
+        load_manifest(manifest(folder, "audio,text\naudio/a.wav,activé\n", "latin.csv", "latin-1"))
+
+
+def test_a_host_reads_samples_whose_audio_lies_elsewhere(tmp_path):
+    path = manifest(tmp_path, "audio,text,duration\nfar.wav,un,1.5\nother.wav,deux,\n")
+    loaded = load_manifest(path, check_audio=False)
+    assert [sample.duration_s for sample in loaded.samples] == [1.5]
+    assert "no duration" in str(loaded.problems[0])
+
+
+def test_a_written_manifest_reads_back_the_same(folder):
+    samples = [
+        Sample(id="a", audio=folder / "audio/a.wav", text='dit "oui", puis non', duration_s=0.5, line=2),
+        Sample(id="é", audio=folder / "audio/b.flac", text="deux\nlignes", duration_s=1.234, line=3),
+    ]
+    write_manifest(folder / "out.csv", samples)
+    assert load_manifest(folder / "out.csv").samples == tuple(samples)
+    assert "audio/a.wav" in (folder / "out.csv").read_text(encoding="utf-8")
+    assert str(folder) not in (folder / "out.csv").read_text(encoding="utf-8")
+    assert not list(folder.glob("*.part"))

@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+import torch
+
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.features import FeatureCache, log_mel
+from whisper_tuner.eval.evaluation import evaluate, transcribe
+from whisper_tuner.model.base_model import prepare, set_language
+
+
+def plain_transformers(model, processor, path, **arguments):
+    arguments = {"max_new_tokens": model.config.max_target_positions // 2} | arguments
+    waveform = load_audio(path)
+    features = processor(waveform, sampling_rate=16_000, return_tensors="pt").input_features
+    with torch.no_grad():
+        return processor.batch_decode(model.generate(features, **arguments), skip_special_tokens=True)[0].strip()
+
+
+def test_texts_are_those_of_plain_transformers(multilingual, clips):
+    model, processor = multilingual
+    heard = transcribe(model, processor, [c.audio for c in clips[:5]], language="French", batch_size=2)
+    expected = [plain_transformers(model, processor, c.audio, language="fr", task="transcribe") for c in clips[:5]]
+    assert [transcript.text for transcript in heard] == expected
+    assert any(expected)
+
+
+def test_english_only_models_are_given_no_language(english, clips):
+    model, processor = english
+    heard = transcribe(model, processor, [clips[3].audio], language="en", task="transcribe")
+    assert heard[0].text == plain_transformers(model, processor, clips[3].audio)
+
+
+def test_a_multilingual_model_finds_the_language_out_if_not_told(multilingual, clips):
+    model, processor = multilingual
+    assert transcribe(model, processor, [clips[3].audio])[0].problem == ""
+
+
+def test_log_mels_and_cached_features_give_the_same_text(multilingual, clips, tmp_path):
+    model, processor = multilingual
+    paths = [c.audio for c in clips[:3]]
+    expected = transcribe(model, processor, paths, language="fr")
+    cache = FeatureCache(tmp_path, processor.feature_extractor)
+    mels = [log_mel(load_audio(path), processor.feature_extractor) for path in paths]
+    assert transcribe(model, processor, paths, language="fr", features=cache) == expected
+    assert transcribe(model, processor, mels, language="fr") == expected
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_long_recordings_are_heard_in_pieces(multilingual, audio_file, tmp_path, cached):
+    model, processor = multilingual
+    path = audio_file(tmp_path / "long.wav", seconds=12.05)  # 5 + 5 + 2.05
+    waveform = load_audio(path)
+    pieces = [log_mel(waveform[at : at + 80_000], processor.feature_extractor) for at in (0, 80_000, 160_000)]
+    expected = [transcript.text for transcript in transcribe(model, processor, pieces, language="fr")]
+    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor) if cached else None
+    (whole,) = transcribe(model, processor, [path], language="fr", batch_size=2, features=cache)
+    assert whole.text == " ".join(filter(None, expected))
+
+
+@pytest.mark.parametrize(
+    ("asked", "joint"),
+    [
+        ({"language": "fr"}, " "),
+        ({"language": "Japanese"}, ""),
+        ({"language": "JA", "task": "translate"}, " "),
+        ({}, " "),
+    ],
+)
+def test_pieces_are_joined_as_their_text_is_written(multilingual, audio_file, tmp_path, asked, joint):
+    model, processor = multilingual
+    path = audio_file(tmp_path / "long.wav", seconds=10)
+    waveform = load_audio(path)
+    pieces = [log_mel(waveform[at : at + 80_000], processor.feature_extractor) for at in (0, 80_000)]
+    expected = [transcript.text for transcript in transcribe(model, processor, pieces, **asked)]
+    assert all(expected)
+    (whole,) = transcribe(model, processor, [path], **asked)
+    assert whole.text == joint.join(expected)
+
+
+ENGLISH, SPLIT, PLAIN = "mister smith is color", "m r s m i t h s c o l o u r", "mr smith s colour"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "normalized"),
+    [
+        ("multilingual", {"language": "fr"}, PLAIN),
+        ("multilingual", {"language": "en"}, ENGLISH),
+        ("multilingual", {"language": "ja"}, SPLIT),
+        ("multilingual", {"language": "ja", "task": "translate"}, ENGLISH),
+        ("multilingual", {"language": "Japanese", "task": "translate"}, ENGLISH),
+        ("multilingual", {"language": "<|ja|>", "task": "translate"}, ENGLISH),
+        ("multilingual", {"language": "FR", "task": "translate"}, ENGLISH),
+        ("multilingual", {}, PLAIN),
+        ("multilingual", {"task": "translate"}, ENGLISH),
+        ("english", {}, ENGLISH),
+        ("english", {"language": "French"}, PLAIN),
+        ("english", {"language": "ja", "task": "translate"}, ENGLISH),
+    ],
+)
+def test_texts_are_normalised_in_the_language_that_they_are_written_in(request, clips, name, asked, normalized):
+    model, processor = request.getfixturevalue(name)
+    said = Sample(id="x", audio=clips[0].audio, text="Mr. Smith's colour!", duration_s=clips[0].duration_s)
+    (row,) = evaluate(model, processor, [said], **asked).rows
+    assert row.normalized[0].split() == normalized.split()
+
+
+def test_what_a_model_was_trained_for_is_assumed(multilingual, clips):
+    """As by every runtime, which reads it from the model's folder."""
+    model, processor = multilingual
+    paths = [c.audio for c in clips]
+    expected = transcribe(model, processor, paths, language="ja", task="translate")
+    other = transcribe(model, processor, paths, language="ja", task="transcribe")
+    set_language(model, "ja", "translate")
+    assert transcribe(model, processor, paths) == expected != other
+    assert transcribe(model, processor, paths, task="transcribe") == other
+    said = Sample(id="x", audio=paths[0], text="Mr. Smith's colour!", duration_s=clips[0].duration_s)
+    (row,) = evaluate(model, processor, [said]).rows
+    assert row.normalized[0].split() == ENGLISH.split()
+
+
+def test_one_bad_file_is_reported_and_counts_in_no_rate(multilingual, clips, tmp_path):
+    model, processor = multilingual
+    bad = Sample(id="bad", audio=tmp_path / "gone.wav", text="mots perdus", duration_s=1, line=9)
+    done = []
+    whole = evaluate(model, processor, clips[:4], language="fr")
+    result = evaluate(
+        model, processor, [bad, *clips[:4], bad], language="fr", batch_size=3, progress=lambda *at: done.append(at)
+    )
+    assert [row.id for row in result.rows] == [clip.id for clip in clips[:4]]
+    assert (result.wer, result.cer, result.wer_normalized) == (whole.wer, whole.cer, whole.wer_normalized)
+    assert [problem.line for problem in result.problems] == [9, 9] and "gone.wav" in str(result.problems[0])
+    assert done[-1] == (6, 6) and done == sorted(done)
+
+
+def test_rates_are_of_what_was_heard(multilingual, clips):
+    model, processor = multilingual
+    heard = transcribe(model, processor, [c.audio for c in clips[:3]], language="fr")
+    perfect = [
+        Sample(id=c.id, audio=c.audio, text=t.text, duration_s=c.duration_s)
+        for c, t in zip(clips[:3], heard, strict=True)
+    ]
+    result = evaluate(model, processor, perfect, language="fr")
+    assert result.wer == result.cer == result.wer_normalized == 0 and result.raw.words > 0
+    assert evaluate(model, processor, [], language="fr").wer == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_training_mode_is_left_as_it_was(multilingual, clips, training):
+    model = prepare(multilingual[0], method="lora").train(training)
+    modes = []
+    model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    model.get_base_model().model.decoder.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    transcribe(model, multilingual[1], [clips[0].audio], language="fr")
+    assert modes and not any(modes) and model.training is training
+
+
+def test_half_precision_models_can_be_evaluated(multilingual, clips):
+    model, processor = multilingual
+    assert transcribe(model.to(torch.bfloat16), processor, [clips[0].audio], language="fr")[0].problem == ""
+
+
+def test_silence_is_no_problem(multilingual):
+    model, processor = multilingual
+    mel = log_mel(np.zeros(16_000, np.float32), processor.feature_extractor)
+    assert transcribe(model, processor, [mel], language="fr")[0].problem == ""

@@ -1,0 +1,85 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from whisper_tuner.eval.evaluation import Row, evaluate
+from whisper_tuner.eval.predictions import (
+    COLUMNS,
+    EMPTY,
+    LENGTH_RATIO,
+    REPETITION,
+    align,
+    flags,
+    predictions,
+    worst,
+    write_predictions,
+)
+
+
+def row(name: str, reference: str, hypothesis: str) -> Row:
+    return Row(
+        id=name,
+        reference=reference,
+        hypothesis=hypothesis,
+        normalized=(reference.lower(), hypothesis.lower()),
+        audio=Path(f"{name}.wav"),
+        duration_s=1.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "heard", "expected"),
+    [
+        ("one two", "one two", ()),
+        ("one two", "", (EMPTY,)),
+        ("", "", ()),
+        ("", "you", ()),
+        ("no no no no no", "no no no no no", ()),  # so it was said
+        ("turn it off", "no no no no", (REPETITION,)),
+        ("turn it off", "the same as the same as the same as the same as", (REPETITION, LENGTH_RATIO)),
+        ("a b c d e f g", "a b c", (LENGTH_RATIO,)),
+        ("a", "a b c", ()),  # too short to tell
+        ("a b c d e f", "", (EMPTY, LENGTH_RATIO)),
+    ],
+)
+def test_flags(said, heard, expected):
+    assert flags(said, heard) == expected
+
+
+def test_a_row_counts_its_own_errors_and_the_file_reads_back(tmp_path):
+    rows = [row("b", "Two words here", "Two birds"), row("a", "fine", "Fine"), row("c", 'say "yes", now', "")]
+    found = predictions(rows)
+    path = write_predictions(tmp_path / "new" / "predictions.csv", found)
+    with path.open(encoding="utf-8", newline="") as file:
+        stored = list(csv.DictReader(file))
+    assert tuple(stored[0]) == COLUMNS
+    figures = ("wer", "substitutions", "deletions", "insertions", "duration_s", "flags")
+    assert [stored[0][key] for key in figures] == ["0.6667", "1", "1", "0", "1.500", ""]
+    assert (stored[0]["reference_normalized"], stored[0]["hypothesis"]) == ("two words here", "Two birds")
+    assert (stored[1]["wer"], stored[2]["reference"], stored[2]["flags"]) == ("0.0000", 'say "yes", now', "empty")
+
+
+def test_the_worst_come_first_and_rows_without_errors_never():
+    rows = [row("fine", "a b", "a b"), row("half", "a b", "a c"), row("all", "a b", "c d"), row("more", "a", "b c d")]
+    assert [p.row.id for p in worst(predictions(rows), 5)] == ["more", "all", "half"]
+    assert [p.row.id for p in worst(predictions(rows), 1)] == ["more"]
+
+
+def test_alignment_keeps_every_word_and_marks_what_differs():
+    pairs = align("we need eight bags of rice", "we ate bags of white rice")
+    assert [pair.reference for pair in pairs if pair.reference] == ["we", "need", "eight", "bags", "of", "rice"]
+    assert [pair.hypothesis for pair in pairs if pair.hypothesis] == ["we", "ate", "bags", "of", "white", "rice"]
+    assert "".join(pair.mark for pair in pairs) in ("DSI", "SDI")
+    assert [pair.mark for pair in align("", "you know")] == ["I", "I"]
+    assert align("", "") == []
+
+
+def test_rows_of_an_evaluation_add_up_to_its_rates(multilingual, clips):
+    result = evaluate(*multilingual, clips[:4], language="fr")
+    found = predictions(result.rows)
+    assert sum(p.errors for p in found) == (
+        result.normalized.substitutions + result.normalized.deletions + result.normalized.insertions
+    )
+    assert [p.row.audio for p in found] == [clip.audio for clip in clips[:4]]
+    assert result.speed == pytest.approx(sum(clip.duration_s for clip in clips[:4]) / result.seconds)

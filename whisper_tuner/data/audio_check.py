@@ -1,0 +1,216 @@
+"""Whether audio files can be read, and how long they are, without decoding them whole.
+
+What was found is kept by path, size and time of change, so ten thousand clips are looked at again in a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import struct
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import soundfile
+
+from whisper_tuner.data.audio import REFUSED, UNCOUNTED, duration
+from whisper_tuner.data.problems import Kind
+from whisper_tuner.errors import TunerError
+from whisper_tuner.files import write_atomically
+from whisper_tuner.json_text import parse_json
+
+FORMAT = 1  # raise it when a check is added: what older versions found is then not believed
+SHORTEST_S = 0.02  # less than one window of the log-mel
+EDGE_FRAMES = 1600  # decoded at the beginning and at the end
+_THREADS = 8
+_STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header that mean "not known when it was written"
+
+
+@dataclass(frozen=True)
+class Header:
+    """`kind` is empty for a file that seems sound; `digest` is the content's, where it was asked for.
+
+    Raises ValueError for what no file can be like.
+    """
+
+    size: int
+    changed: int  # ns
+    seconds: float = 0.0
+    kind: str = ""
+    what: str = ""
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        numbers, texts = (self.size, self.changed, self.seconds), (self.kind, self.what, self.digest)
+        if not all(isinstance(number, int | float) for number in numbers) or not 0 <= self.seconds < math.inf:
+            raise ValueError("no size, time or length of a file")
+        if not all(isinstance(text, str) for text in texts) or self.kind not in ("", *Kind):
+            raise ValueError("no kind of problem")
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the file was not opened yet."""
+        return not self.kind and not self.seconds
+
+
+class Stopped(Exception):
+    """Somebody does not want to know any more."""
+
+
+class AudioIndex:
+    """Headers of audio files, remembered in a JSON file if one is given. Safe to lose; a damaged one is made anew.
+
+    Once `stop` is set, looking at files raises Stopped.
+    """
+
+    def __init__(self, file: Path | None = None, stop: threading.Event | None = None):
+        self._file, self._stop = file, stop or threading.Event()
+        self._known = _load(file) if file else {}
+        self._fresh: dict[str, Header] = {}
+
+    def fill(self, paths: Iterable[Path]) -> None:
+        """Look at all these files, several at once."""
+        found = {str(path): (path, self._unopened(path)) for path in paths}
+        self._fresh |= {name: header for name, (_, header) in found.items() if not header.unknown}
+        unknown = {name: path for name, (path, header) in found.items() if header.unknown}
+        with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
+            try:
+                self._fresh.update(zip(unknown, pool.map(self._look, unknown.values()), strict=True))
+            except Stopped:
+                self._fresh = self._known | self._fresh
+                raise
+
+    def __getitem__(self, path: Path) -> Header:
+        if str(path) not in self._fresh:
+            self._fresh[str(path)] = self._look(path)
+        return self._fresh[str(path)]
+
+    def twins(self, paths: Iterable[Path]) -> dict[Path, Path]:
+        """Path -> an earlier one of the same content. Only files of equal size are read."""
+        sizes: dict[int, list[Path]] = {}
+        for path in paths:
+            sizes.setdefault(self[path].size, []).append(path)
+        alike = [path for group in sizes.values() if len(group) > 1 for path in group]
+        with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="digests") as pool:
+            list(pool.map(self._digest, [path for path in alike if not self[path].digest]))
+        first: dict[str, Path] = {}
+        return {path: same for path in alike if (same := first.setdefault(self[path].digest, path)) != path}
+
+    def save(self) -> None:
+        if self._file and self._fresh != self._known:
+            files = {path: astuple(header) for path, header in self._fresh.items()}
+            with contextlib.suppress(OSError):  # no permission, disk full: then they are looked at again
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}))
+
+    def _unopened(self, path: Path) -> Header:
+        """What is known of a file without opening it."""
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"no such audio file: {path}")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
+        known = self._known.get(str(path))
+        same = known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns)
+        return known if same else Header(stat.st_size, stat.st_mtime_ns)
+
+    def _look(self, path: Path) -> Header:
+        header = self._unopened(path)
+        if header.unknown:
+            if self._stop.is_set():
+                raise Stopped
+            seconds, kind, what = examine(path)
+            header = replace(header, seconds=seconds, kind=kind, what=what)
+        return header
+
+    def _digest(self, path: Path) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        except OSError:
+            digest = str(path)
+        self._fresh[str(path)] = replace(self[path], digest=digest)
+
+
+def examine(path: Path) -> tuple[float, str, str]:
+    """(seconds, kind, what): its length, or what is wrong with it. Decodes the first and last tenth of a second."""
+    if path.stat().st_size == 0:
+        return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
+    try:
+        file = soundfile.SoundFile(path)
+    except (*REFUSED, OSError):
+        return _examine_slowly(path)
+    if file.frames == UNCOUNTED:
+        return _examine_slowly(path)
+    with file:
+        seconds = file.frames / file.samplerate
+        if seconds < SHORTEST_S:
+            return seconds, Kind.EMPTY_AUDIO, f"{path} holds {seconds:g} s of audio"
+        if not _edges_decode(file, path) or _cut_wav(path):
+            return seconds, Kind.TRUNCATED, f"{path} ends before its header says, or is damaged; copy it again"
+    return seconds, "", ""
+
+
+def _edges_decode(file: soundfile.SoundFile, path: Path) -> bool:
+    expected = min(EDGE_FRAMES, file.frames)
+    try:
+        begins = len(file.read(EDGE_FRAMES)) == expected
+        if file.format == "MP3" and not _says_its_length(path):
+            return begins  # the length is a guess from the file's size: there is nothing to hold the end against
+        file.seek(file.frames - expected)
+        return begins and len(file.read(EDGE_FRAMES)) == expected
+    except soundfile.LibsndfileError:
+        return False
+
+
+def _says_its_length(mp3: Path) -> bool:
+    """Whether an MP3's first frame, behind an ID3 tag, has a Xing, Info or VBRI header."""
+    with mp3.open("rb") as file:
+        head = file.read(10)
+        tag = sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=False))
+        file.seek(10 + tag if head[:3] == b"ID3" else 0)
+        first = file.read(1024)
+    return any(mark in first for mark in (b"Xing", b"Info", b"VBRI"))
+
+
+def _examine_slowly(path: Path) -> tuple[float, str, str]:
+    """For what libsndfile refuses: damaged files, and formats that need another program."""
+    try:
+        seconds = duration(path)
+    except (TunerError, OSError) as error:
+        return 0.0, Kind.UNREADABLE, " - ".join(str(error).split("\n  "))
+    return (seconds, "", "") if seconds >= SHORTEST_S else (seconds, Kind.EMPTY_AUDIO, f"{path} holds no audio")
+
+
+def _cut_wav(path: Path) -> bool:
+    """Whether a WAV's data chunk is longer than the file; libsndfile shortens it without a word."""
+    end = path.stat().st_size
+    with path.open("rb") as file:
+        riff = file.read(12)
+        if riff[:4] != b"RIFF" or riff[8:] != b"WAVE":
+            return False
+        while len(chunk := file.read(8)) == 8:
+            name, length = chunk[:4], struct.unpack("<I", chunk[4:])[0]
+            if name == b"data":
+                return length not in _STREAMED and file.tell() + length > end
+            file.seek(length + length % 2, 1)
+    return False
+
+
+def _load(file: Path) -> dict[str, Header]:
+    try:
+        stored = parse_json(file.read_text(encoding="utf-8"))
+        if stored["format"] != FORMAT:
+            return {}
+        return {path: Header(*values) for path, values in stored["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

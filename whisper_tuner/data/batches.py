@@ -1,0 +1,273 @@
+"""Shards -> the batches of each optimizer step.
+
+Work is divided among *shards*, one for each host (see shards.py). A rank that trains alone may take several; the batch
+of a step is then the union of what its shards give, exactly what their hosts would train together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.features import FeatureCache, pad_log_mel
+from whisper_tuner.data.labels import LabelEncoder, pad_labels
+from whisper_tuner.data.problems import Problem
+from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.errors import DataError
+
+Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
+
+
+class Delivery(Protocol):
+    """Brings audio that this host lacks."""
+
+    def order(self, samples: Sequence[Sample]) -> None: ...
+
+    def wait(self, sample: Sample) -> None:
+        """Until its audio is there, or will not come."""
+
+
+Batch = dict[str, Any]
+"""`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""
+
+_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
+
+
+def bucket_edges(
+    samples: Sequence[Sample], full_frames: int, *, frames_per_s: float = 100.0, count: int = 6
+) -> tuple[int, ...]:
+    """At most `count` lengths in mel frames, those that add the least padding; every clip fits under the last one.
+
+    Few shapes on purpose: Apple's GPU allocator fragments on many.
+    """
+    spare = 2  # frames: the STFT windows that reach past the end, and a duration rounded down
+    lengths = [math.ceil((s.duration_s * frames_per_s + spare) / _GRID) * _GRID for s in samples]
+    clips = Counter(min(length, full_frames) for length in lengths)
+    # best[edge]: (padded frames of all clips up to this edge, the edges used), one more edge allowed in each turn
+    best = {0: (0, ())}
+    for _ in range(count):
+        for edge in sorted(clips, reverse=True):
+            for lower, (cost, edges) in [*best.items()]:
+                if lower < edge:
+                    more = cost + edge * sum(n for length, n in clips.items() if lower < length <= edge)
+                    best[edge] = min(best.get(edge, (math.inf, ())), (more, (*edges, edge)))
+    return best[max(clips)][1] if clips else (full_frames,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """How many clips make a step, and how long their inputs are.
+
+    `micro_batch` None computes a step's batch in one go; `edges` () means `bucket_edges` of all samples.
+    """
+
+    batch_size: int = 8  # clips of one shard in one optimizer step
+    micro_batch: int | None = None
+    audio_context: Literal["cropped", "full"] = "cropped"
+    edges: tuple[int, ...] = ()
+
+
+class ShardBatches:
+    """A manifest's samples, planned and read: the `Samples` of exogym's SharedWork.
+
+    Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
+    opened when its turn comes. Step k takes batch number p[k] of every shard, counted from the longest clips, p being
+    one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another. With
+    unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
+
+    delivery brings the audio that this host lacks. shards: names of shards that a rank trains alone, all at once.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        *,
+        features: FeatureCache,
+        labels: LabelEncoder,
+        shape: BatchShape,
+        seed: int = 0,
+        shuffle: bool = True,
+        shards: Sequence[str] = (),
+        delivery: Delivery | None = None,
+        assign: Assign = assign_shards,
+        on_problem: Callable[[Problem], None] = lambda problem: None,
+    ):
+        self.samples = list(samples)
+        self._shape = shape
+        extractor = features.extractor
+        self._full_frames = extractor.nb_max_frames
+        self._frames_per_s = extractor.sampling_rate / extractor.hop_length
+        self.edges = shape.edges or bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
+        self._number = {sample.id: number for number, sample in enumerate(self.samples)}
+        self._features, self._labels = features, labels
+        self._seed, self._shuffle = seed, shuffle
+        self._shards, self._assign, self._delivery = tuple(shards), assign, delivery
+        self._on_problem = on_problem
+        self._most: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def clips_at_once(self) -> int:
+        """The most that are computed together."""
+        whole = self._shape.micro_batch or self._shape.batch_size * max(1, len(self._shards))
+        return self._at_once(whole)
+
+    def compute_at_most(self, clips: int) -> None:
+        """Cut what a step computes into equal parts of so many clips at most; its clips stay the same."""
+        self._most = clips
+
+    def longest(self) -> tuple[int, int]:
+        """(mel frames, label tokens) that a clip can have here."""
+        seconds, tokens = max(sample.duration_s for sample in self.samples), 0
+        around = len(self._labels.encode(""))
+        for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
+            if len(text.encode()) + 1 + around <= tokens:
+                break  # Whisper's tokens are byte-level: never more of them than bytes
+            tokens = max(tokens, len(self._labels.encode(text)))
+        return self._frames(seconds * self._frames_per_s), tokens
+
+    def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
+        """A batch of so many silent clips of this length, for what does not depend on values."""
+        frames, tokens = longest
+        return {
+            "input_features": torch.zeros(clips, self._features.extractor.feature_size, frames),
+            "labels": torch.full((clips, tokens), self._labels.end),
+            "ids": [""] * clips,
+        }
+
+    def seconds(self, frames: int) -> float:
+        return frames / self._frames_per_s
+
+    def mark(self) -> dict[str, Any]:
+        """See Samples.mark. How many clips are computed at once is each rank's own affair."""
+        listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
+        shape = {"batch_size": self._shape.batch_size, "audio_context": self._shape.audio_context}
+        about = {"edges": list(self.edges), "seed": self._seed, "shuffle": self._shuffle, "shards": list(self._shards)}
+        return {"clips": hashlib.sha256(listing.encode()).hexdigest()[:16], **shape, **about}
+
+    def plan(
+        self, epoch: int, left: Sequence[bool] | None, members: Sequence[str], weights: Sequence[float]
+    ) -> list[list[list[int]]]:
+        """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
+        names = self._shards or members
+        weights = weights if names is members else [1.0] * len(names)
+        samples = (
+            self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
+        )
+        shards = self._assign(samples, names, weights)
+        sizes = equal_sizes if len(set(weights)) == 1 else spread_sizes
+        plan = self._steps(shards, sizes(list(map(len, shards)), self._shape.batch_size), epoch)
+        # One rank with several shards trains what their hosts would have trained at the same time.
+        return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
+
+    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+        """Audio that this host lacks is sent to it while it does other things."""
+        if self._delivery:
+            self._delivery.order([self.samples[number] for numbers in steps for number in numbers])
+
+    def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
+        """The micro-batches of each optimizer step; the next step is read while this one trains."""
+        steps = list(steps)
+        self.expect(steps)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
+            ahead = None
+            for numbers in steps:
+                pending, ahead = ahead, reader.submit(self._step, [self.samples[number] for number in numbers])
+                if pending is not None:
+                    yield pending.result()
+            if ahead is not None:
+                yield ahead.result()
+
+    def _steps(
+        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int
+    ) -> list[list[list[int]]]:
+        """For each shard the numbers of its samples in each step, `sizes` of them; see the class for the order."""
+        places = list(range(len(sizes[0])))  # of each step, counted from the one with the longest clips
+        if self._shuffle:
+            random.Random(f"steps {self._seed} {epoch}").shuffle(places)
+        by_length = sorted(places, key=places.__getitem__)
+        plan = []
+        for number, (shard, own) in enumerate(zip(shards, sizes, strict=True)):
+            rest = iter([self._number[sample.id] for sample in self._ordered(shard, epoch, number)])
+            taken = {step: list(islice(rest, own[step])) for step in by_length}
+            plan.append([taken[step] for step in range(len(own))])
+        return plan
+
+    def collate(self, samples: Sequence[Sample], mels: Sequence[np.ndarray]) -> Batch:
+        """One batch from samples and their log-mels [80|128, frames]."""
+        frames = self._frames(max(mel.shape[1] for mel in mels))
+        return {
+            "input_features": torch.from_numpy(np.stack([pad_log_mel(mel[:, :frames], frames) for mel in mels])),
+            "labels": pad_labels([self._labels.encode(sample.text) for sample in samples]),
+            "ids": [sample.id for sample in samples],
+        }
+
+    def _ordered(self, shard: Sequence[Sample], epoch: int, number: int) -> list[Sample]:
+        """A shard's samples from the longest bucket to the shortest, shuffled inside each."""
+        samples = sorted(shard, key=lambda s: (-s.duration_s, s.id))
+        if not self._shuffle:
+            return samples
+        chance = random.Random(f"samples {self._seed} {epoch} {number}")
+        return sorted(samples, key=lambda s: (-self._frames(s.duration_s * self._frames_per_s), chance.random()))
+
+    def _frames(self, frames: float) -> int:
+        """The length that a clip of this many frames is padded to."""
+        if self._shape.audio_context == "full":
+            return self._full_frames
+        return next((edge for edge in self.edges if frames <= edge), self._full_frames)
+
+    def _step(self, samples: list[Sample]) -> list[Batch]:
+        ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample)) is not None]
+        # A host that gets more than batch_size, for its speed, need not have the memory for it.
+        size = self._shape.micro_batch or (max(len(ready), 1) if self._shards else self._shape.batch_size)
+        size = self._at_once(size)
+        parts = [ready[at : at + size] for at in range(0, len(ready), size)]
+        return [self.collate([sample for sample, _ in part], [mel for _, mel in part]) for part in parts]
+
+    def _at_once(self, whole: int) -> int:
+        return math.ceil(whole / math.ceil(whole / self._most)) if self._most else whole
+
+    def _log_mel(self, sample: Sample) -> np.ndarray | None:
+        """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
+        try:
+            if self._delivery:
+                self._delivery.wait(sample)
+            return self._features.log_mel(sample.audio)
+        except DataError as error:
+            self._on_problem(Problem(sample.line, str(error)))
+            return None
+
+
+def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+    """For each shard the size of the batch in each step: all full, so that a smaller shard runs out."""
+    return [[batch_size] * max(math.ceil(count / batch_size) for count in counts)] * len(counts)
+
+
+def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The same for shards that are to end together: batch_size is the mean of all, and a shard's own differ by one.
+
+    All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
+    less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
+    2 * steps / clips steps on end, and in the last one.
+    """
+    steps = math.ceil(sum(counts) / (batch_size * len(counts)))
+    turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
+    sizes = []
+    for count in counts:
+        each, over = divmod(count, max(steps, 1))
+        fuller = set(turns[:over])
+        sizes.append([each + (step in fuller) for step in range(steps)])
+    return sizes

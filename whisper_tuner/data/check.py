@@ -1,0 +1,111 @@
+"""Everything that is wrong with a profile's manifests, found before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from whisper_tuner.config import Profile
+from whisper_tuner.data.audio_check import AudioIndex, Stopped
+from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
+from whisper_tuner.data.token_limit import TokenLimit, token_limit
+from whisper_tuner.errors import DataError
+
+PROBLEMS_FILE = "data-problems.csv"
+SHOWN = 5  # rows of each manifest; all of them are in the list
+REFUSED_SHOWN = 20
+
+
+def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manifest]:
+    """The profile's manifests by kind (train, validation, test), with only such rows as the ranks will take.
+
+    What is left out is listed in run_dir/data-problems.csv. With `bad_rows = refuse` the list goes to `store`, which
+    outlives the run folder, and DataError is raised. Headers of audio files are remembered below `store`.
+    """
+    paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
+    manifests = {kind: check_manifest(path, profile.max_duration_s, store) for kind, path in paths.items()}
+    limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
+    for kind in paths:
+        if kind != "test":  # nothing is learnt from it, so any length of text will do
+            manifests[kind] = _encodable(manifests[kind], limit)
+    problems = {manifest.path: manifest.problems for manifest in manifests.values() if manifest.problems}
+    if problems and profile.bad_rows == "refuse":
+        _refuse(problems, store / PROBLEMS_FILE)
+    for manifest in manifests.values():
+        if not manifest.samples:
+            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+    if problems:
+        write_problems(run_dir / PROBLEMS_FILE, problems)
+    return manifests
+
+
+def check_manifest(path: Path, max_duration_s: float, store: Path, stop: threading.Event | None = None) -> Manifest:
+    """A manifest without its unusable rows, and without the second of two recordings of the same content.
+
+    Raises Stopped once `stop` is set; what was found by then is remembered.
+    """
+    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
+    index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
+    try:
+        manifest = _without_twins(load_manifest(path, max_duration_s=max_duration_s, index=index), index)
+    except Stopped:
+        index.save()
+        raise
+    index.save()
+    return manifest
+
+
+def described(problems: Sequence[Problem], shown: int = SHOWN) -> list[str]:
+    """Counts by kind, then the first few."""
+    if not problems:
+        return ["It has no rows."]
+    more = [f"and {len(problems) - shown} more"] if len(problems) > shown else []
+    rows = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+    return [f"{rows} left out: {counts(problems)}", *map(str, problems[:shown]), *more]
+
+
+def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
+    by_audio = {sample.audio: sample for sample in manifest.samples}
+    problems = []
+    for audio, first in index.twins(by_audio).items():
+        sample, other = by_audio[audio], by_audio[first]
+        same = sample.text == other.text
+        what = f"{audio.name} holds the same audio {'and text ' if same else ''}as {first.name} of line {other.line}"
+        problems.append(Problem(sample.line, what, Kind.SAME_ROW if same else Kind.SAME_AUDIO))
+    return _without(manifest, problems)
+
+
+def _encodable(manifest: Manifest, limit: TokenLimit) -> Manifest:
+    found = ((sample, limit.excess(sample.text)) for sample in manifest.samples)
+    return _without(manifest, [_too_many(sample, excess) for sample, excess in found if excess])
+
+
+def _too_many(sample: Sample, excess: str) -> Problem:
+    return Problem(sample.line, f"{sample.id}: {excess}", Kind.TOKENS)
+
+
+def _without(manifest: Manifest, problems: Sequence[Problem]) -> Manifest:
+    bad = {problem.line for problem in problems}
+    kept = tuple(sample for sample in manifest.samples if sample.line not in bad)
+    return replace(manifest, samples=kept, problems=tuple(sorted([*manifest.problems, *problems], key=_line)))
+
+
+def _line(problem: Problem) -> int:
+    return problem.line
+
+
+def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
+    write_problems(listed, problems)
+    everything = [(path, problem) for path, found in problems.items() for problem in found]
+    lines = [f"{path.name} {problem}" for path, problem in everything[:REFUSED_SHOWN]]
+    if len(everything) > REFUSED_SHOWN:
+        lines.append(f"and {len(everything) - REFUSED_SHOWN} more")
+    rows = "1 row" if len(everything) == 1 else f"{len(everything)} rows"
+    raise DataError(
+        f"{rows} cannot be used ({counts(p for _, p in everything)}), and bad_rows = refuse:\n  " + "\n  ".join(lines),
+        remedy=f"All of them: {listed}. Mend or remove them, or set bad_rows = skip.",
+    )

@@ -1,0 +1,249 @@
+"""What a model writes for audio, and how far that is from the transcripts.
+
+Always the ordinary way: features padded to 30 s and transformers' own `generate`, because that is how every runtime
+will use the model. A shortcut that only this program knows would report quality that nobody else sees.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.features import FeatureCache, log_mel, pad_log_mel
+from whisper_tuner.data.labels import is_multilingual
+from whisper_tuner.data.problems import Problem
+from whisper_tuner.errors import TunerError
+from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizer
+from whisper_tuner.languages import joined, language_code, text_language
+from whisper_tuner.model.base_model import whisper_of
+
+Progress = Callable[[int, int], None]
+"""Called with (clips done, clips in all)."""
+
+_SHORTEST_TAIL_S = 0.1  # a last piece of a long recording shorter than this holds no word
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard; `problem` says why an unreadable file has no text."""
+
+    text: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One clip; `normalized` is (reference, hypothesis) after the text normaliser, which the rates are of."""
+
+    id: str
+    reference: str
+    hypothesis: str
+    normalized: tuple[str, str]
+    audio: Path
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Rates over the clips in `rows`; clips that could not be read are in `problems` and count in no rate."""
+
+    raw: ErrorRates
+    normalized: ErrorRates
+    rows: tuple[Row, ...]
+    problems: tuple[Problem, ...]
+    seconds: float  # that the transcription took
+
+    @property
+    def speed(self) -> float:
+        """Seconds of audio transcribed in a second."""
+        return sum(row.duration_s for row in self.rows) / max(self.seconds, 1e-9)
+
+    @property
+    def wer(self) -> float:
+        return self.raw.wer
+
+    @property
+    def cer(self) -> float:
+        return self.raw.cer
+
+    @property
+    def wer_normalized(self) -> float:
+        return self.normalized.wer
+
+    @property
+    def cer_normalized(self) -> float:
+        return self.normalized.cer
+
+
+def evaluate(
+    model: nn.Module,
+    processor: WhisperProcessor,
+    samples: Sequence[Sample],
+    *,
+    language: str | None = None,
+    task: str | None = None,
+    batch_size: int = 8,
+    features: FeatureCache | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Evaluation:
+    """Transcribe every sample and compare; an unreadable file becomes a Problem. Arguments are as in `transcribe`."""
+    began = time.perf_counter()
+    heard = transcribe(
+        model,
+        processor,
+        [sample.audio for sample in samples],
+        language=language,
+        task=task,
+        batch_size=batch_size,
+        features=features,
+        progress=progress,
+    )
+    seconds = time.perf_counter() - began
+    normalize = text_normalizer(written_language(whisper_of(model), language, task))
+    pairs = list(zip(samples, heard, strict=True))
+    rows = tuple(_row(sample, transcript.text, normalize) for sample, transcript in pairs if not transcript.problem)
+    return Evaluation(
+        raw=error_rates([row.reference for row in rows], [row.hypothesis for row in rows]),
+        normalized=error_rates([row.normalized[0] for row in rows], [row.normalized[1] for row in rows]),
+        rows=rows,
+        problems=tuple(Problem(s.line, f"{s.id}: {t.problem}") for s, t in pairs if t.problem),
+        seconds=seconds,
+    )
+
+
+def _row(sample: Sample, heard: str, normalize: Callable[[str], str]) -> Row:
+    return Row(
+        id=sample.id,
+        reference=sample.text,
+        hypothesis=heard,
+        normalized=(normalize(sample.text), normalize(heard)),
+        audio=sample.audio,
+        duration_s=sample.duration_s,
+    )
+
+
+def transcribe(
+    model: nn.Module,
+    processor: WhisperProcessor,
+    audio: Sequence[str | Path | np.ndarray],
+    *,
+    language: str | None = None,
+    task: str | None = None,
+    batch_size: int = 8,
+    features: FeatureCache | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[Transcript]:
+    """One Transcript for each audio file or log-mel [80|128, frames], in order.
+
+    Recordings longer than the model hears at once (30 s) are cut into such pieces and their texts joined.
+    Without language (of the speech) or task a multilingual model assumes what it was trained for, and finds out a
+    language that nobody told. English-only models are asked for neither.
+    Works on plain and on peft models, on whatever device the model is, and leaves its training mode as it was.
+    """
+    texts: list[list[str]] = [[] for _ in audio]
+    problems: dict[int, str] = {}
+    whisper = whisper_of(model)
+    written = written_language(whisper, language, task)
+    arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
+    # Half the context, as in OpenAI's own decoding: a model that does not know the language repeats itself to the end.
+    arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
+    with evaluating(model), torch.inference_mode():
+        for batch in _batched(_windows(audio, processor, features, problems), batch_size):
+            heard = _generate(whisper, processor, [window for _, window in batch], arguments)
+            for (index, _), text in zip(batch, heard, strict=True):
+                texts[index].append(text)
+            progress(batch[-1][0] + 1, len(audio))
+    progress(len(audio), len(audio))
+    return [Transcript(joined(text, written), problems.get(index, "")) for index, text in enumerate(texts)]
+
+
+def _windows(
+    audio: Sequence[str | Path | np.ndarray],
+    processor: WhisperProcessor,
+    features: FeatureCache | None,
+    problems: dict[int, str],
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(index, log-mel padded to the model's full length); fills `problems` with what cannot be read."""
+    full = processor.feature_extractor.nb_max_frames
+    for index, item in enumerate(audio):
+        try:
+            for mel in [item] if isinstance(item, np.ndarray) else _log_mels(Path(item), processor, features):
+                yield index, pad_log_mel(mel, full)
+        except TunerError as error:
+            problems[index] = " - ".join(str(error).split("\n  "))
+
+
+def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureCache | None) -> Iterator[np.ndarray]:
+    extractor = processor.feature_extractor
+    if features is not None and (mel := features.log_mel(path)).shape[1] < extractor.nb_max_frames:
+        yield mel  # only a clip of full length may be one that was cut
+        return
+    waveform = load_audio(path, extractor.sampling_rate)
+    for start in range(0, len(waveform), extractor.n_samples):
+        piece = waveform[start : start + extractor.n_samples]
+        if start == 0 or len(piece) >= _SHORTEST_TAIL_S * extractor.sampling_rate:
+            yield log_mel(piece, extractor)
+
+
+def _generate(
+    whisper: WhisperForConditionalGeneration,
+    processor: WhisperProcessor,
+    windows: Sequence[np.ndarray],
+    arguments: dict[str, object],
+) -> list[str]:
+    inputs = torch.from_numpy(np.stack(windows)).to(whisper.device, whisper.dtype)  # [B, n_mels, full frames]
+    # Whisper masks nothing, but without a mask transformers warns that pad equals end-of-text.
+    attended = torch.ones(inputs.shape[0], inputs.shape[-1], dtype=torch.long, device=inputs.device)
+    ids = whisper.generate(inputs, attention_mask=attended, **arguments)
+    return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
+
+
+def generation_arguments(
+    whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
+) -> dict[str, object]:
+    if not is_multilingual(whisper):
+        return {}
+    spoken, task = _assumed(whisper, language, task)
+    return {"task": task} | ({"language": spoken} if spoken else {})
+
+
+def written_language(whisper: WhisperForConditionalGeneration, language: str | None, task: str | None) -> str | None:
+    """The code of the language that a model writes when it is so asked; None if that is the one it hears."""
+    return text_language(*_assumed(whisper, language, task))
+
+
+def _assumed(
+    whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
+) -> tuple[str | None, str]:
+    """(code of the language spoken, task): what is not given is what the model was trained for."""
+    trained_for = whisper.generation_config
+    stated = getattr(trained_for, "language", None) if is_multilingual(whisper) else "en"
+    language = language or stated
+    return language_code(language) if language else None, task or getattr(trained_for, "task", None) or "transcribe"
+
+
+def _batched(items: Iterable[tuple[int, np.ndarray]], size: int) -> Iterator[list[tuple[int, np.ndarray]]]:
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,203 @@
+"""Recordings of any length -> segments with times.
+
+Where a checkpoint writes timestamps, this is Whisper's own sequential decoding as transformers has it: each window
+begins where the last whole segment ended. Where it does not, windows are cut in the quietest place, each one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
+
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.features import log_mel, pad_log_mel
+from whisper_tuner.eval.evaluation import evaluating, generation_arguments, transcribe, written_language
+from whisper_tuner.languages import joined
+from whisper_tuner.model.base_model import whisper_of
+
+BLOCK_S = 600.0  # decoded in one call; bounds the memory that a recording of hours takes
+SHORTEST_S = 0.02  # a timestamp's step
+SHORTEST_WORD_S = 0.1
+# OpenAI's fallback: what repeats itself (by zlib's ratio over tokens) or is improbable is decoded again, less greedily.
+# Three temperatures instead of six: a fine-tuned model is often below the thresholds, and each one costs a decoding.
+FALLBACK = {
+    "temperature": (0.0, 0.4, 0.8),
+    "compression_ratio_threshold": 1.35,
+    "logprob_threshold": -1.0,
+    "no_speech_threshold": 0.6,
+}
+_QUIET_FRAME_S = 0.02
+_QUIET_FRAMES = 10  # the pause that a cut looks for is so many frames long
+
+Progress = Callable[[float], None]
+"""Called with the seconds of the recording that are done."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Seconds from the beginning of the recording."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """`language` is the code of the text's language, None if it is not known."""
+
+    duration_s: float
+    segments: tuple[Segment, ...]
+    language: str | None = None
+
+    @property
+    def text(self) -> str:
+        return joined((segment.text for segment in self.segments), self.language)
+
+
+def transcribe_recording(
+    model: nn.Module,
+    processor: WhisperProcessor,
+    path: str | Path,
+    *,
+    language: str | None = None,
+    task: str | None = None,
+    progress: Progress = lambda seconds: None,
+) -> Recording:
+    """What is said in a file, and when; language and task are as in `transcribe`.
+
+    Raises DataError or MissingProgram for a file that cannot be read.
+    """
+    extractor = processor.feature_extractor
+    rate = extractor.sampling_rate
+    waveform = load_audio(path, rate)
+    whisper = whisper_of(model)
+    if writes_timestamps(whisper):
+        decode, longest = _by_timestamps, round(BLOCK_S * rate)
+    else:
+        decode, longest = _by_window, extractor.n_samples
+    segments: list[Segment] = []
+    with evaluating(model), torch.inference_mode(), torch.random.fork_rng():
+        torch.manual_seed(0)  # the fallback samples
+        for start, end in cuts(waveform, longest, rate):
+            offset = start / rate
+            found = decode(
+                whisper, processor, waveform[start:end], language, task, lambda s, at=offset: progress(at + s)
+            )
+            segments += [replace(s, start=s.start + offset, end=min(s.end + offset, end / rate)) for s in found]
+            progress(end / rate)
+    duration_s, written = len(waveform) / rate, written_language(whisper, language, task)
+    return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
+
+
+def writes_timestamps(whisper: WhisperForConditionalGeneration) -> bool:
+    """Whether the vocabulary has a timestamp for each position of the encoder."""
+    last = getattr(whisper.generation_config, "no_timestamps_token_id", None)
+    return last is not None and whisper.config.vocab_size - (last + 1) > whisper.config.max_source_positions
+
+
+def cuts(waveform: np.ndarray, longest: int, rate: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of pieces of at most `longest` samples, each but the last cut where it is quietest near its end."""
+    start = 0
+    while len(waveform) - start > longest:
+        search = waveform[start + longest * 3 // 4 : start + longest]
+        end = start + longest * 3 // 4 + _quietest(search, rate)
+        yield start, end
+        start = end
+    yield start, len(waveform)
+
+
+def tidy(segments: list[Segment], duration_s: float, language: str | None = None) -> list[Segment]:
+    """In order, without overlap, inside the recording; what is too short for a time of its own joins the one before."""
+    kept: list[Segment] = []
+    for segment in segments:
+        text = " ".join(segment.text.split())
+        start = max(segment.start, kept[-1].end if kept else 0.0)
+        end = min(max(segment.end, start), duration_s)
+        if not text or segment.start > max(duration_s - SHORTEST_WORD_S, 0.0):
+            continue  # heard in the padding
+        if end - start >= SHORTEST_S:
+            kept.append(Segment(start, end, text))
+        elif kept:
+            kept[-1] = replace(kept[-1], text=joined((kept[-1].text, text), language))
+        elif duration_s > 0:
+            kept.append(Segment(start, min(start + SHORTEST_S, duration_s), text))
+    return kept
+
+
+def _by_timestamps(
+    whisper: WhisperForConditionalGeneration,
+    processor: WhisperProcessor,
+    waveform: np.ndarray,
+    language: str | None,
+    task: str | None,
+    progress: Progress,
+) -> Iterator[Segment]:
+    extractor = processor.feature_extractor
+    inputs = torch.from_numpy(_whole_log_mel(waveform, extractor))[None].to(whisper.device, whisper.dtype)
+    attended = torch.ones(1, inputs.shape[-1], dtype=torch.long, device=inputs.device)
+    found = whisper.generate(
+        inputs,
+        attention_mask=attended,
+        return_timestamps=True,
+        return_segments=True,
+        condition_on_prev_tokens=False,
+        max_new_tokens=whisper.config.max_target_positions // 2,  # as in evaluation
+        monitor_progress=lambda at: progress(at[0, 0].item() * extractor.hop_length / extractor.sampling_rate),
+        **FALLBACK,
+        **generation_arguments(whisper, language, task),
+    )
+    first_timestamp = whisper.generation_config.no_timestamps_token_id + 1
+    for segment in found["segments"][0]:
+        if segment["start"] >= len(waveform) / extractor.sampling_rate:
+            break
+        ids = [token for token in segment["tokens"].tolist() if token < first_timestamp]
+        text = processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        yield Segment(float(segment["start"]), float(segment["end"]), text)
+
+
+def _by_window(
+    model: WhisperForConditionalGeneration,
+    processor: WhisperProcessor,
+    waveform: np.ndarray,
+    language: str | None,
+    task: str | None,
+    progress: Progress,
+) -> Iterator[Segment]:
+    mel = log_mel(waveform, processor.feature_extractor)
+    [heard] = transcribe(model, processor, [mel], language=language, task=task)
+    yield Segment(0.0, len(waveform) / processor.feature_extractor.sampling_rate, heard.text)
+
+
+def _whole_log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndarray:
+    """float32 [80|128, frames] of the whole waveform, padded to the model's 30 s, or by 30 s if it is longer.
+
+    transformers fills the last window of a long recording with zeros, which are no silence: models mishear its end.
+    """
+    padding = "max_length" if len(waveform) <= extractor.n_samples else "longest"
+    made = extractor(
+        waveform,
+        sampling_rate=extractor.sampling_rate,
+        padding=padding,
+        truncation=padding == "max_length",
+        return_tensors="np",
+    )
+    mel = made.input_features[0].astype(np.float32)
+    return mel if padding == "max_length" else pad_log_mel(mel, mel.shape[1] + extractor.nb_max_frames)
+
+
+def _quietest(waveform: np.ndarray, rate: int) -> int:
+    """The middle of the pause with the least energy."""
+    size = round(_QUIET_FRAME_S * rate)
+    count = len(waveform) // size
+    if count <= _QUIET_FRAMES:
+        return len(waveform)
+    energy = np.square(waveform[: count * size]).reshape(count, size).sum(axis=1, dtype=np.float64)
+    pauses = np.convolve(energy, np.ones(_QUIET_FRAMES), mode="valid")
+    return (int(pauses.argmin()) + _QUIET_FRAMES // 2) * size

@@ -1,0 +1,1 @@
+"""The trained model for a runtime; a file for each."""

@@ -1,0 +1,166 @@
+"""A trained model -> a folder that other programs load, and back.
+
+Full fine-tuning gives an ordinary checkpoint: `WhisperForConditionalGeneration.from_pretrained(folder)`. LoRA gives an
+adapter: `PeftModel.from_pretrained(base, folder)`. Beside the weights lie what faster-whisper
+(`preprocessor_config.json`) and whisper.cpp's converter (`vocab.json`, `added_tokens.json`) look for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from peft import PeftModel
+from safetensors import SafetensorError
+from torch import nn
+from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
+
+from whisper_tuner.errors import ModelError, RunError
+from whisper_tuner.files import write_atomically
+from whisper_tuner.json_text import parse_json
+from whisper_tuner.loading import loading
+from whisper_tuner.model.base_model import load_base, whisper_of
+from whisper_tuner.paths import expanded
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path) -> Path:
+    """Write the final model to `out`, which appears whole or not at all; one that is there already is replaced.
+
+    `base_model` is what training started from. An adapter names it: a hub id as it is, a local folder by its path
+    relative to `out`, because an absolute path would be wrong on the next machine. `load_model` understands both.
+    Raises RunError: disk full, no permission.
+    """
+    out = Path(out)
+    part = out.with_name(out.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(parents=True)
+        if isinstance(model, PeftModel):
+            _save_adapter(model, part, _portable_name(base_model, out))
+        else:
+            model.save_pretrained(part)
+        _save_processor(processor, part)
+        _sync(part)
+        _replace_folder(part, out)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        remedy = "Free some space, or choose another folder with runs_dir."
+        raise RunError(f"{out}: the model cannot be written: {error}", remedy=remedy) from error
+    return out
+
+
+def load_model(
+    folder: str | Path, base_model: str | Path | None = None, *, merge: bool = True
+) -> tuple[WhisperForConditionalGeneration | PeftModel, WhisperProcessor]:
+    """A saved model (float32, on the CPU) with its processor: a checkpoint, a hub id, or an adapter on its base.
+
+    `base_model` overrides the base that an adapter names; `merge` folds the adapter into the weights, which changes
+    nothing in the output and makes it a plain model again. Raises ModelError.
+    """
+    folder = expanded(folder) if expanded(folder).exists() else folder
+    if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
+        return load_base(folder)
+    base, _ = load_base(base_model or base_of(folder))
+    remedy = "the adapter and its base model must be of the same size"
+    with loading(f"{folder} does not load as an adapter", remedy=remedy):
+        processor = WhisperProcessor.from_pretrained(folder)
+        base.generation_config = GenerationConfig.from_pretrained(folder)
+        model = PeftModel.from_pretrained(base, folder)
+    return (model.merge_and_unload() if merge else model), processor
+
+
+def _save_adapter(model: PeftModel, part: Path, base_name: str) -> None:
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = base_name
+    # Without this peft looks for the base's config under that name, on the network too.
+    model.save_pretrained(part, save_embedding_layers=False)
+    whisper_of(model).generation_config.save_pretrained(part)
+    (part / "README.md").write_text(_ADAPTER_CARD.format(base=base_name), encoding="utf-8")
+
+
+def _save_processor(processor: WhisperProcessor, part: Path) -> None:
+    processor.save_pretrained(part)
+    processor.feature_extractor.save_pretrained(part)
+    vocabulary, added = _vocabularies(processor.tokenizer)
+    for name, tokens in (("vocab.json", vocabulary), ("added_tokens.json", added)):
+        (part / name).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+
+
+def _vocabularies(tokenizer: WhisperTokenizer) -> tuple[dict[str, int], dict[str, int]]:
+    """Text tokens and special tokens, in the order of their ids; end-of-text counts as text, as in OpenAI's files."""
+    special = tokenizer.get_added_vocab()
+    special.pop(tokenizer.eos_token, None)
+    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return {token: i for token, i in by_id if token not in special}, {t: i for t, i in by_id if t in special}
+
+
+def _portable_name(base_model: str | Path, out: Path) -> str:
+    base = expanded(base_model)
+    if not base.is_dir():
+        return str(base_model)
+    return Path(os.path.relpath(base.resolve(), out.resolve())).as_posix()
+
+
+def name_base(folder: Path, base_model: str | Path) -> None:
+    """Let the adapter in `folder` name its base by the way from there; for one that was made on another machine."""
+    config = folder / ADAPTER_CONFIG
+    if config.is_file():
+        stated = json.loads(config.read_text(encoding="utf-8"))
+        stated["base_model_name_or_path"] = _portable_name(base_model, folder)
+        write_atomically(config, json.dumps(stated, indent=2, sort_keys=True) + "\n")
+
+
+def base_of(folder: Path) -> str | Path:
+    """The base that an adapter names, a relative path being meant from the adapter's own folder."""
+    try:
+        stated = parse_json((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{folder / ADAPTER_CONFIG} is damaged: {error}", remedy="copy the folder again") from error
+    name = stated.get("base_model_name_or_path") if isinstance(stated, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ModelError(
+            f"{folder} names no base model",
+            remedy=f"write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again",
+        )
+    try:
+        return beside if (beside := folder / name).is_dir() else name
+    except OSError as error:  # a name longer than names can be
+        what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
+        raise ModelError(what, remedy="copy the folder again") from None
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _replace_folder(part: Path, out: Path) -> None:
+    """Rename `part` to `out`; a folder cannot be renamed over a filled one, so the old one steps aside first."""
+    old = out.with_name(out.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    part.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+_ADAPTER_CARD = """---
+base_model: {base}
+library_name: peft
+---
+
+A LoRA adapter for the Whisper model `{base}`. A path is meant relative to this folder.
+
+    from peft import PeftModel
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+    base = WhisperForConditionalGeneration.from_pretrained(BASE)  # the model named above, where you have it
+    model = PeftModel.from_pretrained(base, THIS_FOLDER)
+    processor = WhisperProcessor.from_pretrained(THIS_FOLDER)
+"""

@@ -1,0 +1,201 @@
+"""Whisper checkpoints: loading, choosing what is trained, and an encoder for inputs shorter than 30 s."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import gelu
+from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.whisper.modeling_whisper import (
+    WhisperDecoder,
+    WhisperDecoderLayer,
+    WhisperEncoder,
+    WhisperEncoderLayer,
+)
+from transformers.utils import cached_file
+
+from whisper_tuner.data.labels import is_multilingual
+from whisper_tuner.data.token_limit import settings_of
+from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.hub import HUB_ID
+from whisper_tuner.json_text import parse_json
+from whisper_tuner.languages import language_code
+from whisper_tuner.loading import loading
+from whisper_tuner.paths import expanded
+
+LAYOUT = "give a folder in transformers layout, or a hub id such as openai/whisper-small"
+METHODS = ("full", "lora", "decoder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters (2106.09685) on the linear layers whose names end in `target_modules`."""
+
+    rank: int = 32
+    alpha: int = 64
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    trainable: int
+    total: int
+
+
+def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
+    """Model (float32, on the CPU) and processor of a folder in transformers layout or of a hub id.
+
+    Raises ModelError for what is not a loadable Whisper.
+    """
+    name = str(expanded(path)) if expanded(path).exists() else str(path)
+    _check_kind(path, name)
+    with loading(f"{path} does not load as a Whisper model", remedy=LAYOUT):
+        # large-v3 and turbo are stored as fp16, in which nothing can be trained.
+        model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
+        processor = WhisperProcessor.from_pretrained(name)
+        _mend_generation_config(name, model)
+    _check_match(path, model, processor)
+    return model, processor
+
+
+def prepare(
+    model: WhisperForConditionalGeneration,
+    *,
+    method: str = "full",
+    lora: LoraSettings = LoraSettings(),
+    dropout: float | None = None,
+    gradient_checkpointing: bool = False,
+) -> nn.Module:
+    """The model with the chosen parameters trainable: all, low-rank adapters (a PeftModel), or the decoder only.
+
+    `dropout` None leaves the checkpoint's own. Raises ConfigError.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"unknown fine-tuning method '{method}'", remedy=f"use one of {', '.join(METHODS)}")
+    if dropout is not None:
+        _set_dropout(model, dropout)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if method == "lora":
+        return _add_adapters(model, lora)
+    model.requires_grad_(True)
+    model.model.encoder.embed_positions.requires_grad_(False)  # sinusoids, fixed in Whisper's own training
+    if method == "decoder":
+        model.model.encoder.requires_grad_(False)
+    return model
+
+
+def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:
+    """Make `generate` assume this language in a multilingual model; English-only ones have nothing to set."""
+    whisper = whisper_of(model)
+    if is_multilingual(whisper):
+        whisper.generation_config.language = language_code(language)
+        whisper.generation_config.task = task
+
+
+def count_parameters(model: nn.Module) -> ParameterCount:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return ParameterCount(sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes))
+
+
+def whisper_of(model: nn.Module) -> WhisperForConditionalGeneration:
+    """The Whisper inside a PeftModel, or the model itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def full_frames(model: nn.Module) -> int:
+    """Mel frames that the encoder is made for (3,000 = 30 s in every published Whisper)."""
+    encoder = whisper_of(model).model.encoder
+    return encoder.config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
+
+
+def encode(model: nn.Module, log_mel: Tensor) -> BaseModelOutput:
+    """Encoder states [B, frames / 2, d_model] of a log-mel [B, 80|128, frames] of any length up to the model's own.
+
+    transformers' encoder refuses inputs shorter than 30 s; this is the same computation with the positions cut to the
+    input's length. SpecAugment and LayerDrop act as the checkpoint's config says.
+    """
+    whisper = whisper_of(model)
+    encoder = whisper.model.encoder
+    if encoder.training and whisper.config.apply_spec_augment:
+        log_mel = whisper.model._mask_input_features(log_mel.clone())  # it writes in place
+    if log_mel.shape[-1] == full_frames(model):
+        return encoder(log_mel)
+    states = gelu(encoder.conv2(gelu(encoder.conv1(log_mel)))).transpose(1, 2)
+    states = states + encoder.embed_positions.weight[: states.shape[1]]
+    states = drop(states, p=encoder.dropout, training=encoder.training)
+    for layer in encoder.layers:
+        if encoder.training and encoder.layerdrop > 0 and torch.rand([]) < encoder.layerdrop:
+            continue
+        states = layer(states, None)
+    return BaseModelOutput(last_hidden_state=encoder.layer_norm(states))
+
+
+def _add_adapters(model: WhisperForConditionalGeneration, lora: LoraSettings) -> PeftModel:
+    settings = LoraConfig(
+        task_type=None,  # SEQ_2_SEQ_LM would call forward with input_ids, which Whisper has not
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+    )
+    try:
+        return get_peft_model(model, settings)
+    except ValueError as error:
+        raise ConfigError(f"LoRA cannot be added: {error}", remedy=f"use some of {_linear_names(model)}") from error
+
+
+def _linear_names(model: nn.Module) -> Sequence[str]:
+    return sorted({name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)})
+
+
+def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None:
+    model.config.dropout = dropout
+    for module in model.modules():
+        if isinstance(module, (WhisperEncoder, WhisperEncoderLayer, WhisperDecoder, WhisperDecoderLayer)):
+            module.dropout = dropout
+
+
+def _check_kind(path: str | Path, name: str) -> None:
+    """transformers would fill a Whisper with whatever weights there are, or wait for a hub that does not answer."""
+    if Path(name).is_dir() or re.fullmatch(HUB_ID, name):
+        kind = settings_of(name, "config.json").get("model_type", "whisper")
+        if kind != "whisper":
+            what = f"{path} does not load as a Whisper model: it is a model of type {kind!r}"
+            raise ModelError(what, remedy=LAYOUT)
+
+
+def _check_match(path: str | Path, model: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:
+    extractor = processor.feature_extractor
+    made_for = (model.config.num_mel_bins, full_frames(model))
+    gives = (extractor.feature_size, extractor.nb_max_frames)
+    if made_for != gives:
+        what = f"{path}: the model takes log-mels {made_for}, its feature extractor makes {gives}"
+        raise ModelError(what, remedy="use the processor that belongs to the model")
+
+
+def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -> None:
+    """Remove the forced ids, which make `generate` raise, and undo the mark of a config derived from the model's.
+
+    transformers drops every key of its own accord from a file so marked, the language ids among them.
+    """
+    if model.generation_config._from_model_config and (file := _generation_config_file(name)):
+        stored = parse_json(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
+        model.generation_config = GenerationConfig.from_dict(stored)
+    model.generation_config._from_model_config = None
+    model.generation_config.forced_decoder_ids = None
+    model.config.forced_decoder_ids = None
+
+
+def _generation_config_file(name: str) -> str | None:
+    """Path of a folder's or (downloaded) hub id's generation_config.json, if it has one."""
+    return cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False)

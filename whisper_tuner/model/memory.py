@@ -1,0 +1,195 @@
+"""How much memory a fine-tuning takes, from the model's dimensions alone: no torch, no download.
+
+An estimate, to tell 8 GB from 30 GB before a run starts; the run itself reports what it really uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from whisper_tuner.config import Profile
+from whisper_tuner.json_text import parse_json
+from whisper_tuner.model.machine_memory import machine_memory
+from whisper_tuner.paths import expanded
+
+FLOAT = 4  # bytes
+# Of a trained parameter, beside its value: gradient 4, AdamW's moments 8, DiLoCo's three flats 12, and while a
+# checkpoint is written the copies in it. 28 with nothing in passing, value included; 48 at worst.
+TRAINED_BYTES = 41
+AFTER_A_STEP_BYTES = 40  # of these at worst, what a first forward and backward do not show
+PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
+FRAMES_PER_S = 50  # encoder positions, after its convolutions
+TOKENS_PER_S = 6  # of fast speech
+MOST, MOST_LAYERS = 10_000_000, 1000  # beyond them a config.json is damaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A Whisper's dimensions, by the names in its config.json."""
+
+    d_model: int
+    encoder_layers: int
+    decoder_layers: int
+    encoder_ffn_dim: int
+    decoder_ffn_dim: int
+    vocab_size: int
+    num_mel_bins: int = 80
+    max_source_positions: int = 1500
+    max_target_positions: int = 448
+
+    @property
+    def encoder_parameters(self) -> int:
+        d = self.d_model
+        stem = (self.num_mel_bins * 3 + 1) * d + (d * 3 + 1) * d
+        layers = self.encoder_layers * (_attention(d) + _feed_forward(d, self.encoder_ffn_dim))
+        return stem + self.positions + layers + 2 * d
+
+    @property
+    def decoder_parameters(self) -> int:
+        """With the embedding, which is the output layer as well."""
+        d = self.d_model
+        embedding = (self.vocab_size + self.max_target_positions) * d
+        return embedding + self.decoder_layers * (2 * _attention(d) + _feed_forward(d, self.decoder_ffn_dim)) + 2 * d
+
+    @property
+    def positions(self) -> int:
+        """The encoder's sinusoids, which are never trained."""
+        return self.max_source_positions * self.d_model
+
+    @property
+    def parameters(self) -> int:
+        return self.encoder_parameters + self.decoder_parameters
+
+    def linear_layers(self) -> Iterator[tuple[str, int, int]]:
+        """(name, values in, values out) of each layer that LoRA can adapt."""
+        d = self.d_model
+        for part, count, inner in (
+            ("encoder", self.encoder_layers, self.encoder_ffn_dim),
+            ("decoder", self.decoder_layers, self.decoder_ffn_dim),
+        ):
+            for number in range(count):
+                layer = f"model.{part}.layers.{number}"
+                for attention in ("self_attn", "encoder_attn") if part == "decoder" else ("self_attn",):
+                    yield from ((f"{layer}.{attention}.{name}_proj", d, d) for name in ("q", "k", "v", "out"))
+                yield f"{layer}.fc1", d, inner
+                yield f"{layer}.fc2", inner, d
+        yield "proj_out", d, self.vocab_size
+
+
+def _attention(d: int) -> int:
+    """Four projections, the key's without bias, and the norm before them."""
+    return 4 * d * d + 3 * d + 2 * d
+
+
+def _feed_forward(d: int, inner: int) -> int:
+    return 2 * d * inner + inner + d + 2 * d
+
+
+def _published(d: int, layers: int, *, vocabulary: int = 51865, mels: int = 80, decoder_layers: int = 0) -> ModelShape:
+    return ModelShape(
+        d_model=d,
+        encoder_layers=layers,
+        decoder_layers=decoder_layers or layers,
+        encoder_ffn_dim=4 * d,
+        decoder_ffn_dim=4 * d,
+        vocab_size=vocabulary,
+        num_mel_bins=mels,
+    )
+
+
+_SIZES = {"tiny": (384, 4), "base": (512, 6), "small": (768, 12), "medium": (1024, 24)}
+PUBLISHED = {
+    **{f"openai/whisper-{name}": _published(*size) for name, size in _SIZES.items()},
+    **{f"openai/whisper-{name}.en": _published(*size, vocabulary=51864) for name, size in _SIZES.items()},
+    "openai/whisper-large": _published(1280, 32),
+    "openai/whisper-large-v2": _published(1280, 32),
+    "openai/whisper-large-v3": _published(1280, 32, vocabulary=51866, mels=128),
+    "openai/whisper-large-v3-turbo": _published(1280, 32, vocabulary=51866, mels=128, decoder_layers=4),
+}
+
+
+def shape_of(base_model: str) -> ModelShape | None:
+    """The dimensions of a model folder or of a published hub id; None if they cannot be told without a download."""
+    if base_model in PUBLISHED:
+        return PUBLISHED[base_model]
+    try:
+        config = parse_json((expanded(base_model) / "config.json").read_text(encoding="utf-8"))
+        shape = ModelShape(**{name: int(config[name]) for name in ModelShape.__dataclass_fields__})
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    sizes, layers = vars(shape).values(), max(shape.encoder_layers, shape.decoder_layers)
+    return shape if min(sizes) > 0 and max(sizes) < MOST and layers < MOST_LAYERS else None
+
+
+def trained_parameters(
+    shape: ModelShape, *, method: str, lora_r: int = 32, lora_targets: Sequence[str] = Profile.lora_targets
+) -> int:
+    if method == "lora":
+        return sum(
+            lora_r * (width + height)
+            for name, width, height in shape.linear_layers()
+            if any(name == target or name.endswith(f".{target}") for target in lora_targets)
+        )
+    return shape.decoder_parameters if method == "decoder" else shape.parameters - shape.positions
+
+
+def training_memory(
+    shape: ModelShape,
+    *,
+    method: str,
+    lora_r: int = 32,
+    lora_targets: Sequence[str] = Profile.lora_targets,
+    batch_size: int = 8,
+    clip_s: float = 30.0,
+    gradient_checkpointing: bool = False,
+) -> int:
+    """Bytes that training takes at its peak. batch_size: clips computed at once; clip_s: their padded length."""
+    trained = trained_parameters(shape, method=method, lora_r=lora_r, lora_targets=lora_targets)
+    weights = FLOAT * (shape.parameters + (trained if method == "lora" else 0))
+    per_clip = _activations(shape, method, clip_s, gradient_checkpointing)
+    return PROCESS_BYTES + weights + TRAINED_BYTES * trained + batch_size * per_clip
+
+
+def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: int | None = None) -> int | None:
+    """Bytes that a profile's training takes in each worker at most; None if the model's dimensions are not known here.
+
+    longest_s: the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
+    """
+    shape = shape_of(profile.base_model)
+    if shape is None:
+        return None
+    longest = profile.max_duration_s if longest_s is None else longest_s
+    return training_memory(
+        shape,
+        method=profile.method,
+        lora_r=profile.lora_r,
+        lora_targets=profile.lora_targets,
+        batch_size=clips or -(-profile.batch_size * max(1, len(profile.shards)) // profile.accumulation),
+        clip_s=30.0 if profile.audio_context == "full" else min(30.0, longest),
+        gradient_checkpointing=profile.gradient_checkpointing,
+    )
+
+
+def available_memory() -> int:
+    """Bytes of memory of this machine, all of it: what other programs hold now they can give back."""
+    return machine_memory()["total"]
+
+
+def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:
+    """Bytes kept for the backward pass of one clip: what each layer needs of its inputs, and the logits."""
+    frames = min(shape.max_source_positions, round(clip_s * FRAMES_PER_S))
+    tokens = min(shape.max_target_positions, round(clip_s * TOKENS_PER_S))
+    d = shape.d_model
+    more = 22 if method == "lora" else 0  # what adapters keep, and what passes through them
+    encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
+    decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
+    if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
+        layers = shape.encoder_layers * frames * (15 if method == "lora" else 1) * d + encoder_layer
+        layers += shape.decoder_layers * tokens * d + decoder_layer
+    else:
+        layers = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer
+    if method == "decoder":  # nothing of the encoder is kept but its output
+        layers -= 0 if checkpointing else shape.encoder_layers * encoder_layer
+    stem = 0 if method == "decoder" else 4 * frames * (d + shape.num_mel_bins)
+    return FLOAT * (layers + stem + 4 * tokens * shape.vocab_size)
