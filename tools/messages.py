@@ -1,251 +1,153 @@
-"""Collects the error messages of the source with `ast`: text, remedy, exit status. Nothing is imported or run."""
+"""docs/messages.md: each error's words and remedy as they stand in the source, read with `ast`."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from pathlib import Path
 
-# What an expression inside a message stands for, where its own name would tell a reader nothing.
-NAMES = {
-    **dict.fromkeys(("strerror", "error", "exc", "reason", "why", "errors"), "reason"),
-    **dict.fromkeys(("lineno", "number"), "line"),
-    **dict.fromkeys(("source", "place", "where"), "place"),
-    **dict.fromkeys(("said", "rest", "stderr", "stdout", "last", "listed", "lines"), "output"),
-    **{"run_dir": "run folder", "other": "other host", "target": "user@host", "text": "value", "colno": "column"},
-    **{"metadata": "what the key means", "meta": "choices", "msg": "reason", "hello": "system", "nearest": "name"},
-    **{"parser": "sections", "stated": "value", "bad": "line", "there": "address"},
+import exogym.errors
+from whisper_tuner import errors
+
+FOUND, ROW = "found", "row"
+# Exit status, or what else becomes of a message -> heading, in the order of the page.
+GROUPS = {
+    "3": "Exit status 3: config.ini, a flag, the hosts file, or a program that is not installed",
+    "4": "Exit status 4: a manifest, an audio file or a model",
+    ROW: "Rows of a manifest that are left out (exit status 4 with bad_rows = refuse)",
+    FOUND: "What the start of a run, hosts check and doctor find (exit status 5 if a run cannot begin)",
+    "5": "Exit status 5: a host: SSH, its Python, disk or files",
+    "6": "Exit status 6: a run that ended early",
 }
-WARNING = "a warning"
-LOADING = "loading"  # a context that makes a ModelError of whatever is raised inside
-EITHER = "\x00"  # between alternatives, until the text is whole
-# The same for whole expressions.
-EXPRESSIONS = {
-    "where[0]": "name",
-    "where[1]": "port",
-    "', '.join(map(str, folders))": "runs folder",
-    "error.args[0]": "reason",
-}
+INTRODUCTION = """\
+Search this page for a few words of the message on your screen. `<...>` stands for what differs from case to
+case, `(... / ...)` for one of several, `[...]` for what may be missing; a host's address, or a file and its line, may
+stand before the message. Once the first round is done, an error at one host loses only that host, and the run goes on:
+[lost-hosts.md](lost-hosts.md#what-a-run-says-of-its-hosts).
+
+Other exit statuses: 0, all went well; 1, a defect of this program, shown with its traceback; 2, the command line
+itself; 130, stopped with Ctrl-C or SIGTERM."""
+Message = tuple[str, str, str]  # group, text, remedy
 
 
-@dataclass(frozen=True, order=True)
-class Message:
-    module: str
-    text: str
-    remedy: str
-    kind: str
+def page(paths: Iterable[Path], note: str) -> str:
+    found = collect(paths)
+    parts = ["# Messages", note, INTRODUCTION]
+    for group, heading in GROUPS.items():
+        rows = sorted((_fixed(text).lower(), text, remedy) for kind, text, remedy in found if kind == group)
+        lines = [f"| {_code(text)} | {_escape(remedy)} |" for _, text, remedy in rows]
+        parts += [f"## {heading}", "\n".join(["| message | what to do |", "|---|---|", *lines])]
+    return "\n\n".join(parts) + "\n"
 
 
-def collect(paths: list[Path], root: Path, kinds: set[str]) -> list[Message]:
-    """Every construction of an error of these `kinds`, sorted; once where two are alike."""
-    found: set[Message] = set()
-    for path in paths:
-        found |= set(_Module(path, root, kinds).messages())
-    return sorted(found)
+def collect(paths: Iterable[Path]) -> set[Message]:
+    """What is given to each error class, and to each function that takes a remedy."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    groups = _exit_statuses() | {"_BadRow": ROW}
+    groups = {c.name: groups[base] for c in classes for base in map(ast.unparse, c.bases) if base in groups} | groups
+    imported = {name: taker for tree in trees.values() for name, taker in _takers(tree.body, groups).items()}
+    found = set()
+    for path, tree in trees.items():
+        read_by_users = {"ValueError": "3"} if re.search("settings|wizard", str(path)) else {}
+        reader = _Reader(groups | read_by_users, imported | _takers(ast.walk(tree), groups))
+        reader.visit(tree)  # learns what functions return
+        reader.found.clear()
+        reader.visit(tree)
+        found |= reader.found
+    return found
 
 
-class _Module:
-    def __init__(self, path: Path, root: Path, kinds: set[str]):
-        self.name = path.relative_to(root).as_posix()
-        self.kinds = kinds
-        self.tree = ast.parse(path.read_text(encoding="utf-8"))
-        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
-        functions = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
-        self.functions = {function.name: function for function in functions}
-        # Functions that make an error of the message that they are given.
-        self.makers = {f.name: f for f in functions if f.returns and ast.unparse(f.returns) in kinds}
-        # Functions that take down what is wrong with a host (the preflight's).
-        self.tellers = {f.name: f for f in functions if {"what", "remedy"} <= {a.arg for a in f.args.args}}
+def _exit_statuses() -> dict[str, str]:
+    """Error class -> exit status; what a worker raises ends the run that it is part of."""
+    classes = {name: cls for name, cls in (vars(exogym.errors) | vars(errors)).items() if isinstance(cls, type)}
+    settings = {name: "3" for name, cls in classes.items() if issubclass(cls, ValueError)}
+    return {name: str(int(getattr(cls, "exit_status", 6))) for name, cls in classes.items()} | settings
 
-    def messages(self) -> Iterator[Message]:
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and (name := _called(node)):
-                if name == LOADING:
-                    message = self._message(node, "ModelError", {})
-                    found = [replace(message, text=f"{message.text}: <reason>")]
-                elif name in self.kinds and self._made_of_parameters(node) is None:
-                    found = [self._message(node, name, {})]
-                else:
-                    found = self._through(node, self.makers[name]) if name in self.makers else self._told(node, name)
-                # Without a word of its own it only passes another message on.
-                yield from (message for message in found if re.search(r"\w", re.sub(r"<[^>]*>|HOST", "", message.text)))
 
-    def _through(self, call: ast.Call, maker: ast.FunctionDef) -> Iterator[Message]:
-        """The messages of a call of a function that makes errors."""
-        given = self._arguments(call, maker)
-        for node in ast.walk(maker):
-            if isinstance(node, ast.Call) and _called(node) in self.kinds and self._made_of_parameters(node) is maker:
-                yield self._message(node, _called(node), given)
+def _takers(nodes: Iterable[ast.AST], groups: dict[str, str]) -> dict[str, tuple[str, int]]:
+    """Function with a parameter `remedy` -> the group of the error that it makes, and the place of that parameter."""
+    takers = {}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and re.search(r"\bremedy\b", ast.unparse(node.args)):
+            names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+            made = [groups[call] for call in re.findall(r"(\w+)\(", ast.unparse(node)) if call in groups]
+            takers[node.name] = (made[0] if made else FOUND, names.index("remedy") if "remedy" in names else len(names))
+    return takers
 
-    def _told(self, call: ast.Call, name: str) -> Iterator[Message]:
-        if name in self.tellers and not any(isinstance(argument, ast.Starred) for argument in call.args):
-            given = self._arguments(call, self.tellers[name])
-            yield Message(self.name, _tidy(f"HOST: {given['what']}"), _tidy(given["remedy"]), _severity(call))
 
-    def _made_of_parameters(self, call: ast.Call) -> ast.FunctionDef | None:
-        """The function around, if it makes errors and this one's message is among its parameters."""
-        function = self._around(call)
-        if function is None or self.makers.get(function.name) is not function:
-            return None
-        parameters = {argument.arg for argument in function.args.args + function.args.kwonlyargs}
-        message = self._first_text(call)
-        used = {node.id for node in ast.walk(message) if isinstance(node, ast.Name)} if message else set()
-        return function if used & parameters & {"message", "text", "problem"} else None
+class _Reader(ast.NodeVisitor):
+    """Reads a module from top to bottom; a variable stands for the text that it was given last."""
 
-    def _arguments(self, call: ast.Call, function: ast.FunctionDef) -> dict[str, str]:
-        names = [argument.arg for argument in function.args.args if argument.arg != "self"]
-        defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
-        keywords = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        defaults |= {argument.arg: default for argument, default in keywords if default}
-        given = dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
-        return {name: self.text(value, {}) for name, value in (defaults | given).items()}
+    def __init__(self, groups: dict[str, str], takers: dict[str, tuple[str, int]]):
+        self.takers = {name: (group, 9) for name, group in groups.items()} | takers
+        self.texts = {"nearest()": ", did you mean <name>?"}
+        self.found: set[Message] = set()
 
-    def _message(self, call: ast.Call, kind: str, given: Mapping[str, str]) -> Message:
-        text = self._first_text(call)
-        host = f"{self.text(call.args[0], given)}: " if kind.startswith("Host") and len(call.args) > 1 else ""
-        host = "" if host == "<reason>: " else "HOST: " if host else ""
-        remedy = next((keyword.value for keyword in call.keywords if keyword.arg == "remedy"), None)
-        words = self.text(text, given) if text else ""
-        return Message(self.name, _tidy(host + words), _tidy(self.text(remedy, given)) if remedy else "", kind)
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        outside, self.texts = self.texts, dict(self.texts)
+        self.generic_visit(node)
+        returned = next((self.text(r.value) for r in ast.walk(node) if isinstance(r, ast.Return) and r.value), "")
+        self.texts = outside | {f"{node.name}()": returned}
 
-    def _first_text(self, call: ast.Call) -> ast.expr | None:
-        if not call.args:
-            return None
-        second = _called(call).startswith(("Host", "_BadRow")) and len(call.args) > 1
-        return call.args[1] if second else call.args[0]
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        self.texts[ast.unparse(node.targets[0])] = self.text(node.value)
 
-    def text(self, node: ast.expr, given: Mapping[str, str], depth: int = 0) -> str:
-        """`node` as a reader would meet it, with <names> for what only a run knows."""
-        if depth > 6:
-            return f"<{_name(node)}>"
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        group, place = self.takers.get(_name(node.func), ("", 0))
+        given = [self.text(argument) for argument in node.args]
+        remedy = [self.text(keyword.value) for keyword in node.keywords if keyword.arg == "remedy"]
+        message = next(filter(_says_something, given[:place]), "")
+        if group and message:
+            self.found.add((group, message, "".join(remedy or given[place : place + 1])))
+
+    def text(self, node: ast.expr) -> str:
+        """With <name> for what only a run knows, and " / " between alternatives."""
         if isinstance(node, ast.Constant):
             return str(node.value)
         if isinstance(node, ast.JoinedStr):
-            return "".join(self.text(part, given, depth + 1) for part in node.values)
+            return "".join(map(self.text, node.values))
         if isinstance(node, ast.FormattedValue):
-            return self._field(node.value, given, depth)
+            text = self.text(node.value)
+            return f"({text})" if " / " in text else text
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return self.text(node.left, given, depth + 1) + self.text(node.right, given, depth + 1)
-        if isinstance(node, ast.IfExp):
-            either = [self.text(part, given, depth + 1) for part in (node.body, node.orelse)]
-            return EITHER.join(dict.fromkeys(filter(None, either)))
-        if isinstance(node, ast.Name):
-            return self._variable(node, given, depth)
-        if isinstance(node, ast.Call) and (function := self.functions.get(_called(node))) and _gives_text(function):
-            return self._returned(function, depth)
-        if isinstance(node, ast.BoolOp):
-            return self.text(node.values[0], given, depth + 1)
-        return f"<{_name(node)}>"
-
-    def _field(self, node: ast.expr, given: Mapping[str, str], depth: int) -> str:
-        if isinstance(node, ast.Call) and _called(node) == "nearest":
-            return "[, did you mean <name>?]"
-        if isinstance(node, (ast.IfExp, ast.Constant)) or (isinstance(node, ast.Name) and node.id in given):
-            return _grouped(self.text(node, given, depth + 1))
-        if isinstance(node, ast.Name) and (values := self._assigned(node)) and all(map(_is_text, values)):
-            return _grouped(self._variable(node, given, depth + 1))
-        if isinstance(node, ast.Call) and (function := self.functions.get(_called(node))) and _gives_text(function):
-            return self._returned(function, depth)
-        if isinstance(node, ast.Name) and (fixed := self._constant(node.id)) is not None:
-            return fixed
-        return f"<{_name(node)}>"
-
-    def _variable(self, node: ast.Name, given: Mapping[str, str], depth: int) -> str:
-        if node.id in given:
-            return given[node.id]
-        if (fixed := self._constant(node.id)) is not None:
-            return fixed
-        values = [self.text(value, given, depth + 1) for value in self._assigned(node)]
-        return EITHER.join(dict.fromkeys(filter(None, values))) or f"<{_name(node)}>"
-
-    def _assigned(self, node: ast.Name) -> list[ast.expr]:
-        """What the function around assigns to a name."""
-        function = self._around(node)
-        inside = ast.walk(function) if function else ()
-        simple = [n for n in inside if isinstance(n, (ast.Assign, ast.AugAssign, ast.NamedExpr))]
-        values = []
-        for assignment in simple:
-            targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
-            if any(isinstance(target, ast.Name) and target.id == node.id for target in targets):
-                values.append(assignment.value)
-        return values
-
-    def _constant(self, name: str) -> str | None:
-        """A text that the module itself defines."""
-        for node in self.tree.body:
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-                return self.text(node.value, {}) if isinstance(node.value, (ast.Constant, ast.BinOp)) else None
-        return None
-
-    def _returned(self, function: ast.FunctionDef, depth: int) -> str:
-        returns = [n.value for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
-        texts = [self.text(value, {}, depth + 1) for value in returns]
-        return EITHER.join(dict.fromkeys(filter(None, texts)))
-
-    def _around(self, node: ast.AST) -> ast.FunctionDef | None:
-        while (node := self.parents.get(node)) is not None:
-            if isinstance(node, ast.FunctionDef):
-                return node
-        return None
-
-
-def _called(call: ast.Call) -> str:
-    function = call.func
-    return (
-        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
-    )
-
-
-def _severity(call: ast.Call) -> str:
-    return WARNING if any(keyword.arg == "severity" for keyword in call.keywords) else "HostError"
-
-
-def _is_text(node: ast.expr) -> bool:
-    """Whether all of it stands in the source."""
-    if isinstance(node, ast.IfExp):
-        return _is_text(node.body) and _is_text(node.orelse)
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _grouped(text: str) -> str:
-    return f"({text})" if EITHER in text and not text.startswith("(") else text
-
-
-def _gives_text(function: ast.FunctionDef) -> bool:
-    return function.returns is not None and ast.unparse(function.returns) == "str"
+            return self.text(node.left) + self.text(node.right)
+        if isinstance(node, (ast.IfExp, ast.BoolOp)):
+            either = node.values if isinstance(node, ast.BoolOp) else (node.body, node.orelse)
+            texts = [text for text in map(self.text, either) if text]
+            return " / ".join(texts) if len(texts) > 1 else f"[{''.join(texts)}]"
+        source = f"{_name(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
+        known = self.texts.get(source, "")
+        is_telling = _says_something(known) or (known and source.isupper())
+        return known if is_telling else f"<{_name(node).strip('_').replace('_', ' ')}>"
 
 
 def _name(node: ast.expr) -> str:
-    """A word or two for an expression."""
-    if (known := EXPRESSIONS.get(ast.unparse(node))) is not None:
-        return known
-    if isinstance(node, ast.Call) and _called(node) == "len":
-        return "count"
-    if isinstance(node, ast.Name):
-        word = node.id
-    elif isinstance(node, ast.Attribute):
-        word = _name(node.value) if node.attr in ("name", "args", "__name__") else node.attr
-    elif isinstance(node, ast.Call):
-        # ', '.join(known), sorted(names), error.args[0].strip(): what it is made of
-        inner = node.args[:1] or ([node.func.value] if isinstance(node.func, ast.Attribute) else [node.func])
-        word = _name(inner[0])
-    elif isinstance(node, (ast.Subscript, ast.Starred, ast.FormattedValue, ast.Await)):
-        word = _name(node.value)
-    elif isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-        word = _name(node.generators[0].iter)
-    elif isinstance(node, ast.BoolOp):
-        word = _name(node.values[0])
-    elif isinstance(node, ast.BinOp):
-        word = _name(node.left)
-    elif isinstance(node, ast.IfExp):
-        word = _name(node.body)
-    else:
-        word = "value"
-    return NAMES.get(word, word).strip("_").replace("_", " ").lower() or "value"
+    """The last word: `strerror` of `error.strerror`, `known` of `", ".join(sorted(known))`."""
+    source = re.sub(r"\[[^]]*:[^]]*\]", "", ast.unparse(node))  # a slice does not say what is cut
+    return (re.findall(r"[^\W\d]\w*", source) or ["..."])[-1]
 
 
-def _tidy(text: str) -> str:
-    text = re.sub(r"\s+", " ", text.replace(EITHER, " / ")).strip()
-    return text.replace("<path><line>", "<path>:<line>")
+def _fixed(text: str) -> str:
+    """What of `text` is the same in every case."""
+    return re.sub(r"<[^<>]*>", "", text).strip(" .,:;'/()")
+
+
+def _says_something(text: str) -> bool:
+    return re.search(r"\w[^\w/]*\s[^\w/]*\w", _fixed(text)) is not None
+
+
+def _code(text: str) -> str:
+    return f"`` {_cell(text)} ``" if "`" in text else f"`{_cell(text)}`"
+
+
+def _escape(text: str) -> str:
+    """Fields and stars as they are, which Markdown would take for its own."""
+    return _cell(text).replace("<", "&lt;").replace(">", "&gt;").replace("*", "\\*")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

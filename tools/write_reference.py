@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Iterable
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tools")]
 
 import messages  # noqa: E402
-from reference_texts import (  # noqa: E402
-    EXAMPLES,
-    HOST_TEXTS,
-    INTRODUCTION,
-    KINDS,
-    PIECED,
-    ROW_REMEDY,
-    ROWS,
-    SECTIONS,
-    STATUSES,
-    TITLES,
-)
+from reference_texts import EXAMPLES, HOST_TEXTS, KINDS, SECTIONS  # noqa: E402
 
 from distributed.plan.hosts_file import HOST_KEYS, TOP_KEYS  # noqa: E402
 from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402
 from distributed.ssh.host import PROJECT_PATH  # noqa: E402
 from exogym.config import STRATEGIES, StrategyConfig  # noqa: E402
-from whisper_tuner import errors  # noqa: E402
 from whisper_tuner.config import Profile  # noqa: E402
 
 NOTE = "<!-- Written by tools/write_reference.py (`make reference`): change the source, not this file. -->"
-PACKAGES = ("whisper_tuner", "distributed", "gym/exogym")
-ROW = "_BadRow"  # what dataset.py raises for itself
+PACKAGES = ("whisper_tuner", "distributed", "multimac", "gym/exogym")
 Row = tuple[str, ...]
 
 
@@ -109,78 +94,12 @@ def _table(rows: list[Row], *, header: Row = ("key", "type", "default", "meaning
     return (f"### {title}\n\n" if title else "") + "\n".join(lines)
 
 
-def all_messages() -> str:
-    statuses = _statuses()
-    found = messages.collect(_sources(), PROJECT, set(statuses) - {"ValueError"})
-    # What a setting expects stands in the messages about config.ini.
-    found += messages.collect([PROJECT / "whisper_tuner/settings.py"], PROJECT, {"ValueError"})
-    found += [messages.Message(*pieced) for pieced in PIECED]
-    groups: dict[str, list[messages.Message]] = {}
-    for message in found:
-        if message.kind == ROW:
-            groups.setdefault(ROWS, []).append(dataclasses.replace(message, remedy=ROW_REMEDY))
-        else:
-            groups.setdefault(_title(message.module), []).append(message)
-    parts = ["# Messages", NOTE, _introduction()]
-    for title in _in_order(groups):
-        rows = {(m.text, m.remedy, statuses.get(m.kind, "")) for m in groups[title]}
-        rows = sorted(rows, key=lambda row: (row[0].lower(), row))
-        cells = [(_code(text), _escape(remedy), status) for text, remedy, status in rows]
-        parts += [f"## {title}", _table(cells, header=("message", "what to do", "status"))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _introduction() -> str:
-    if set(STATUSES) != set(map(int, errors.ExitStatus)):
-        raise SystemExit("tools/reference_texts.py: STATUSES is not errors.ExitStatus")
-    listed = "\n".join(f"| {status} | {meaning} |" for status, meaning in STATUSES.items())
-    return f"{INTRODUCTION}\n\n| exit status | meaning |\n|---|---|\n{listed}"
-
-
-def _in_order(titles: Iterable[str]) -> list[str]:
-    """As TITLES has them, the others after."""
-    known = [title for title in dict.fromkeys(TITLES.values()) if title in titles]
-    return known + sorted(title for title in titles if title not in known)
-
-
-def _statuses() -> dict[str, str]:
-    """Error class -> exit status; what a worker raises ends the run that it is part of."""
-    own = {cls.__name__: cls.exit_status for cls in vars(errors).values() if _is_error(cls)}
-    own.pop("TunerError")
-    tree = ast.parse((PROJECT / "gym/exogym/errors.py").read_text(encoding="utf-8"))
-    gym = {node.name: 6 for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "ExogymError"}
-    numbers = {name: str(int(status)) for name, status in (gym | {"SettingError": 3, "ExogymError": 6} | own).items()}
-    return numbers | {"ValueError": "3", ROW: "", messages.WARNING: messages.WARNING}
-
-
-def _is_error(cls) -> bool:
-    return isinstance(cls, type) and issubclass(cls, errors.TunerError)
-
-
 def _sources() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
-
-
-def _title(module: str) -> str:
-    """In the words of TITLES, by the file or a folder around it; else the first sentence of the module's docstring."""
-    fitting = [place for place in TITLES if module.startswith(place)]
-    if fitting:
-        return TITLES[max(fitting, key=len)]
-    docstring = ast.get_docstring(ast.parse((PROJECT / module).read_text(encoding="utf-8"))) or module
-    return docstring.split("\n")[0].split(":")[0].rstrip(".").replace("`", "")
-
-
-def _code(text: str) -> str:
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
-
-
-def _escape(text: str) -> str:
-    """Fields as code, so that Markdown does not take them for HTML."""
-    return text.replace("<", "&lt;").replace(">", "&gt;").replace("*", "\\*")
+    return [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
 
 
 def main() -> int:
-    pages = {"configuration.md": configuration(), "messages.md": all_messages()}
+    pages = {"configuration.md": configuration(), "messages.md": messages.page(_sources(), NOTE)}
     stale = [name for name, text in pages.items() if not _same(PROJECT / "docs" / name, text)]
     if "--check" in sys.argv[1:]:
         for name in stale:
