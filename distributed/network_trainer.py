@@ -11,10 +11,12 @@ from typing import Any, Self
 from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
-from exogym.communication import Comm, ProcessGroupComm, SingleComm
-from exogym.elastic import ElasticComm
+from exogym.comm.comm import Comm
+from exogym.comm.elastic import ElasticComm
+from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost, SettingError
-from exogym.membership import Generation
+from exogym.membership.messages import Generation
 from exogym.trainer import DataSource, Fit, FitSettings, Trainer
 from whisper_tuner.errors import HostError
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration
 
 from exogym.config import build_strategy
-from exogym.shared_work import SharedWork
+from exogym.elastic_sampler import SharedWork
 from exogym.trainer import FitSettings
 from whisper_tuner.batches import BatchShape, ShardBatches
 from whisper_tuner.config import Profile

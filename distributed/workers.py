@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from exogym.errors import RanksDiverged
-from exogym.membership import Roster
-from exogym.reachability import UNREACHED_S
+from exogym.membership.coordinator import Roster
+from exogym.membership.waiting import UNREACHED_S
 from whisper_tuner.errors import HostError, RunError, TunerError
 
 from .event_lines import split_line

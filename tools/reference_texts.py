@@ -260,7 +260,7 @@ TITLES = {
     "distributed/sync.py": "Sending files",
     "distributed/": TRAINING,
     "gym/exogym/": TRAINING,
-    "gym/exogym/checkpoint.py": "Checkpoints and --resume",
+    "gym/exogym/state/checkpoint.py": "Checkpoints and --resume",
     "distributed/commands/resume.py": "Checkpoints and --resume",
     "whisper_tuner/run": RUN,
     "distributed/commands/runs.py": RUN,

@@ -100,9 +100,9 @@ def _of_one_run(kept: list[Kept], run: str) -> list[Kept]:
 
 def _recover(one: Kept) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
-    from exogym.checkpoint import Checkpoints
     from exogym.errors import CheckpointError
     from exogym.flat import FlatParameters
+    from exogym.state.checkpoint import Checkpoints
     from whisper_tuner.export import save_final
     from whisper_tuner.models import load_base, set_language
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from exogym.membership import Roster
+from exogym.membership.coordinator import Roster
 from whisper_tuner.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
 

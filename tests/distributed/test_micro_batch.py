@@ -27,9 +27,9 @@ from distributed.micro_batch import (
 )
 from distributed.spec import RunSpec
 from distributed.whisper_wrapper import WhisperModelWrapper
-from exogym.communication import SingleComm
+from exogym.comm.single import SingleComm
 from exogym.config import build_strategy
-from exogym.shared_work import SharedWork
+from exogym.elastic_sampler import SharedWork
 from exogym.train_node import TrainNode
 from whisper_tuner.batches import BatchShape, ShardBatches
 from whisper_tuner.dataset import Sample

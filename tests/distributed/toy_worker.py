@@ -15,7 +15,7 @@ from pathlib import Path
 from distributed import lifeline
 from distributed.event_lines import send_event
 from distributed.lifeline import Lifeline
-from exogym.membership import END, ENTER, ROUND
+from exogym.membership.messages import END, ENTER, ROUND
 
 lifeline.BEAT_S = lifeline.TICK_S = 0.1
 STEP_S = 0.02
