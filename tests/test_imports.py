@@ -31,11 +31,12 @@ FLOORS = [
     ["distributed.hosts"],
     ["distributed.ssh", "distributed.run_dir", "distributed.control"],
     ["exogym", "whisper_tuner.eval"],
-    ["exogym.strategy", "whisper_tuner.export"],
-    ["exogym.communication", "whisper_tuner.model"],
-    ["exogym.membership", "whisper_tuner.data"],
-    ["exogym.device", "exogym.flat", "exogym.reachability"],
-    ["exogym.config"],
+    ["exogym.state", "whisper_tuner.export"],
+    ["exogym.strategy", "whisper_tuner.model"],
+    ["exogym.comm", "whisper_tuner.data"],
+    ["exogym.membership"],
+    ["exogym.batches", "exogym.elastic_sampler"],
+    ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
     ["exogym.errors", "whisper_tuner"],
 ]
 FLOOR = {room: -number for number, rooms in enumerate(FLOORS) for room in rooms}

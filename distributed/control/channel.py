@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from exogym.membership import Mailbox
+from exogym.membership.client import Mailbox
 
 from .messages import output, send_event
 from .relay import GREETING_S

@@ -16,8 +16,8 @@ from distributed.control.endpoint import endpoint
 from distributed.control.messages import split_line
 from distributed.ssh.machine import Process
 from exogym.errors import RanksDiverged
-from exogym.membership import Roster
-from exogym.reachability import UNREACHED_S
+from exogym.membership.coordinator import Roster
+from exogym.membership.waiting import UNREACHED_S
 from whisper_tuner.errors import HostError, RunError, TunerError
 
 from .audio_push import deliver

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from exogym.batches import Batch, to_device
-from exogym.checkpoint import random_state, set_random_state
+from exogym.random_state import random_state, set_random_state
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.machine_memory import machine_memory

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from distributed.control.endpoint import Endpoint, endpoint
-from exogym.reachability import UNREACHED_S, Unanswered, Wait
+from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
 from whisper_tuner.errors import HostError
 
 EVERY_S = 1.0  # each peer is asked once

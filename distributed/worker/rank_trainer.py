@@ -13,10 +13,12 @@ from distributed.control.channel import Lifeline
 from distributed.control.messages import send_event
 from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import RunSpec
-from exogym.communication import Comm, ProcessGroupComm, SingleComm
-from exogym.elastic import ElasticComm
+from exogym.comm.comm import Comm
+from exogym.comm.elastic import ElasticComm
+from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
-from exogym.membership import Generation
+from exogym.membership.messages import Generation
 from exogym.trainer import DataSource, Trainer
 from whisper_tuner.errors import HostError
 

@@ -13,7 +13,7 @@ from transformers import WhisperForConditionalGeneration
 from distributed.control.channel import Lifeline
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
 from exogym.config import build_strategy
-from exogym.shared_work import SharedWork
+from exogym.elastic_sampler import SharedWork
 from exogym.trainer import FitSettings
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import BatchShape, ShardBatches

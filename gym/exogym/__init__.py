@@ -7,8 +7,11 @@ import importlib
 
 _HOME = {
     "exogym.batches": ("BatchSource", "DatasetBatches"),
-    "exogym.checkpoint": ("Checkpoints",),
-    "exogym.communication": ("Comm", "ProcessGroupComm", "SingleComm", "ThreadComm"),
+    "exogym.state.checkpoint": ("Checkpoints",),
+    "exogym.comm.comm": ("Comm",),
+    "exogym.comm.process_group": ("ProcessGroupComm",),
+    "exogym.comm.single": ("SingleComm",),
+    "exogym.comm.threads": ("ThreadComm",),
     "exogym.config": (
         *("AllReduceConfig", "DiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
         *("build_strategy", "strategy_config"),
@@ -18,7 +21,7 @@ _HOME = {
     ),
     "exogym.flat": ("FlatParameters", "digest"),
     "exogym.logger": ("CsvLogger", "NullLogger", "Tee"),
-    "exogym.shared_work": ("SharedWork",),
+    "exogym.elastic_sampler": ("SharedWork",),
     "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),
     "exogym.train_node": ("TrainNode", "TrainResult"),
     "exogym.trainer": ("FitSettings", "LocalTrainer", "Trainer"),

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from exogym import device as devices
 from exogym.batches import Batch, BatchSource, count_samples, sample_ids, tensors, to_device
-from exogym.checkpoint import Checkpoints
-from exogym.communication import Comm
+from exogym.comm.comm import Comm
+from exogym.elastic_sampler import SharedWork
 from exogym.errors import ExogymError, NotFinite, PeerLost, Rejoined
 from exogym.flat import digest
 from exogym.logger import Events, NullLogger
-from exogym.membership import END, ENTER, ROUND, SHARES, SYNC, VALIDATION
-from exogym.node_state import RESCUE_S, Mean, NodeState
-from exogym.shared_work import SharedWork
-from exogym.state_sync import enter
+from exogym.membership.messages import END, ENTER, ROUND, SHARES, SYNC, VALIDATION
+from exogym.state.checkpoint import Checkpoints
+from exogym.state.node_state import RESCUE_S, Mean, NodeState
+from exogym.state.state_sync import enter
 from exogym.strategy.strategy import StepResult, Strategy
 
 SPEED_MEMORY = 0.9  # of a step's speed in the next

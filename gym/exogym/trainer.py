@@ -17,22 +17,17 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from exogym.batches import BatchSource, DatasetBatches, DealtDataset
-from exogym.checkpoint import Checkpoints
-from exogym.communication import (
-    DEFAULT_TIMEOUT,
-    Comm,
-    ProcessGroupComm,
-    SingleComm,
-    join_local_store,
-    local_store,
-    loopback_interface,
-)
+from exogym.comm.comm import Comm
+from exogym.comm.local_store import join_local_store, local_store, loopback_interface
+from exogym.comm.process_group import DEFAULT_TIMEOUT, ProcessGroupComm
+from exogym.comm.single import SingleComm
 from exogym.config import at_least, check_keys, one_of
 from exogym.device import PRECISIONS
+from exogym.elastic_sampler import SharedWork
 from exogym.errors import SettingError
 from exogym.local_nodes import WEIGHTS, run_nodes
 from exogym.logger import Events, NullLogger
-from exogym.shared_work import SharedWork
+from exogym.state.checkpoint import Checkpoints
 from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
 

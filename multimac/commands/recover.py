@@ -103,9 +103,9 @@ def _recover(one: Kept) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
     from distributed.worker.train import prepared
     from distributed.worker.whisper_wrapper import WhisperModelWrapper
-    from exogym.checkpoint import Checkpoints
     from exogym.errors import CheckpointError
     from exogym.flat import FlatParameters
+    from exogym.state.checkpoint import Checkpoints
     from whisper_tuner.export.final import save_final
     from whisper_tuner.model.base_model import load_base, set_language
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from exogym.communication import Comm, ThreadComm
+from exogym.comm.comm import Comm
+from exogym.comm.threads import ThreadComm
 from exogym.flat import FlatParameters, digest
 from exogym.strategy import DiLoCoStrategy
 from exogym.trainer import FitSettings, LocalTrainer, Trainer

@@ -25,7 +25,7 @@ from distributed.plan.run_spec import RunSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine, Machine, Process
-from exogym.membership import Roster
+from exogym.membership.coordinator import Roster
 from whisper_tuner.data.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
 

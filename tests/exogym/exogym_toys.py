@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from exogym.communication import ProcessGroupComm, ThreadComm, join_local_store, local_store, loopback_interface
+from exogym.comm.local_store import join_local_store, local_store, loopback_interface
+from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.threads import ThreadComm
 
 torch.set_num_threads(1)
 

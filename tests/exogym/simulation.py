@@ -21,12 +21,14 @@ from torch import nn
 
 from exogym import Checkpoints, SharedWork, TrainNode
 from exogym.batches import DealtDataset
-from exogym.communication import Comm, SingleComm
-from exogym.elastic import ElasticComm
+from exogym.comm.comm import Comm
+from exogym.comm.elastic import ElasticComm
+from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
-from exogym.membership import Mailbox, Roster
-from exogym.node_state import Mean
-from exogym.reachability import UNREACHED_S
+from exogym.membership.client import Mailbox
+from exogym.membership.coordinator import Roster
+from exogym.membership.waiting import UNREACHED_S
+from exogym.state.node_state import Mean
 
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import torch
 from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome
 
-from exogym.checkpoint import Checkpoints
+from exogym.state.checkpoint import Checkpoints
 
 STATE = {"step": 3, "loss": (2.5, 40.0), "best": None, "strategy": {"weights": torch.arange(2.0), "rounds": [1, 2]}}
 

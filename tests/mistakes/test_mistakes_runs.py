@@ -182,8 +182,8 @@ def nothing(run: Path) -> None:
     ids=["damaged", "of another run"],
 )
 def test_checkpoints_that_cannot_be_used(desk, harm, message):
-    """Found by the rank that reads them; tests/exogym/test_exogym_checkpoint.py has every kind of damage."""
-    from exogym.checkpoint import Checkpoints
+    """Found by the rank that reads them; tests/exogym/state/test_checkpoint.py has every kind of damage."""
+    from exogym.state.checkpoint import Checkpoints
 
     run = a_run(desk)
     for number in (1, 2):

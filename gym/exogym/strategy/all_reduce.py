@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exogym.config import AllReduceConfig, Optim, ScheduleSpec
 from exogym.flat import is_finite
-from exogym.membership import ROUND
+from exogym.membership.messages import ROUND
 from exogym.strategy.optim import clip, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy, metered
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exogym.config import DiLoCoConfig, Optim, ScheduleSpec
 from exogym.flat import CHUNK, digest, is_finite
-from exogym.membership import ROUND
+from exogym.membership.messages import ROUND
 from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy, metered

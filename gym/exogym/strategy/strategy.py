@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from exogym.communication import Comm
+from exogym.comm.comm import Comm
 from exogym.config import StrategyConfig
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters

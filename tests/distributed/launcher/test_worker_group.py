@@ -22,7 +22,7 @@ from distributed.launcher import worker_group as workers
 from distributed.launcher.worker_group import Crew
 from distributed.plan.launch_env import environment
 from distributed.ssh.machine import LocalMachine
-from exogym import membership
+from exogym.membership import coordinator
 from whisper_tuner.errors import DataError, HostError, RunError
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_worker.py"))]
@@ -119,8 +119,8 @@ def hurry(monkeypatch):
         "REACH_S": 0.1,
     }.items():
         monkeypatch.setattr(workers, name, value)
-    monkeypatch.setattr(membership, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(membership, "APART_S", 0.3)
+    monkeypatch.setattr(coordinator, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(coordinator, "APART_S", 0.3)
 
 
 @pytest.fixture
@@ -495,9 +495,9 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
         train()
     """
     run = crew_of(TRAIN, never_enters)
-    run.at("generation", membership.FRUITLESS + 3, run.stop)
+    run.at("generation", coordinator.FRUITLESS + 3, run.stop)
     run.work()
-    assert run.generations() == ["01"] * (membership.FRUITLESS + 1) + ["0", "01"]
+    assert run.generations() == ["01"] * (coordinator.FRUITLESS + 1) + ["0", "01"]
     assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [
         ("host1", "the others cannot connect to it: another network, or a firewall?")
     ]

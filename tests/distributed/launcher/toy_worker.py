@@ -15,7 +15,7 @@ from pathlib import Path
 from distributed.control import channel as lifeline
 from distributed.control.channel import Lifeline
 from distributed.control.messages import send_event
-from exogym.membership import END, ENTER, ROUND
+from exogym.membership.messages import END, ENTER, ROUND
 
 lifeline.BEAT_S = lifeline.TICK_S = 0.1
 STEP_S = 0.02

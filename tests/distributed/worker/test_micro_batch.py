@@ -27,9 +27,9 @@ from distributed.worker.micro_batch import (
     share_of_memory,
 )
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from exogym.communication import SingleComm
+from exogym.comm.single import SingleComm
 from exogym.config import build_strategy
-from exogym.shared_work import SharedWork
+from exogym.elastic_sampler import SharedWork
 from exogym.train_node import TrainNode
 from whisper_tuner.data.batches import BatchShape, ShardBatches
 from whisper_tuner.data.dataset import Sample

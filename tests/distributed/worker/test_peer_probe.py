@@ -13,8 +13,8 @@ from waiting import wait_until
 from distributed.control.endpoint import endpoint
 from distributed.worker import peer_probe
 from distributed.worker.peer_probe import PeerProbe
-from exogym import reachability
-from exogym.reachability import Wait
+from exogym.membership import waiting
+from exogym.membership.waiting import Wait
 from whisper_tuner.errors import HostError
 
 
@@ -23,7 +23,7 @@ def hurry(monkeypatch):
     monkeypatch.setattr(peer_probe, "EVERY_S", 0.05)
     monkeypatch.setattr(peer_probe, "WAIT_S", 0.1)
     monkeypatch.setattr(peer_probe, "LOOK_S", 0.0)
-    for module in (peer_probe, reachability):
+    for module in (peer_probe, waiting):
         monkeypatch.setattr(module, "UNREACHED_S", 0.5)
 
 

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exogym.batches import BatchSource, DealtDataset
-from exogym.checkpoint import from_tree, to_tree
+from exogym.elastic_sampler import SharedWork
 from exogym.errors import SettingError
-from exogym.shared_work import SharedWork
+from exogym.state.tree import from_tree, to_tree
 
 HOSTS = ("ada", "bob", "cy", "dee")
 EPOCHS = 3

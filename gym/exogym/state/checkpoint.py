@@ -6,19 +6,18 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from exogym.errors import CheckpointError
+from exogym.state.tree import from_tree, to_tree
 
 FORMAT = 2
 About = dict[str, Any]  # what can be told of a checkpoint without its tensors: JSON
@@ -151,74 +150,6 @@ class Checkpoints:
             return record if whole and (record["format"], record["number"]) == (FORMAT, number) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Of every generator that a model may draw from on this rank (SpecAugment uses numpy's)."""
-    name, keys, *rest = np.random.get_state()
-    state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
-    state["torch"] = torch.get_rng_state()
-    if device.type in ("cuda", "mps"):
-        state["device"] = getattr(torch, device.type).get_rng_state()
-    return state
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    random.setstate(state["python"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if "device" in state and device.type in ("cuda", "mps"):
-        getattr(torch, device.type).set_rng_state(state["device"])
-
-
-def to_tree(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`."""
-    if isinstance(value, torch.Tensor):
-        name = str(len(tensors))
-        tensors[name] = value.detach().cpu().contiguous()
-        return {"tensor": name}
-    if isinstance(value, dict):
-        return {"dict": [[to_tree(key, tensors), to_tree(item, tensors)] for key, item in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [to_tree(item, tensors) for item in value]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise CheckpointError(f"a {type(value).__name__} cannot be part of a checkpoint")
-
-
-def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    [(kind, content)] = tree.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {from_tree(key, tensors): from_tree(item, tensors) for key, item in content}
-    items = [from_tree(item, tensors) for item in content]
-    return tuple(items) if kind == "tuple" else items
-
-
-def fingerprint(state: Any) -> int:
-    """64 bits of the hash of a state, as a signed number; the same for states that are equal to the bit."""
-    tensors: dict[str, torch.Tensor] = {}
-    hasher = hashlib.blake2b(json.dumps(_sorted(to_tree(state, tensors))).encode(), digest_size=8)
-    for tensor in tensors.values():
-        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        hasher.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
-    return int.from_bytes(hasher.digest(), "big", signed=True)
-
-
-def _sorted(tree: Any) -> Any:
-    """Dicts that are equal may have their keys in another order."""
-    if not isinstance(tree, dict):
-        return tree
-    [(kind, content)] = tree.items()
-    if kind == "tensor":
-        return tree
-    if kind == "dict":
-        return {kind: sorted(([_sorted(key), _sorted(item)] for key, item in content), key=lambda pair: repr(pair[0]))}
-    return {kind: [_sorted(item) for item in content]}
 
 
 def _part(file: Path) -> Path:

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 
 from exogym.batches import BatchSource
-from exogym.checkpoint import About, Checkpoints, fingerprint, random_state, set_random_state
-from exogym.communication import Comm
+from exogym.comm.comm import Comm
+from exogym.elastic_sampler import SharedWork
 from exogym.errors import CheckpointError, SettingError
-from exogym.shared_work import SharedWork
-from exogym.state_sync import NOT_BEGUN, Offer, Version
+from exogym.random_state import random_state, set_random_state
+from exogym.state.checkpoint import About, Checkpoints
+from exogym.state.state_sync import NOT_BEGUN, Offer, Version
+from exogym.state.tree import fingerprint
 from exogym.strategy.strategy import Strategy
 
 RESCUE_S = 5.0  # that a rescue waits for the end of a change

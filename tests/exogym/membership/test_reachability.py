@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from test_exogym_membership import HOSTS, Meeting, Meetings, any_host
+from test_coordinator import HOSTS, Meeting, Meetings, any_host
 
-from exogym.membership import APART_S, END, ENTER, FRUITLESS, PATIENCE_S, RETURN_S, ROUND, VALIDATION
-from exogym.reachability import UNREACHED_S, Reachability, Unanswered, Wait, largest
+from exogym.membership.coordinator import APART_S, FRUITLESS, PATIENCE_S, RETURN_S
+from exogym.membership.messages import END, ENTER, ROUND, VALIDATION
+from exogym.membership.reachability import Reachability, largest
+from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
 
 FOUR = (*HOSTS, "dee")
 PAIRS = [tuple(pair) for pair in combinations(FOUR, 2)]

@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from exogym.errors import RanksDiverged
-from exogym.membership import (
-    END,
-    ENTER,
-    FRUITLESS,
-    MOST_DIVERGED,
-    PATIENCE_S,
-    RETURN_S,
-    RETURN_SOON_S,
-    ROUND,
-    VALIDATION,
-    Generation,
-    Mailbox,
-    Roster,
-)
+from exogym.membership.client import Mailbox
+from exogym.membership.coordinator import FRUITLESS, MOST_DIVERGED, PATIENCE_S, RETURN_S, RETURN_SOON_S, Roster
+from exogym.membership.messages import END, ENTER, ROUND, VALIDATION, Generation
 
 HOSTS = ("ada", "bob", "cy")
 

@@ -10,7 +10,8 @@ import torch
 from exogym_toys import Steps, Tokens, token_batch
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, TrainNode, digest
-from exogym.communication import ProcessGroupComm, join_local_store, local_store, loopback_interface
+from exogym.comm.local_store import join_local_store, local_store, loopback_interface
+from exogym.comm.process_group import ProcessGroupComm
 from exogym.config import OptimSpec
 from exogym.strategy.optim import exact_from_spec, from_spec
 
@@ -104,9 +105,9 @@ def train(name: str, rank: int, port: int, folder: str) -> None:
 
 def two_ranks(name, capabilities, folder):
     store = local_store()
-    command = f"import test_exogym_exact as t, sys; t.train(sys.argv[1], int(sys.argv[2]), {store.port}, sys.argv[3])"
+    command = f"import test_exact as t, sys; t.train(sys.argv[1], int(sys.argv[2]), {store.port}, sys.argv[3])"
     here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [here, here.parents[1] / "gym"]))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [here, here.parent, here.parents[2] / "gym"]))}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", command, name, str(rank), str(folder / str(rank))],

@@ -13,11 +13,12 @@ import torch
 from exogym_toys import Line, Points, Tokens, run_threads, token_batch
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, NodeFailed, Trainer
-from exogym.communication import ThreadComm, _Shared
-from exogym.elastic import ElasticComm
+from exogym.comm.elastic import ElasticComm
+from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
-from exogym.membership import Mailbox, Roster
+from exogym.membership.client import Mailbox
+from exogym.membership.coordinator import Roster
 
 
 class Sentences(torch.utils.data.Dataset):

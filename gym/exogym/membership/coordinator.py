@@ -1,60 +1,23 @@
-"""Who trains together, and when a round counts. Knows neither tensors nor sockets, and never waits.
-
-A *generation* is an ordered list of live members. One Roster, in the process that started the others, forms generations
-and counts votes; each member hears of it through its Mailbox. All messages are dicts that fit on a line of JSON:
-
-    from the roster   {"type": "generation", "number", "members", "prefix", "amid_round"}     meet there and enter
-                      {"type": "commit", "generation", "vote", "regroup"}       all have done it: it counts
-                      {"type": "out"}                  they go on without it: what it does is void, until it is called
-    from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
-                      {"type": "trouble", "generation", "message"}                   its group does not answer
-                      {"type": "reach", "generation", "waits", "unreached"}    peers who do not answer it
-                      {"type": "exchange"}                           of weights: its link will be full for a while
-                      {"type": "alive"}                                              at something that takes long
-
-Votes of a generation are numbered from 0, the entry. What they are for counts on all members, or on none.
-"""
+"""Who trains together, and when a round counts. Knows neither tensors nor sockets, and never waits."""
 
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from exogym.errors import RanksDiverged
-from exogym.reachability import Pair, Reachability, largest
+from exogym.membership.messages import END, ENTER, ROUND, Generation
+from exogym.membership.reachability import Pair, Reachability, largest
 
-# What votes are for.
-ENTER, ROUND, SYNC, VALIDATION, SHARES, END = "enter", "round", "sync", "validation", "shares", "end"
 PATIENCE_S = 3.0  # between a member's word of trouble and the news of who is lost
 APART_S = 2.0  # between the first news of who cannot reach whom and a choice: others may say more
 # How long to wait for those who have the newest state: where some are there who had it too, and where nobody is.
 RETURN_SOON_S, RETURN_S = 20.0, 600.0
 FRUITLESS = 3  # generations of the same members, without a vote that counted: by then it is known who reaches whom
 MOST_DIVERGED = 3  # times that members may differ, without a round that counted in between
-
-
-@dataclass(frozen=True)
-class Generation:
-    """`prefix` is random and names the place in the store where its members meet.
-
-    amid_round: they go on with a round; otherwise they begin one, and what any of them is amid is void.
-    """
-
-    number: int
-    members: tuple[str, ...]  # in rank order
-    prefix: str
-    amid_round: bool
-
-    @classmethod
-    def of(cls, message: dict[str, Any]) -> Generation:
-        return cls(message["number"], tuple(message["members"]), message["prefix"], message["amid_round"])
-
-    def message(self) -> dict[str, Any]:
-        return {"type": "generation", **asdict(self)}
 
 
 @dataclass
@@ -305,43 +268,3 @@ class Roster:
         """Below min_hosts, or where somebody can be let in. Pairs who found no way to each other only now go on."""
         few = len(self.generation.members) < self.min_hosts
         return not self.stopping and (few or not set(self._choose(self._present)) <= set(self.generation.members))
-
-
-class Mailbox:
-    """What the roster has told one member; filled by a thread that listens, read by the one that trains."""
-
-    def __init__(self) -> None:
-        self._news = threading.Condition()
-        self._generation: Generation | None = None
-        self._commits: dict[tuple[int, int], bool] = {}
-        self._out = False
-
-    def put(self, message: dict[str, Any]) -> None:
-        with self._news:
-            if message["type"] == "generation":
-                self._generation, self._out = Generation.of(message), False
-            elif message["type"] == "out":
-                self._out = True
-            elif message["type"] == "commit":
-                self._commits = {(message["generation"], message["vote"]): message["regroup"]}
-            self._news.notify_all()
-
-    def superseded(self, number: int) -> bool:
-        """Whether there is a later generation than `number`."""
-        return self._generation is not None and self._generation.number > number
-
-    def is_called_anew(self, number: int) -> bool:
-        """Whether the newest generation is later than `number` and begins a round, or one is to be waited for."""
-        return self._out or (self.superseded(number) and not self._generation.amid_round)
-
-    def next_generation(self, after: int) -> Generation:
-        """The newest one, once it is later than number `after`."""
-        with self._news:
-            self._news.wait_for(lambda: self.superseded(after) and not self._out)
-            return self._generation
-
-    def wait_for_commit(self, number: int, vote: int) -> bool | None:
-        """True or False: it counts, and members are to regroup or not. None: it does not, the generation is over."""
-        with self._news:
-            self._news.wait_for(lambda: (number, vote) in self._commits or self.superseded(number))
-            return self._commits.get((number, vote))

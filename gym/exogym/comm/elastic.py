@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from exogym.communication import POLL, Comm
+from exogym.comm.comm import Comm
+from exogym.comm.process_group import POLL
 from exogym.errors import PeerLost, Rejoined
-from exogym.membership import ENTER, ROUND, Generation, Mailbox
-from exogym.reachability import Wait
+from exogym.membership.client import Mailbox
+from exogym.membership.messages import ENTER, ROUND, Generation
+from exogym.membership.waiting import Wait
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0

@@ -9,11 +9,14 @@ import torch
 from exogym_toys import Tokens, token_batch
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, SharedWork, TrainNode
-from exogym.communication import SingleComm, ThreadComm, _Shared
-from exogym.elastic import LARGE_BYTES, ElasticComm
+from exogym.comm.elastic import LARGE_BYTES, ElasticComm
+from exogym.comm.single import SingleComm
+from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import PeerLost
-from exogym.membership import ROUND, VALIDATION, Mailbox, Roster
-from exogym.node_state import NodeState
+from exogym.membership.client import Mailbox
+from exogym.membership.coordinator import Roster
+from exogym.membership.messages import ROUND, VALIDATION
+from exogym.state.node_state import NodeState
 
 HOSTS = ("ada", "bob", "cy")
 SIZE, BATCH = 50, 2

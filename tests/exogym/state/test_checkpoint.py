@@ -5,8 +5,9 @@ import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, TrainNode, checkpoint
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, TrainNode
 from exogym.errors import CheckpointError
+from exogym.state import checkpoint
 
 STATE = {
     "steps": 3,

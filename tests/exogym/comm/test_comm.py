@@ -9,7 +9,8 @@ from exogym_toys import Line, Points, Processes, Steps, run_threads
 from torch.distributed import PrefixStore
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, TrainNode, digest
-from exogym.communication import ProcessGroupComm, join_local_store, local_store
+from exogym.comm.local_store import join_local_store, local_store
+from exogym.comm.process_group import ProcessGroupComm
 from exogym.errors import ExogymError
 
 

@@ -1,0 +1,115 @@
+"""What ranks say to each other, whatever carries it.
+
+All tensors are flat, contiguous and on the CPU. Every rank must make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from exogym.errors import RanksDiverged
+from exogym.membership.messages import ENTER
+
+T = TypeVar("T")
+
+
+class Comm(ABC):
+    """Collectives among `world_size` ranks.
+
+    bytes_sent: payload that this rank put into collectives (what the backend sends on the wire is its own affair).
+    seconds: time spent in them, waiting for slower ranks included.
+    """
+
+    rank: int
+    world_size: int
+    amid_round = False  # whether this group was formed for ranks to end a round that they had begun in another
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        self.seconds = 0.0
+        self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last round, by epoch
+        self.position: tuple[int, ...] = ()  # of this rank in the work: the same on all when a round ends
+        self.on_commit: Callable[[str], None] = lambda what: None  # called as soon as a joint action counts
+
+    @abstractmethod
+    def all_reduce_(self, flat: Tensor) -> None:
+        """Replace `flat` on every rank by the sum over ranks, with the same bits on all. Raises PeerLost."""
+
+    @abstractmethod
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        """Replace `flat` on every rank by that of rank `src`."""
+
+    @abstractmethod
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """The ranks' tensors (equal shapes) in rank order."""
+
+    @abstractmethod
+    def send(self, flat: Tensor, dst: int) -> None: ...
+
+    @abstractmethod
+    def recv(self, flat: Tensor, src: int) -> None:
+        """Fill `flat` with what rank `src` sent."""
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """A name for each rank, which stays the same when ranks are numbered anew."""
+        return tuple(f"rank{rank}" for rank in range(self.world_size))
+
+    @property
+    def generation(self) -> int:
+        """Counts the groups that this communicator has been; buffers must not outlive theirs."""
+        return 0
+
+    def enter(self, enter: Callable[[], int]) -> None:
+        """Meet the others. `enter` makes ranks agree on a common state, and returns its digest."""
+        enter()
+        self.on_commit(ENTER)
+
+    def together(self, what: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda _: {}) -> T:
+        """work() with its collectives, as one action of all ranks.
+
+        A group that survives losses repeats it until all of its ranks have done it: until then work() must change
+        nothing that it needs again. `what` is one of the kinds of votes in membership.py; what `about` makes of the
+        result goes with this rank's.
+        """
+        result = work()
+        self.on_commit(what)
+        return result
+
+    def compare(self, digest: int, where: str) -> None:
+        """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
+        digests = [int(t) for t in self.all_gather(torch.tensor([digest]))]
+        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if others:
+            raise RanksDiverged(f"after {where} the weights of rank {others} are not those of rank 0")
+
+    def regroup(self) -> None:  # noqa: B027
+        """Between rounds: let in who is waiting."""
+
+    def look_up(self) -> None:  # noqa: B027
+        """Between steps. Raises Rejoined if the others have gone on without this rank, and now call it."""
+
+    def alive(self) -> None:  # noqa: B027
+        """This rank is at something that takes long, and makes progress."""
+
+    def close(self) -> None:  # noqa: B027  (most have nothing to leave)
+        """Leave. Safe after PeerLost and when called twice."""
+
+    @contextmanager
+    def _counted(self, *sent: Tensor) -> Iterator[None]:
+        self.bytes_sent += sum(t.numel() * t.element_size() for t in sent)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - started

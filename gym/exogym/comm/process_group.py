@@ -1,0 +1,186 @@
+"""Ranks joined by a torch.distributed process group. The only file that touches torch.distributed's collectives."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from exogym.comm.comm import Comm
+from exogym.errors import ExogymError, PeerLost
+
+DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
+POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
+
+
+class ProcessGroupComm(Comm):
+    """A torch.distributed process group; gloo's are kept out of torch's global state, so that several may follow.
+
+    Collectives start asynchronously and are polled, so that a peer that is silent for `timeout` seconds becomes
+    PeerLost, and so does `interrupted()` when it turns true, also in a process where signals cannot. `store` outlives
+    the group: give each group that forms over it a PrefixStore of its own. For gloo between machines set
+    GLOO_SOCKET_IFNAME before this. Backends other than gloo allow one group at a time in a process.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        store: dist.Store,
+        backend: str = "gloo",
+        timeout: float = DEFAULT_TIMEOUT,
+        interrupted: Callable[[], bool] = lambda: False,
+    ):
+        super().__init__()
+        self.rank, self.world_size, self.timeout = rank, world_size, timeout
+        self._work: dist.Work | None = None
+        self._buffers: tuple[Tensor, ...] = ()
+        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._interrupted = interrupted
+        self._lost: PeerLost | None = None
+        self._global = backend != "gloo"
+        # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
+        wait = timedelta(seconds=timeout)
+        try:
+            if self._global:
+                dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=wait)
+                self._group = dist.group.WORLD
+            else:
+                self._group = dist.ProcessGroupGloo(store, rank, world_size, wait)
+        except RuntimeError as error:
+            raise PeerLost(
+                f"rank {rank} of {world_size} could not join the {backend} group: {_brief(error)}"
+            ) from error
+
+    def all_reduce_(self, flat: Tensor) -> None:
+        with self._counted(flat), self._staged(flat) as tensor:
+            self._wait(lambda: self._group.allreduce([tensor]), "all_reduce", tensor)
+
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        sent = [flat] if src == self.rank else []
+        with self._counted(*sent), self._staged(flat) as tensor:
+            self._wait(lambda: self._group.broadcast([tensor], options), "broadcast", tensor)
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        with self._counted(flat), self._staged(flat) as tensor:
+            gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+            self._wait(lambda: self._group.allgather([gathered], [tensor]), "all_gather", tensor, *gathered)
+        return [t.cpu() for t in gathered]
+
+    def send(self, flat: Tensor, dst: int) -> None:
+        with self._counted(flat), self._staged(flat) as tensor:
+            self._wait_whole(lambda: self._group.send([tensor], dst, 0), f"send to rank {dst}", tensor)
+
+    def recv(self, flat: Tensor, src: int) -> None:
+        with self._counted(), self._staged(flat) as tensor:
+            self._wait_whole(lambda: self._group.recv([tensor], src, 0), f"receive from rank {src}", tensor)
+
+    def barrier(self) -> None:
+        self.all_reduce_(torch.zeros(1))
+
+    def close(self) -> None:
+        if self._group is None:
+            return
+        group, self._group = self._group, None
+        if self._lost and self._work is not None:
+            _abandoned.append((group, self._work, self._buffers))
+        self._work, self._buffers = None, ()
+        if self._global:
+            dist.destroy_process_group()
+        del group
+        # Dropping one whose work is still in flight would block until its timeout.
+        _abandoned[:] = [kept for kept in _abandoned if not kept[1].is_completed()]
+
+    @contextmanager
+    def _staged(self, flat: Tensor) -> Iterator[Tensor]:
+        tensor = flat.to(self._device)
+        yield tensor
+        if tensor is not flat:
+            flat.copy_(tensor)
+
+    def _wait(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
+        self._poll(start, what, buffers, lambda work: _finished(work, POLL))
+
+    def _wait_whole(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
+        """For send and receive, where gloo cuts the connection when a wait ends early."""
+        outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+
+        def wait(work: dist.Work) -> None:
+            try:
+                work.wait(timedelta(seconds=self.timeout))
+                outcome.put(None)
+            except RuntimeError as error:
+                outcome.put(error)
+
+        def begin() -> dist.Work:
+            work = start()
+            threading.Thread(target=wait, args=(work,), daemon=True).start()
+            return work
+
+        def finished(_: dist.Work) -> bool:
+            try:
+                error = outcome.get(timeout=POLL)
+            except queue.Empty:
+                return False
+            if error:
+                raise error
+            return True
+
+        self._poll(begin, what, buffers, finished)
+
+    def _poll(
+        self,
+        start: Callable[[], dist.Work],
+        what: str,
+        buffers: tuple[Tensor, ...],
+        finished: Callable[[dist.Work], bool],
+    ) -> None:
+        if self._lost:
+            raise self._lost
+        if self._group is None:
+            raise ExogymError(f"{what} on a closed communicator")
+        deadline = time.monotonic() + self.timeout
+        try:
+            self._work, self._buffers = None, buffers
+            if self._interrupted():
+                raise RuntimeError("interrupted")
+            self._work = start()
+            while not finished(self._work):
+                if self._interrupted():
+                    raise RuntimeError("interrupted")
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no answer within {self.timeout:g} s")
+            self._work, self._buffers = None, ()
+        except RuntimeError as error:
+            self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {_brief(error)}")
+            raise self._lost from error
+
+
+# Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
+_abandoned: list[tuple[dist.ProcessGroup, dist.Work, tuple[Tensor, ...]]] = []
+
+
+def _finished(work: dist.Work, poll: float) -> bool:
+    """Wait for `poll` seconds at most. Raises RuntimeError if the work failed."""
+    try:
+        work.wait(timedelta(seconds=poll))
+        return True
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+    work.wait()
+    return True
+
+
+def _brief(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300]

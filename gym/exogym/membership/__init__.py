@@ -1,0 +1,1 @@
+"""Which ranks train together: the coordinator decides, each rank has a client of it."""
