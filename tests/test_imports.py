@@ -35,7 +35,8 @@ FLOORS = [
     ["exogym.strategy", "whisper_tuner.model"],
     ["exogym.comm", "whisper_tuner.data"],
     ["exogym.membership"],
-    ["exogym.batches", "exogym.elastic_sampler"],
+    ["exogym.elastic_sampler"],
+    ["exogym.batches"],
     ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
     ["exogym.errors", "whisper_tuner"],
 ]
