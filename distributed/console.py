@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from whisper_tuner.errors import ExitStatus, RunError
+from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.runs import is_running, read_events
 
 LINE_EVERY_S = 10.0  # between plain lines about one host
@@ -202,10 +204,12 @@ class Attached:
             os.kill(self._pid, number)
 
 
+@as_ctrl_c(signal.SIGTERM)
 def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Console, *, position: int = 0) -> ExitStatus:
     """Show a run until it ends, its events from byte `position` on.
 
-    Ctrl-C is passed on to the launcher: once to stop in order, twice to stop now.
+    Ctrl-C and SIGTERM are passed on to the launcher: once to stop in order, twice to stop now. As SIGTERM, because a
+    launcher that was started in the background has SIGINT ignored until it is ready.
 
     Raises RunError if the launcher vanishes without a last word.
     """
@@ -221,6 +225,9 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Consol
                 for event in events:
                     view.take(event)
                 _show(view, console, live)
+                if gone and view.end is None and interrupts:
+                    console.print(f"stopped at once; what it has: multimac runs show {run_dir.name}", soft_wrap=True)
+                    return ExitStatus.INTERRUPTED
                 if gone and view.end is None:
                     raise RunError(
                         f"the launcher ended without a word (status {launcher.returncode})",
@@ -231,7 +238,7 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Consol
             except KeyboardInterrupt:
                 gone = False  # the last words may not have been read yet
                 interrupts += 1
-                launcher.send_signal(2)
+                launcher.send_signal(signal.SIGTERM)
                 last = interrupts > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
                 word = "stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now"
                 console.print(word)
