@@ -6,6 +6,7 @@ Everything heavy is imported inside the commands: `--help` must answer at once.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from typing import Annotated
 import typer
 
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.interrupts import as_ctrl_c
 
 PROJECT = Path(__file__).resolve().parent
 if str(PROJECT / "gym") not in sys.path:
@@ -310,7 +312,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
-        status = app(arguments, standalone_mode=False)
+        with as_ctrl_c(signal.SIGTERM):
+            status = app(arguments, standalone_mode=False)
         return int(status or ExitStatus.OK)
     except TunerError as error:
         typer.secho(f"error: {error}", err=True, fg="red")

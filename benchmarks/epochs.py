@@ -36,7 +36,7 @@ START = """
 import sys
 from pathlib import Path
 sys.path[:0] = [".", "gym"]
-from distributed.commands.train import finetune
+from multimac.commands.train import finetune
 sys.exit(finetune(Path(sys.argv[1]), "epochs", ranks=int(sys.argv[2])))
 """
 HEAD = ("ranks", "epochs", "WER of each seed", "mean", "s for each run", "above half the epochs by", "noise")

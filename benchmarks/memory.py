@@ -45,7 +45,7 @@ START = """
 import sys
 from pathlib import Path
 sys.path[:0] = [".", "gym"]
-from distributed.commands.train import finetune
+from multimac.commands.train import finetune
 sys.exit(finetune(Path(sys.argv[1]), "rounds", ranks=2))
 """
 EVERY_S = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a lab that is half built is taken down
     try:
         return run(parser().parse_args())
     except LabError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from whisper_tuner.errors import ExitStatus, RunError
+from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.text import duration, size
 
 LINE_EVERY_S = 10.0  # between plain lines about one host: often enough to see it live, few enough to read
@@ -64,10 +66,12 @@ class Attached:
             os.kill(self._pid, number)
 
 
+@as_ctrl_c(signal.SIGTERM)
 def follow(run_dir: Path, launcher: subprocess.Popen | Attached, screen: Screen, *, position: int = 0) -> ExitStatus:
     """Show a run until it ends, its events from byte `position` on.
 
-    Ctrl-C is passed on to the launcher: once to stop in order, twice to stop now.
+    Ctrl-C and SIGTERM are passed on to the launcher: once to stop in order, twice to stop now. As SIGTERM, because a
+    launcher that was started in the background has SIGINT ignored until it is ready.
 
     Raises RunError if the launcher vanishes without a last word.
     """
@@ -82,6 +86,9 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, screen: Screen,
                 screen.print(line)
             view.lines.clear()
             screen.update(view)
+            if gone and view.end is None and interrupts:
+                screen.print(f"stopped at once; what it has: multimac runs show {run_dir.name}")
+                return ExitStatus.INTERRUPTED
             if gone and view.end is None:
                 raise RunError(
                     f"the launcher ended without a word (status {launcher.returncode})",
@@ -92,7 +99,7 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, screen: Screen,
         except KeyboardInterrupt:
             gone = False  # the last words may not have been read yet
             interrupts += 1
-            launcher.send_signal(2)
+            launcher.send_signal(signal.SIGTERM)
             last = interrupts > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
             screen.print("stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now")
     status = ExitStatus(view.end["status"])

@@ -138,11 +138,11 @@ def log(line: str) -> None:
 def main() -> int:
     run_dir = Path(sys.argv[1])
     with only_one(run_dir):
-        keep_awake(os.getpid())  # while the master sleeps nobody trains
         launcher = Launcher(run_dir, resume="--resume" in sys.argv[2:])
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, launcher.interrupt)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        keep_awake(os.getpid())  # while the master sleeps nobody trains
         return launcher.run()
 
 

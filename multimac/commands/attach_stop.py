@@ -20,10 +20,14 @@ from whisper_tuner.errors import ExitStatus, RunError
 
 def detached(console: Console, run_dir: Path, launcher: subprocess.Popen) -> ExitStatus:
     """Wait until others can tell that the run is going on, and say how to come back to it."""
-    while launcher_pid(run_dir) is None:
-        if launcher.poll() is not None:
-            return follow(run_dir, launcher, console)  # its last words, or that there are none
-        time.sleep(0.05)
+    try:
+        while launcher_pid(run_dir) is None:
+            if launcher.poll() is not None:
+                return follow(run_dir, launcher, console)  # its last words, or that there are none
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        launcher.send_signal(signal.SIGTERM)
+        raise
     console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
@@ -40,7 +44,7 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     run_dir, pid = _going_on(folders, name)
     console = Console(highlight=False, markup=False)
     for _ in range(2 if now else 1):
-        Attached(run_dir, pid).send_signal(signal.SIGINT)
+        Attached(run_dir, pid).send_signal(signal.SIGTERM)
         time.sleep(0.2)
     evaluating = read_run(run_dir).message == "evaluate"  # there is nothing to finish and save then
     console.print("stopping now" if now or evaluating else "finishing the step, then saving")

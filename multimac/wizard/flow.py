@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 
@@ -44,7 +44,7 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
         raise ConfigError(f"--save-answers {save_answers_to}: there is no such folder")
     if save_answers_to and save_answers_to.is_dir():
         raise ConfigError(f"--save-answers {save_answers_to} is a folder", remedy="Name a file in it.")
-    with _hangup_interrupts(), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
+    with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:
             draft, start = ask(questions, config.absolute(), Path(scratch), console)
         except KeyboardInterrupt:
@@ -99,21 +99,6 @@ def _questions(answers: Path | None) -> Questions:
             remedy="Run it in a terminal, or answer from a file: python wizard.py --answers FILE",
         )
     return OnTerminal()
-
-
-@contextlib.contextmanager
-def _hangup_interrupts() -> Iterator[None]:
-    """A closed terminal or a polite kill is as good as Ctrl-C, as long as questions are asked."""
-
-    def interrupt(*_signal: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _banner(console: Console) -> None:

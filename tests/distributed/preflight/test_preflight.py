@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -198,7 +199,8 @@ def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
     assert report.hosts[1].space["root"] == worker.project_path
 
 
-def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path, number):
     hosts = tmp_path / "hosts.json"
     entry = {"host": "127.0.0.1", "ssh_port": worker.port, "ssh_key_path": str(worker.key_path)}
     hosts.write_text(json.dumps({"master": "localhost", "workers": [entry | {"python_env": sys.executable}]}))
@@ -206,7 +208,7 @@ def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path):
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: len(agents()) >= 2 or process.poll() is not None, 20)
     assert process.poll() is None, process.communicate()
-    process.send_signal(2)
+    process.send_signal(number)
     assert process.wait(10) == ExitStatus.INTERRUPTED
     wait_until_no_agent_is_left()
 

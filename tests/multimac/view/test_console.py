@@ -1,7 +1,10 @@
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from rich.console import Console
@@ -36,6 +39,16 @@ def test_a_run_in_plain_lines(tmp_path):
     assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, round 0, sent 0 B, 0:06 left" in text
     assert "h2: skipped: clip.wav: damaged" in text
     assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
+
+
+def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_path):
+    (tmp_path / "events.jsonl").write_text("")
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    console = Console(file=io.StringIO(), width=100)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert follow(tmp_path, launcher, console) == ExitStatus.INTERRUPTED
+    assert launcher.wait() == -signal.SIGTERM
+    assert "stopped at once; what it has: multimac runs show" in console.file.getvalue()
 
 
 START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"}
