@@ -17,9 +17,9 @@ pytestmark = [
 ]
 SETUP = """
 import sys
-from distributed.environment import setup
-from distributed.hosts import load_hosts
-from distributed.remote import Remote
+from distributed.hosts.environment import setup
+from distributed.plan.hosts_file import load_hosts
+from distributed.ssh.connection import Remote
 
 remotes = [Remote.connect(host) for host in load_hosts(sys.argv[1]).workers]
 for done in setup(remotes, lambda host, text: print(f"{host}: {text}", file=sys.stderr)):

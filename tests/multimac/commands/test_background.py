@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_going_on import CONFIG
+from test_attach_stop import CONFIG
 from waiting import wait_until
 
 from distributed.run_dir.folder import is_running, launcher_pid
