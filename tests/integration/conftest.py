@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,9 +103,14 @@ class Runner:
         wait_until(lambda: not self.left_over(), seconds, tell=self.left_over)
 
 
+@pytest.fixture(scope="module")
+def runner_in(lab) -> Callable[[Path], Runner]:
+    return partial(Runner, lab)
+
+
 @pytest.fixture
-def runner(lab, tmp_path) -> Runner:
-    yield Runner(lab, tmp_path)
+def runner(lab, runner_in, tmp_path) -> Runner:
+    yield runner_in(tmp_path)
     for name in lab.hosts:
         lab.link(name, up=True)
         lab.pass_all(name)

@@ -156,4 +156,4 @@ def test_a_cable_pulled_in_the_middle_leaves_nothing_behind(lab, runner):
     assert time.monotonic() - begin < 18
     assert process.returncode == 5 and lab["h3"].address in err, out + err
     wait_until_no_agent_is_left(lab, 3, "h1", "h2")
-    wait_until_no_agent_is_left(lab, 30, "h3")
+    lab.kill("h3", AGENT)  # its own alarm, 25 s after it began, is tested on loopback

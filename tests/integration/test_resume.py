@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import signal
 import sys
 from pathlib import Path
 
@@ -44,31 +46,42 @@ def resume(runner, *options: str):
     return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
 
 
+@pytest.fixture(scope="module")
+def whole(runner_in, tmp_path_factory):
+    """The digest of a run that nothing has stopped; one for each text."""
+
+    @functools.cache
+    def digest_of(text: str) -> str:
+        runner = runner_in(tmp_path_factory.mktemp("whole"))
+        runner.run("d", "h2", text=text)
+        return digest(runner.run_dir)
+
+    return digest_of
+
+
 @pytest.mark.parametrize(
     "text", [DILOCO, pytest.param(ALL_REDUCE, marks=pytest.mark.slow)], ids=["diloco", "allreduce"]
 )
-def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, text):
-    runner.run("d", "h2", text=text)
-    whole = runner.run_dir
+def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, whole, text):
+    expected = whole(text)
     process = runner.start("d", "h2", text=text)
     wait_for_step(runner, 7)
     runner.lab["h1"].signal(2, "cli_typer.py")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
-    assert runner.run_dir != whole and f"--resume {runner.run_dir}" in out
+    assert f"--resume {runner.run_dir}" in out
     done = resume(runner)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "goes on after step" in done.stdout
-    assert digest(runner.run_dir) == digest(whole)
+    assert digest(runner.run_dir) == expected
     assert not (runner.run_dir / "checkpoints").exists()
     assert not list(Path(runner.lab["h1"].home).glob("project-h2/runs/*"))
     again = resume(runner)
     assert again.returncode == 6 and "is finished" in again.stderr
 
 
-def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner):
-    runner.run("d", "h2", text=DILOCO)
-    whole = runner.run_dir
+def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner, whole):
+    expected = whole(DILOCO)
     process = runner.start("d", "h2", text=DILOCO)
     wait_for_step(runner, 16)
     runner.lab.kill("h1", "distributed.launcher.main")
@@ -80,7 +93,7 @@ def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner)
     newest.write_bytes(data)
     done = resume(runner)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert digest(runner.run_dir) == digest(whole)
+    assert digest(runner.run_dir) == expected
     [went_on] = [event["step"] for event in runner.events("resume") if event["rank"] == 0]
     assert 10 <= went_on < 80
 
@@ -89,7 +102,8 @@ def test_what_cannot_be_resumed(runner):
     process = runner.start("d", "h2", text=DILOCO)
     twice = resume(runner)
     assert twice.returncode == 6 and "is going on" in twice.stderr
-    process.communicate(timeout=120)
+    runner.lab["h1"].signal(signal.SIGTERM, "cli_typer.py")
+    assert process.wait(60) == 130
     (runner.run_dir / "run.json").write_text("{")
     broken = resume(runner)
     assert broken.returncode == 6 and "run.json" in broken.stderr and "start a new one" in broken.stderr
