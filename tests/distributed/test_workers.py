@@ -20,7 +20,7 @@ from distributed.lifeline import LAUNCHER_GONE
 from distributed.machine import LocalMachine
 from distributed.post import PROJECT, environment
 from distributed.workers import Crew
-from exogym.membership import coordinator
+from exogym.membership import blame, coordinator
 from whisper_tuner.errors import DataError, HostError, RunError
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_worker.py"))]
@@ -117,7 +117,7 @@ def hurry(monkeypatch):
         "REACH_S": 0.1,
     }.items():
         monkeypatch.setattr(workers, name, value)
-    monkeypatch.setattr(coordinator, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(blame, "PATIENCE_S", 0.1)
     monkeypatch.setattr(coordinator, "APART_S", 0.3)
 
 
@@ -493,9 +493,9 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
         train()
     """
     run = crew_of(TRAIN, never_enters)
-    run.at("generation", coordinator.FRUITLESS + 3, run.stop)
+    run.at("generation", blame.FRUITLESS + 3, run.stop)
     run.work()
-    assert run.generations() == ["01"] * (coordinator.FRUITLESS + 1) + ["0", "01"]
+    assert run.generations() == ["01"] * (blame.FRUITLESS + 1) + ["0", "01"]
     assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [
         ("host1", "the others cannot connect to it: another network, or a firewall?")
     ]
