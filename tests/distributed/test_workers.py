@@ -488,7 +488,7 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
         send_event({"type": "ready"})
         number = 0
         while life == 1:
-            number = line.mailbox.next_generation(after=number).number
+            number = line.coordinator.next_generation(after=number).number
             send_event({"type": "trouble", "generation": number, "message": "no route"})
         train()
     """
@@ -497,7 +497,7 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
     run.work()
     assert run.generations() == ["01"] * (blame.FRUITLESS + 1) + ["0", "01"]
     assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [
-        ("host1", "the others cannot connect to it: another network, or a firewall?")
+        ("host1", "the others cannot connect to it: another network, or a firewall? (host1: no route)")
     ]
 
 
@@ -905,11 +905,11 @@ me, go_on = {me}, _vote
 send_event({{"type": "listens", "address": "127.0.0.1", "port": 4000 + me}})
 
 def stuck():
-    news = line.mailbox._generation
+    news = line.coordinator._generation
     return Path("cut").exists() and news is not None and {{"host1", "host2"}} <= set(news.members)
 
 def _vote(number, vote, what):
-    while stuck() and not line.mailbox.superseded(number):
+    while stuck() and not line.coordinator.is_superseded(number):
         time.sleep(0.02)
     return go_on(number, vote, what)
 
@@ -918,7 +918,7 @@ def report():
     while True:
         time.sleep(0.05)
         unreached = [["127.0.0.1", 4003 - me]] if me and Path("cut").exists() else []
-        if (unreached or told) and (news := line.mailbox._generation):
+        if (unreached or told) and (news := line.coordinator._generation):
             about = {{"generation": news.number, "waits": stuck(), "unreached": unreached}}
             send_event({{"type": "reach", **about}})
         told = bool(unreached)

@@ -9,7 +9,7 @@ from distributed.event_lines import send_event
 from distributed.lifeline import Lifeline
 
 line = Lifeline(sys.stdin.buffer)
-line.mailbox.put = lambda message: send_event({"type": "echo", "n": message["n"]})
+line.coordinator.put = lambda message: send_event({"type": "echo", "n": message["n"]})
 line.open_door(Path(sys.argv[1]))
 
 

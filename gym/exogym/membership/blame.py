@@ -36,18 +36,16 @@ class Trouble:
         return self.since is not None and now - self.since >= PATIENCE_S
 
     def suspect(self, members: Sequence[str], *, voted: Collection[str], proven: Collection[str]) -> Blame:
-        """The most likely culprit among `members` (in rank order).
+        """The most likely culprit among `members` (in rank order): one that has not voted.
 
-        A minority is suspected: those who stay silent while most report trouble, or the few who report it alone.
-        Among equals, one that has not yet agreed on anything with the others (is not `proven`), then the last in rank.
+        The smaller group is suspected: those who stay silent while most report trouble, or the few who report it alone.
+        In it one that has not yet agreed on anything with the others (is not `proven`), then the last in rank.
         """
         silent = [host for host in members if host not in self.reports and host not in voted]
         reporting = [host for host in members if host in self.reports]
-        suspects: Sequence[str] = members
-        if silent and reporting and len(silent) != len(reporting):
-            suspects = min(silent, reporting, key=len)
-        elif silent and not reporting:
-            suspects = silent
+        groups = [group for group in (silent, reporting) if group] or [list(members)]
+        smallest = min(map(len, groups))
+        suspects = [host for host in members if any(host in group for group in groups if len(group) == smallest)]
         unproven = [host for host in suspects if host not in proven]
         said = "; ".join(f"{host}: {message}" for host, message in self.reports.items())
         return Blame((unproven or suspects)[-1], said)

@@ -93,7 +93,8 @@ class Checkpoints:
             index_part.touch(mode=0o600)
             index_part.write_text(json.dumps(record), encoding="utf-8")
             rename_durably((weights_part, weights), (index_part, index))  # one that was there before is gone then
-            sync(self.folder)
+            for folder in (self.folder, self.folder.parent):  # which may be new
+                sync(folder)
             size = weights.stat().st_size + index.stat().st_size
         except (OSError, SafetensorError) as error:
             _unlink(weights_part, index_part)

@@ -453,6 +453,15 @@ def test_the_only_one_that_does_not_even_report_trouble_is_given_up(meeting, hos
     assert given_up(meeting, *(other for other in HOSTS if other != host)) == host
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_only_one_in_trouble_is_given_up_where_all_others_have_voted(meeting, host):
+    for _ in range(FRUITLESS + 1):
+        meeting.vote(STATE_SYNC, *(other for other in HOSTS if other != host))
+        meeting.trouble(host)
+        blamed = meeting.wait(PATIENCE_S)
+    assert blamed == host
+
+
 @pytest.mark.parametrize("newcomer", HOSTS)
 @pytest.mark.parametrize("reporting", [(), HOSTS])
 def test_where_nothing_tells_them_apart_a_newcomer_is_given_up(meeting, newcomer, reporting):
