@@ -33,12 +33,13 @@ FLOORS = [
     ["exogym", "whisper_tuner.eval"],
     ["exogym.state", "whisper_tuner.export"],
     ["exogym.strategy", "whisper_tuner.model"],
+    ["exogym.fixed_sampler"],
+    ["exogym.elastic_sampler"],
     ["exogym.comm", "whisper_tuner.data"],
     ["exogym.membership"],
-    ["exogym.elastic_sampler"],
     ["exogym.batches"],
     ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
-    ["exogym.errors", "whisper_tuner"],
+    ["exogym.errors", "exogym.files", "exogym.mean", "whisper_tuner"],
 ]
 FLOOR = {room: -number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -1,8 +1,8 @@
 """The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
 
 The launcher writes lines to the worker's stdin: the RunSpec, then `beat` twice a second, `stop`, `save` or `quit`, and
-as JSON what the roster says (see exogym.membership), {"type": "unsent", "files"} for audio that cannot be sent, and
-{"type": "peers", "peers"} for where the other workers listen (see peer_probe.py).
+as JSON what the coordinator says (see exogym.membership.messages), {"type": "unsent", "files"} for audio that cannot
+be sent, and {"type": "peers", "peers"} for where the other workers listen (see peer_probe.py).
 The worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints;
 its beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
 
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from exogym.membership.client import Mailbox
+from exogym.membership.client import CoordinatorClient
 
 from .messages import output, send_event
 from .relay import GREETING_S
@@ -48,7 +48,7 @@ class Lifeline:
     def __init__(self, stream: BinaryIO, silence_s: float = SILENCE_S):
         self.stopping = threading.Event()
         self.saving = threading.Event()
-        self.mailbox = Mailbox()
+        self.coordinator = CoordinatorClient()
         self.unsent: set[str] = set()
         self.rescue: Callable[[], None] = lambda: None
         self.meet: Callable[[list], None] = lambda peers: None
@@ -140,7 +140,7 @@ class Lifeline:
         elif message["type"] == "peers":
             self.meet(message["peers"])
         else:
-            self.mailbox.put(message)
+            self.coordinator.put(message)
 
     def _count_silence(self) -> None:
         """In ticks of its own and not by a clock: after a sleep the launcher gets its time to say something."""

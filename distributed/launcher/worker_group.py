@@ -16,7 +16,7 @@ from distributed.control.endpoint import endpoint
 from distributed.control.messages import split_line
 from distributed.ssh.machine import Process
 from exogym.errors import RanksDiverged
-from exogym.membership.coordinator import Roster
+from exogym.membership.coordinator import Coordinator
 from exogym.membership.waiting import UNREACHED_S
 from whisper_tuner.errors import HostError, RunError, TunerError
 
@@ -64,7 +64,14 @@ class Crew:
         self.workers = {post.name: Worker(post) for post in posts}
         self.saver: Worker | None = None
         self._events, self._log, self._patience_s = events, log, patience_s
-        self.roster = Roster(list(self.workers), self._send, self._roster_event, min_hosts, resumed)
+        self.roster = Coordinator(
+            list(self.workers),
+            self._send,
+            self._roster_event,
+            clock=time.monotonic,
+            min_hosts=min_hosts,
+            resumed=resumed,
+        )
         self._inbox: queue.SimpleQueue[tuple[Worker, int, str, object]] = queue.SimpleQueue()
         self._attempts = 0
         self._slowest_step = self._slowest_round = 0.0
@@ -127,8 +134,10 @@ class Crew:
         self._take(0.25)
         self._look_for_silence()
         self._look_for_stuck()
-        if blamed := self.roster.tick():
-            self._drop(self.workers[blamed], "the others cannot connect to it: another network, or a firewall?")
+        if blame := self.roster.tick():
+            said = f" ({blame.said})" if blame.said else ""
+            what = f"the others cannot connect to it: another network, or a firewall?{said}"
+            self._drop(self.workers[blame.host], what)
         for worker in self.workers.values():
             if self._is_due(worker):
                 self._start(worker)
@@ -277,10 +286,10 @@ class Crew:
         behind = [worker for worker in members if worker.steps < ahead]
         if behind and quiet > max(self._patience_s, STUCK_FACTOR * self._slowest_step):
             self._drop(behind[0], f"made no step for {quiet:.0f} s while others were waiting for it")
-        elif quiet > (self._patience_s if self.roster.is_entering else self._round_limit()):
+        elif quiet > (self._patience_s if self.roster.is_syncing else self._round_limit()):
             for worker in members:
                 worker.last_moved = time.monotonic()
-            self.roster.trouble(members[0].name, {"generation": generation.number})
+            self.roster.stalled()
 
     def _round_limit(self) -> float:
         """Seconds that an exchange of all weights may take."""

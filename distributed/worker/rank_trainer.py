@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -43,8 +42,8 @@ class RankTrainer(Trainer):
         self.spec, self.lifeline = spec, lifeline
 
     def _build_connection(self, rank: int) -> Comm:
-        """One generation of ranks after another, as the launcher's roster calls them."""
-        comm = ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.mailbox, send_event, self._join)
+        """One generation of ranks after another, as the launcher's coordinator calls them."""
+        comm = ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.coordinator, send_event, self._join)
         if self.spec.rendezvous:
             meeting = self.spec.rendezvous.address, self.spec.rendezvous.port
             probe = PeerProbe(comm.wait, lambda: self._route().address, meeting, send_event)
@@ -62,13 +61,12 @@ class RankTrainer(Trainer):
             return SingleComm()
         meeting = self.spec.rendezvous
         try:
-            # Left alone gloo resolves the host's own name, and may bind 127.0.0.1.
-            os.environ["GLOO_SOCKET_IFNAME"] = self._route().interface
             store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
             return ProcessGroupComm(
                 rank=rank,
                 world_size=len(generation.members),
                 store=PrefixStore(f"{meeting.prefix}/{generation.prefix}", store),
+                address=self._route().address,
                 timeout=COLLECTIVE_S,
                 interrupted=interrupted,
             )

@@ -13,7 +13,7 @@ from transformers import WhisperForConditionalGeneration
 from distributed.control.channel import Lifeline
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
 from exogym.config import build_strategy
-from exogym.elastic_sampler import SharedWork
+from exogym.elastic_sampler import ElasticSampler
 from exogym.trainer import FitSettings
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import BatchShape, ShardBatches
@@ -122,7 +122,7 @@ class _Data:
         self.train = self._work(profile.train, shuffle=True)
         self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 
-    def _work(self, manifest: Path, *, shuffle: bool) -> SharedWork:
+    def _work(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
         spec, profile = self._spec, self._profile
         # Audio of other hosts' shards is not on this machine, at first.
         samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
@@ -145,4 +145,4 @@ class _Data:
             delivery=self._delivery,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )
-        return SharedWork(batches, spec.hosts, spec.name)
+        return ElasticSampler(batches, spec.hosts, spec.name)

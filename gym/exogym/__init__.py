@@ -7,7 +7,6 @@ import importlib
 
 _HOME = {
     "exogym.batches": ("BatchSource", "DatasetBatches"),
-    "exogym.state.checkpoint": ("Checkpoints",),
     "exogym.comm.comm": ("Comm",),
     "exogym.comm.process_group": ("ProcessGroupComm",),
     "exogym.comm.single": ("SingleComm",),
@@ -16,15 +15,17 @@ _HOME = {
         *("AllReduceConfig", "DiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
         *("build_strategy", "strategy_config"),
     ),
+    "exogym.elastic_sampler": ("ElasticSampler",),
     "exogym.errors": (
         *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "PeerLost", "RanksDiverged", "SettingError"),
     ),
     "exogym.flat": ("FlatParameters", "digest"),
     "exogym.logger": ("CsvLogger", "NullLogger", "Tee"),
-    "exogym.elastic_sampler": ("SharedWork",),
+    "exogym.settings": ("FitSettings", "LoopSettings"),
+    "exogym.state.checkpoint": ("Checkpoints",),
     "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),
     "exogym.train_node": ("TrainNode", "TrainResult"),
-    "exogym.trainer": ("FitSettings", "LocalTrainer", "Trainer"),
+    "exogym.trainer": ("LocalTrainer", "Trainer"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from exogym.errors import SettingError
 from exogym.random_state import random_state, set_random_state
@@ -40,11 +40,9 @@ class BatchSource(Protocol):
 
 
 class DatasetBatches:
-    """A BatchSource over a map-style dataset.
+    """A BatchSource over one rank's own map-style dataset.
 
     batch_size: samples of this rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
-    pad: share by DistributedSampler, which repeats a few samples so that ranks have equally many. Without it (for
-    validation) ranks take every num_nodes-th sample, each sample counts once, and some ranks may have fewer steps.
     may_be_lengthened: each rank has a data set of its own; where another's is longer, this one adds steps without work.
     """
 
@@ -52,14 +50,10 @@ class DatasetBatches:
         self,
         dataset: Dataset,
         *,
-        rank: int = 0,
-        num_nodes: int = 1,
         batch_size: int = 16,
         minibatch_size: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        pad: bool = True,
-        steps_per_epoch: int | None = None,
         may_be_lengthened: bool = False,
         collate: Callable[[list[Any]], Batch] | None = None,
     ):
@@ -70,11 +64,7 @@ class DatasetBatches:
         self.dataset, self.batch_size, self.minibatch_size = dataset, batch_size, minibatch_size or batch_size
         self.may_be_lengthened = may_be_lengthened
         self._collate, self._shuffle, self._seed = collate, shuffle, seed
-        self._unpadded = None if pad else range(rank, len(dataset), num_nodes)
-        if pad and len(dataset):
-            self._sampler = DistributedSampler(dataset, num_nodes, rank, shuffle=shuffle, seed=seed)
-        size = len(self._sampler) if pad and len(dataset) else len(self._unpadded or ())
-        self.steps_per_epoch = math.ceil(size / batch_size) if steps_per_epoch is None else steps_per_epoch
+        self.steps_per_epoch = math.ceil(len(dataset) / batch_size)
 
     def fixed_settings(self) -> dict[str, Any]:
         """See BatchSource."""
@@ -82,7 +72,7 @@ class DatasetBatches:
         return {**about, "seed": self._seed, "data": described(self.dataset)}
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
-        indices = self._indices(epoch)
+        indices = order_of(len(self.dataset), epoch, seed=self._seed, shuffle=self._shuffle).tolist()
         for step in range(first_step, self.steps_per_epoch):
             yield self.read(indices[step * self.batch_size : (step + 1) * self.batch_size])
 
@@ -92,15 +82,9 @@ class DatasetBatches:
         parts = [indices[i : i + size] for i in range(0, len(indices), size)]
         return list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self._collate)) if parts else []
 
-    def _indices(self, epoch: int) -> Sequence[int]:
-        if self._unpadded is not None or not len(self.dataset):
-            return self._unpadded or ()
-        self._sampler.set_epoch(epoch)
-        return list(self._sampler)
 
-
-class DealtDataset:
-    """Any map-style dataset as SharedWork wants it: the rest of an epoch's shuffle in turn to each member."""
+class DatasetSamples:
+    """Any map-style dataset as an ElasticSampler wants it: what is left of an epoch's shuffle in turn."""
 
     def __init__(
         self,
@@ -111,13 +95,13 @@ class DealtDataset:
         shuffle: bool = True,
         seed: int = 0,
     ):
-        self._batches = DatasetBatches(dataset, batch_size=batch_size, minibatch_size=minibatch_size, pad=False)
+        self._batches = DatasetBatches(dataset, batch_size=batch_size, minibatch_size=minibatch_size)
         self._shuffle, self._seed = shuffle, seed
 
     def __len__(self) -> int:
         return len(self._batches.dataset)
 
-    def mark(self) -> dict[str, Any]:
+    def plan_settings(self) -> dict[str, Any]:
         about = {"batch_size": self._batches.batch_size, "shuffle": self._shuffle, "seed": self._seed}
         return {"samples": len(self), **about}
 
@@ -127,8 +111,7 @@ class DealtDataset:
     def plan(
         self, epoch: int, left: torch.Tensor | None, members: Sequence[str], weights: Sequence[float]
     ) -> list[list[list[int]]]:
-        generator = torch.Generator().manual_seed(self._seed + epoch)  # as DistributedSampler does
-        order = torch.randperm(len(self), generator=generator) if self._shuffle else torch.arange(len(self))
+        order = order_of(len(self), epoch, seed=self._seed, shuffle=self._shuffle)
         order = order.tolist() if left is None else order[left[order]].tolist()
         size = self._batches.batch_size
         if len(set(weights)) > 1:
@@ -145,14 +128,21 @@ class DealtDataset:
         ends = [len(order) * part // parts[-1] for part in parts]
         sizes = spread([end - begin for begin, end in pairwise([0, *ends])], steps)
         rest = iter(order)
-        dealt = [[list(islice(rest, size)) for size in at_once] for at_once in zip(*sizes, strict=True)]
-        return [[step[n] for step in dealt] for n in range(len(weights))]
+        steps_of = [[list(islice(rest, size)) for size in at_once] for at_once in zip(*sizes, strict=True)]
+        return [[step[n] for step in steps_of] for n in range(len(weights))]
 
-    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+    def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         pass
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         return map(self._batches.read, steps)
+
+
+def order_of(size: int, epoch: int, *, seed: int, shuffle: bool) -> torch.Tensor:
+    """The numbers of `size` samples in the order of an epoch, as torch's DistributedSampler would have it."""
+    if not shuffle:
+        return torch.arange(size)
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
 
 
 def described(dataset: Dataset) -> str:

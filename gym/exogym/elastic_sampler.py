@@ -1,4 +1,4 @@
-"""Whose turn is which sample: the work of a run, dealt out among ranks that may come and go."""
+"""Which rank trains which samples, where ranks may come and go."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import torch
 from torch import Tensor
 
 from exogym.batches import Batch
+from exogym.comm.comm import Comm
 
 Plan = list[list[list[int]]]  # of an epoch: for each member, for each of its steps, numbers of samples
-Position = tuple[int, int]  # epoch, step in it
+Place = tuple[int, int]  # epoch, step in it
 
 
 class Samples(Protocol):
-    """A data set that can be planned and read in parts; samples are numbered from 0."""
+    """A data set that can be planned and read in parts; samples are numbered from 0.
+
+    It may have a method `describe() -> dict`: what only some ranks may be able to tell about the data, by name, and
+    what must be the same on those that can when a run is resumed.
+    """
 
     def __len__(self) -> int: ...
 
-    def mark(self) -> dict[str, Any]:
-        """What decides about plans, by name, in JSON: all ranks must have the same, also when a run is resumed."""
+    def plan_settings(self) -> dict[str, Any]:
+        """What decides about plans, by name, in JSON: the same on all ranks, also when a run is resumed."""
 
     def plan(self, epoch: int, left: Tensor | None, members: Sequence[str], weights: Sequence[float]) -> Plan:
         """Each sample to one step of one member, all with equally many steps, some of which may be empty.
@@ -32,36 +37,39 @@ class Samples(Protocol):
         rank.
         """
 
-    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+    def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """They will be read, most likely in this order: what takes time to get can be got now."""
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each step."""
 
 
-class SharedWork:
-    """A BatchSource with a ledger: each sample is trained once in an epoch, whoever does it.
+class ElasticSampler:
+    """A BatchSource that knows which samples are done: each is trained once in an epoch, whoever does it.
 
-    A deal among `members` holds from the first unfinished epoch on; its positions are (epoch, step). All ranks make the
-    same calls of `settle` and `deal`, and so know, without asking, who has trained what.
+    `members` share what was left when they were last resharded, from the first unfinished epoch on; places in it are
+    (epoch, step). All ranks make the same calls of `mark_done` and `reshard`, and so know, without asking, who has
+    trained what.
     """
+
+    may_be_lengthened = False
 
     def __init__(self, samples: Samples, members: Sequence[str], member: str):
         self.samples, self.member = samples, member
         self.members, self.weights = tuple(members), (1.0,) * len(members)
         self.first_epoch = 0  # that is not finished
-        self.is_stale = False  # a part of what was dealt will not be trained, for its member is gone
+        self.needs_reshard = False  # a member is gone before it has trained all of its share
         self._done: dict[int, Tensor] = {}  # bool [samples] for each epoch that is begun and not finished
-        self._done_at_deal: dict[int, Tensor] = {}
+        self._done_at_reshard: dict[int, Tensor] = {}
         self._plans: dict[int, Plan] = {}
-        self._whole_steps: int | None = None  # of an epoch of which all was left at the deal
+        self._whole_steps: int | None = None  # of an epoch of which nothing was done at the last reshard
 
     @property
     def steps_per_epoch(self) -> int:
         return self.steps_in(self.first_epoch)
 
     def steps_in(self, epoch: int) -> int:
-        if epoch in self._done_at_deal:
+        if epoch in self._done_at_reshard:
             return len(self._plan(epoch)[0])
         if self._whole_steps is None:
             self._whole_steps = len(self._plan(epoch)[0])
@@ -70,60 +78,78 @@ class SharedWork:
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         return self.samples.read(self._own(epoch)[first_step:])
 
-    def settle(self, since: Position, until: Position, members: Sequence[str]) -> None:
-        """What was dealt to `members` between two positions is trained."""
+    def agree_on_length(self, comm: Comm) -> bool:
+        """All ranks have the same plans."""
+        return False
+
+    def mark_done(self, since: Place, until: Place, members: Sequence[str]) -> None:
+        """`members` have trained their shares between two places."""
         for epoch in range(since[0], until[0] + 1):
             first = since[1] if epoch == since[0] else 0
             last = until[1] if epoch == until[0] else self.steps_in(epoch)
             if last > first:
-                self._settle(epoch, first, last, members)
+                self._mark_done(epoch, first, last, members)
         while (done := self._done.get(self.first_epoch)) is not None and done.all():
             del self._done[self.first_epoch]
-            self._done_at_deal.pop(self.first_epoch, None)
+            self._done_at_reshard.pop(self.first_epoch, None)
             self._plans.pop(self.first_epoch, None)
             self.first_epoch += 1
 
-    def deal(self, members: Sequence[str], weights: Sequence[float] | None = None) -> None:
+    def is_shared_among(self, members: Sequence[str]) -> bool:
+        """Whether each of them, and nobody else, has a share of what is left."""
+        return self.members == tuple(members) and not self.needs_reshard
+
+    def reshard(self, members: Sequence[str], weights: Sequence[float] | None = None) -> None:
         """Share what is left among `members`, in proportion to `weights`."""
         self.members, self.weights = tuple(members), tuple(weights or [1.0] * len(members))
-        self.is_stale = False
-        self._done_at_deal = {epoch: done.clone() for epoch, done in self._done.items()}
+        self.needs_reshard = False
+        self._done_at_reshard = {epoch: done.clone() for epoch, done in self._done.items()}
         self._plans, self._whole_steps = {}, None
 
-    def expect(self, epochs: int | None = None) -> None:
+    def follow(self, members: Sequence[str]) -> None:
+        """Data of which every epoch is the same: `members` share the first one, if others have done so far."""
+        if self.members != tuple(members):
+            self.reshard(members)
+            self.prefetch(epochs=1)
+
+    def prefetch(self, epochs: int | None = None) -> None:
         """Tell the samples what this member is going to read, of a run of so many epochs.
 
-        In later epochs it reads what it reads in the next one, unless there is another deal.
+        In later epochs it reads what it reads in the next one, unless they are resharded.
         """
         soon = [epoch for epoch in (self.first_epoch, self.first_epoch + 1) if epochs is None or epoch < epochs]
-        self.samples.expect([numbers for epoch in soon for numbers in self._own(epoch)])
+        self.samples.prefetch([numbers for epoch in soon for numbers in self._own(epoch)])
 
-    def mark(self) -> int:
+    def knows(self, members: Sequence[str]) -> bool:
+        """Whether all of them have a share."""
+        return set(members) <= set(self.members)
+
+    def fingerprint(self) -> int:
         """64 bits of a hash, the same on ranks that share the same work."""
-        text = json.dumps(self.samples.mark(), sort_keys=True).encode()
+        text = json.dumps(self.samples.plan_settings(), sort_keys=True).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
     def fixed_settings(self) -> dict[str, Any]:
-        """See BatchSource: `mark`, and what only this rank may be able to tell."""
+        """See BatchSource."""
         describe = getattr(self.samples, "describe", None)
-        return self.samples.mark() | (describe() if describe else {})
+        return self.samples.plan_settings() | (describe() if describe else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """The ledger and the deal: what ranks have in common, not copied."""
+        """What is done, and who shares what is left: what ranks have in common, not copied."""
         return {
             "members": self.members,
             "weights": self.weights,
             "first_epoch": self.first_epoch,
-            "is_stale": self.is_stale,
+            "needs_reshard": self.needs_reshard,
             "done": self._done,
-            "done_at_deal": self._done_at_deal,
+            "done_at_reshard": self._done_at_reshard,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.members, self.weights = tuple(state["members"]), tuple(state["weights"])
-        self.first_epoch, self.is_stale = state["first_epoch"], state["is_stale"]
+        self.first_epoch, self.needs_reshard = state["first_epoch"], state["needs_reshard"]
         self._done = {epoch: done.clone() for epoch, done in state["done"].items()}
-        self._done_at_deal = {epoch: done.clone() for epoch, done in state["done_at_deal"].items()}
+        self._done_at_reshard = {epoch: done.clone() for epoch, done in state["done_at_reshard"].items()}
         self._plans, self._whole_steps = {}, None
 
     def _own(self, epoch: int) -> list[list[int]]:
@@ -131,12 +157,12 @@ class SharedWork:
 
     def _plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
-            done = self._done_at_deal.get(epoch)
+            done = self._done_at_reshard.get(epoch)
             left = None if done is None else ~done
             self._plans[epoch] = self.samples.plan(epoch, left, self.members, self.weights)
         return self._plans[epoch]
 
-    def _settle(self, epoch: int, first: int, last: int, members: Sequence[str]) -> None:
+    def _mark_done(self, epoch: int, first: int, last: int, members: Sequence[str]) -> None:
         if epoch not in self._done:
             self._done[epoch] = torch.zeros(len(self.samples), dtype=torch.bool)
         for member, steps in zip(self.members, self._plan(epoch), strict=True):
@@ -144,4 +170,4 @@ class SharedWork:
             if member in members:
                 self._done[epoch][numbers] = True
             elif numbers:
-                self.is_stale = True
+                self.needs_reshard = True

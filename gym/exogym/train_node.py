@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import isfinite
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from exogym import device as devices
-from exogym.batches import Batch, BatchSource, count_samples, sample_ids, tensors, to_device
+from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
-from exogym.elastic_sampler import SharedWork
-from exogym.errors import ExogymError, NotFinite, PeerLost, Rejoined
+from exogym.drift import remove_drift
+from exogym.errors import ExogymError, Rejoined
+from exogym.fixed_sampler import sampler_of
 from exogym.flat import digest
+from exogym.joining import Joining
 from exogym.logger import Events, NullLogger
-from exogym.membership.messages import END, ENTER, ROUND, SHARES, SYNC, VALIDATION
+from exogym.mean import Mean
+from exogym.membership.messages import END, ROUND
+from exogym.micro_batches import Forward, accumulate
+from exogym.non_finite import NonFiniteGuard
+from exogym.progress import Progress
+from exogym.settings import LoopSettings
 from exogym.state.checkpoint import Checkpoints
-from exogym.state.node_state import RESCUE_S, Mean, NodeState
-from exogym.state.state_sync import enter
-from exogym.strategy.strategy import StepResult, Strategy
-
-SPEED_MEMORY = 0.9  # of a step's speed in the next
-MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
-MOST_SKIPPED = 5  # steps in a row without a finite loss, before the run ends
-NAMED = 8  # clips at most in a message
+from exogym.state.node_state import NodeState
+from exogym.state.position import Position, RunLength
+from exogym.state.saved_states import RESCUE_S, NoSavedStates, SavedStates
+from exogym.strategy.strategy import StepResult, Strategy, metered
+from exogym.validation import NoValidation, Validation, modes_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,28 +56,15 @@ class TrainNode:
 
     The model is called as `model(batch)` and returns a mean loss, or `(mean loss, weight)` with the number of target
     tokens that the mean is over; a bare loss has the number of samples for its weight. Ranks may have unequal shares.
-    It runs for `epochs` or `max_steps` optimizer steps, whichever ends first. Validation falls due every `val_interval`
-    steps, or at the end of each epoch, and takes place once ranks next agree: in between each has its own weights.
-    Where it was just dealt out anew it waits for the agreement after that, since its data may be on their way.
     `should_stop` is asked at every step; when it says yes on any rank, all ranks stop at the same agreed weights.
-
-    With `checkpoints` each rank keeps its own state: after every `checkpoint_interval` agreements (rounds, or steps of
-    a strategy without rounds; 0: never), when it is given the state of others, and when it is stopped. `resume` goes on
-    from the newest that all ranks have, bit for bit as if nothing had happened. If there is none that all have, the
-    newest that any has is given to the others, whose inner optimizers start anew; if nobody has one, training starts
-    from the beginning. Epochs, ranks and device may be others then; another model, strategy or data set is refused.
-    A checkpoint that cannot be written is a "warning" event, and training goes on.
-
-    What gives a loss or gradient that is not finite is left out, with a "warning" event; NotFinite after MOST_SKIPPED
-    steps in a row.
+    With `checkpoints` each rank keeps its own state; one that cannot be written is a "warning" event.
+    What gives a loss or gradient that is not finite is left out, with a "warning" event.
 
     In an ElasticComm ranks may be lost, and may come (back) between rounds. What a lost rank trained since the last
-    agreement is dealt out again if `train` is SharedWork; else losing one ends the run with PeerLost. With
-    `auto_shares` it is dealt in proportion to the ranks' measured speeds, anew at every epoch: faster ranks then have
-    larger batches, and a run cannot be repeated bit for bit.
+    agreement is resharded if `train` is an ElasticSampler; else losing one ends the run with PeerLost.
 
-    events gets dicts with `type` start, resume, plan (work was dealt out anew), step, round (at each agreement of a
-    strategy that has rounds, on every rank), drift (ranks had come to differ by rounding, and do no more), validation,
+    events gets dicts with `type` start, resume, plan (work was resharded), step, round (at each agreement of a strategy
+    that has rounds, on every rank), drift (ranks had come to differ by rounding, and do no more), validation,
     checkpoint, stop or warning.
     The caller owns `comm` and closes it, also after an exception.
     """
@@ -88,52 +75,42 @@ class TrainNode:
         comm: Comm,
         strategy: Strategy,
         train: BatchSource,
+        settings: LoopSettings,
         *,
         val: BatchSource | None = None,
-        epochs: int | None = None,
-        max_steps: int | None = None,
-        val_interval: int | None = None,
-        device: str | torch.device | None = None,
-        precision: str = "float32",
         events: Events | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         checkpoints: Checkpoints | None = None,
-        checkpoint_interval: int = 0,
-        resume: bool = False,
-        auto_shares: bool = False,
     ):
-        self.model, self.comm, self.strategy = model, comm, strategy
-        self.train, self.val, self.val_interval = train, val, val_interval
-        self.device = devices.choose(device, local_rank=comm.rank)
-        self.precision = precision
-        self.events = events or NullLogger()
+        self.model, self.comm, self.strategy, self.settings = model, comm, strategy, settings
         self.should_stop = should_stop
-        self.checkpoints, self.checkpoint_interval, self.resume = checkpoints, checkpoint_interval, resume
-        limits = {"epochs": epochs, "max_steps": max_steps}
-        about = {"device": self.device, "resume": resume, "emit": self._emit}
-        self.state = NodeState(strategy, train, comm, checkpoints, **limits, **about)
-        self._epochs, self._auto_shares = epochs, auto_shares
-        self._last_epoch = 0
-        self._ranks = comm.world_size
-        self._dealt_anew = self._received = False
-        self._speed = Mean()  # samples a second, over the last steps
-        self._skipped = self._skipped_in_a_row = 0
-        self._too_many_skipped: NotFinite | None = None
-        self._shapes: list[torch.Size] = []
+        self.device = devices.choose(settings.device, local_rank=comm.rank)
+        self.train = sampler_of(train, comm.members)
+        self.state = NodeState(strategy, self.train, RunLength(settings.num_epochs, settings.max_steps), self.device)
+        self.progress = Progress(events or NullLogger(), comm, self.state)
+        self.saved: SavedStates | NoSavedStates = NoSavedStates()
+        if checkpoints:
+            about = {"resume": settings.resume, "emit": self.progress.emit}
+            self.saved = SavedStates(checkpoints, self.state, comm, **about)
+        self._forward = Forward(model, self.device, settings.precision)
+        self._guard = NonFiniteGuard(self.progress)
+        self._validation: Validation | NoValidation = NoValidation()
+        if val is not None:
+            self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
+        self._joining = Joining(comm, self.state, self.saved, self.progress, resume=settings.resume)
+        self._was_resharded = False
 
     def run(self) -> TrainResult:
         """Raises PeerLost, RanksDiverged, NotFinite, CheckpointError."""
-        started = time.perf_counter()
-        with _modes_kept(self.model):
+        started, state = time.perf_counter(), self.state
+        with modes_kept(self.model):
             self.model.to(self.device).train()
             self.model.zero_grad(set_to_none=True)
-            self.strategy.setup(self.model, self.comm, self.state.total_steps)
-            self._announce()
-            self.comm.on_commit = self._on_commit
-            self.comm.enter(self._enter)
-            stopped = self._until_the_end()
-            self.state.note_written(at_once=True)
-        state = self.state
+            self.strategy.setup(self.model, self.comm, state.total_steps)
+            self.progress.start(self.device)
+            self.comm.join(self._joining)
+            stopped = self._until_all_have_ended()
+            self.saved.note_written(at_once=True)
         return TrainResult(
             steps=state.now.step,
             rounds=state.now.rounds,
@@ -148,362 +125,161 @@ class TrainNode:
         )
 
     def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
-        """See NodeState.save_agreed."""
-        return self.state.save_agreed(patience_s)
+        """See SavedStates.save_agreed."""
+        return self.saved.save_agreed(patience_s)
 
-    # Coming together.
-
-    def _enter(self) -> int:
-        """Come to one state with the others; returns its fingerprint."""
-        state, is_new = self.state, not self.state.has_entered
-        if self.checkpoints:
-            state.settings()  # looks at the data, which nothing should do while they are trained on
-        if not is_new and not self.comm.amid_round:
-            state.back_to_agreed()
-        if state.work is None:
-            self._match_lengths()
-        entered = enter(self.comm, state)
-        state.begin(entered.term, is_given=entered.received)
-        self._received = self._received or (entered.received and self.strategy.agreements > 0)
-        if is_new:
-            if self.resume or entered.checkpoint is not None:
-                anew = not state.has_own and bool(self.strategy.own_state())
-                self._emit("resume", round=state.now.rounds, exactly=entered.exactly, anew=anew)
-        elif entered.received:
-            self.comm.rejoined()
-        return entered.fingerprint
-
-    def _match_lengths(self) -> None:
-        """Data sets that ranks have made for themselves may give unequally many steps."""
-        steps = self.comm.all_gather(torch.tensor([self.train.steps_per_epoch]))
-        longest = max(int(count) for count in steps)
-        if getattr(self.train, "may_be_lengthened", False) and self.train.steps_per_epoch != longest:
-            self.state.lengthen(longest)
-            self._emit("plan", total_steps=self.state.total_steps, hosts=self.comm.world_size)
-
-    def _on_commit(self, what: str) -> None:
-        if what == ENTER:
-            self.state.entered()
-        elif what == ROUND:
-            self.state.begin_change()
-
-    def _until_the_end(self) -> bool:
+    def _until_all_have_ended(self) -> bool:
         """True if somebody asked to stop."""
         while True:
             try:
                 stopped = self._train()
-                self.comm.together(END, lambda: None)
+                self.comm.commit_together(END, lambda: None)
                 return stopped
             except Rejoined:
                 self.model.zero_grad(set_to_none=True)
-                self._last_epoch = self.state.now.epoch
-                self._emit("resume", round=self.state.now.rounds)
+                self.progress.epoch = self.state.now.epoch
+                self.progress.emit("resume", round=self.state.now.rounds)
 
-    # The loop. What ranks do together, and in which order, is decided by their common state alone: so a rank that has
-    # just been given this state does the same as those who have gone through it.
+    # What ranks do together, and in which order, is decided by their common state alone: so a rank that has just been
+    # given this state does the same as those who have gone through it.
 
     def _train(self) -> bool:
         """From the state as it is to the end of the work. True if somebody asked to stop."""
-        if self._received and self.checkpoint_interval:
-            self.state.save()  # whoever gave it may be gone when this rank has to go on from it
-        self._received, stopped = False, False
-        if self.state.is_inside:
-            stopped = self._catch_up()
+        if self._joining.received and self.settings.checkpoint_interval:
+            self.saved.save()  # whoever gave it may be gone when this rank has to go on from it
+        self._joining.received, stopped = False, False
+        if self.state.is_mid_round:
+            stopped = self.strategy.is_round_due and self._end_open_round()
         else:
             self._at_agreed_point()
         while not stopped:
-            stopped = self._all_steps() or self._finish()
-            # What a rank lost in the last round had left undone is dealt out again.
-            if not self._work_left():
+            stopped = self._all_steps() or self._end_open_round()
+            # What a lost rank had left undone in the last round is resharded.
+            if not self.state.work_is_left:
                 break
-        if self.strategy.is_sync_due(at_least=True) and not self.strategy.cut_short:
-            self._sync()
+        if self.strategy.is_drift_check_due(at_least=True) and not self.strategy.cut_short:
+            remove_drift(self.comm, self.state, self.progress)
         if stopped:
-            self.state.save(at_once=True)
+            self.saved.save(at_once=True)
         elif self.state.now.validated_at < self.state.now.step:
-            self._validate()
+            self._validation.run()
         return stopped
 
     def _all_steps(self) -> bool:
         """True if somebody asked to stop."""
-        while self._work_left():
-            self._dealt_anew = False
+        while self.state.work_is_left:
+            self._was_resharded = False
             for batches in self._epoch():
-                self.comm.look_up()
+                self.comm.check_for_call()
                 result = self._one_step(batches)
                 if result.agreed:
                     self._after_agreement(result)
-                if self._too_many_skipped:
-                    raise self._too_many_skipped
                 if result.stop:
                     return True
-                if self._dealt_anew:
+                if self._was_resharded:
                     break
         return False
-
-    def _finish(self) -> bool:
-        """End the last, short round. True if somebody asked to stop."""
-        self._tell_place()
-        last = self.strategy.finish()
-        if last:
-            self._after_agreement(last)
-        return last is not None and last.stop
-
-    def _catch_up(self) -> bool:
-        """End the round that a stop cut short when this rank was through with it. True if somebody asks to stop."""
-        self._tell_place()
-        result = self.strategy.catch_up()
-        if result:
-            self._after_agreement(result)
-        return result is not None and result.stop
-
-    def _after_agreement(self, result: StepResult) -> None:
-        state, spent = self.state, {"bytes": result.bytes, "seconds": result.seconds_communicating}
-        if result.stop:
-            self._emit("stop", round=result.round, digest=result.digest, **spent)
-        elif result.round is not None:
-            state.now = replace(state.now, rounds=result.round)
-            self._emit("round", round=result.round, digest=result.digest, **spent)
-        if not self.strategy.cut_short:
-            state.settle(self.comm.members)
-        state.end_change()
-        if result.stop:
-            return
-        interval = self.checkpoint_interval
-        is_save_due = interval > 0 and self.strategy.agreements % interval == 0
-        if self.strategy.is_sync_due(at_least=is_save_due):
-            self._sync()
-        self.comm.regroup()
-        self._at_agreed_point()
-        if is_save_due and self._work_left():
-            state.save()
-
-    def _at_agreed_point(self) -> None:
-        self._deal()
-        now = self.state.now
-        if now.validation_due and not now.validation_waits and self._work_left():
-            self._validate()
-
-    def _work_left(self) -> bool:
-        return self.state.now.step < self.state.total_steps
 
     def _epoch(self) -> Iterator[list[Batch]]:
         """Micro-batches of each step of the epoch. Every rank must make the same number of steps."""
         epoch, first = self.state.now.epoch, self.state.now.in_epoch
         if first == 0:
             self.state.loss = Mean()
-        promised = self.state.steps_in(epoch)
-        for batches in self.train.epoch(epoch, first_step=first) if first else self.train.epoch(epoch):
+        promised = self.train.steps_in(epoch)
+        for batches in self.train.epoch(epoch, first_step=first):
             yield batches
             first += 1
-            if first == promised or not self._work_left():
+            if first == promised or not self.state.work_is_left:
                 break
-        if first < promised and self._work_left():
+        if first < promised and self.state.work_is_left:
             missing = f"{promised - first} of the {promised} steps it promised"
             raise ExogymError(f"rank {self.comm.rank}: epoch {epoch} of the batch source lacks {missing}")
 
-    # One step.
-
     def _one_step(self, batches: list[Batch]) -> StepResult:
-        started, state = time.perf_counter(), self.state
-        mean, samples, bad = Mean(), 0, []
-        trained = state.trained.setdefault(state.now.epoch, [])
-        for batch in batches:
-            samples += self._accumulate(batch, mean, bad)
-            trained += sample_ids(batch)
-        communicating = self.comm.seconds
-        result = self._strategy_step(mean.weight, samples)
-        computing = time.perf_counter() - started - (self.comm.seconds - communicating)
-        self._speed.fade(SPEED_MEMORY)
-        self._speed.add(samples, computing if samples else 0.0)
+        started, communicating, state = time.perf_counter(), self.comm.seconds, self.state
+        before, after = state.now, self._after_this_step()
+        work = accumulate(batches, self._forward, self.strategy.parameters)
+        state.trained.setdefault(before.epoch, []).extend(work.ids)
+        state.samples += work.samples
+        state.loss.add(work.loss.total, work.loss.weight)
+        stopping = bool(self.should_stop())
+        result = self.strategy.local_step(work.loss.weight, work.samples if work.loss.weight else 0)
+        if stopping or self.strategy.is_round_due:
+            result = self._end_round(after, result, stopping)
+        else:
+            state.now = after
         self.model.zero_grad(set_to_none=True)
-        state.samples += samples
-        state.loss.add(mean.total, mean.weight)
-        self._emit_step(result, mean, samples, time.perf_counter() - started)
-        self._note_skipped(result, mean, bad, batches)
-        state.note_written()
+        seconds = time.perf_counter() - started
+        computing = seconds - (self.comm.seconds - communicating)
+        self.progress.epoch = before.epoch
+        self.progress.step_made(result, work, seconds=seconds, computing=computing, device=self.device)
+        self._guard.check(result, work)
+        self.saved.note_written()
         return result
 
-    def _strategy_step(self, weight: float, samples: int) -> StepResult:
-        state = self.state
-        before = state.now
-        is_last = before.in_epoch + 1 == state.steps_in(before.epoch)
-        now = replace(before, step=before.step + 1, in_epoch=before.in_epoch + 1)
-        due = now.step % self.val_interval == 0 if self.val_interval else is_last
-        now = replace(now, validation_due=now.validation_due or due)
+    def _after_this_step(self) -> Position:
+        now, interval = self.state.now, self.settings.val_interval
+        after = replace(now, step=now.step + 1, in_epoch=now.in_epoch + 1)
+        is_last = after.in_epoch == self.train.steps_in(now.epoch)
+        due = after.step % interval == 0 if interval else is_last
         if is_last:
-            now = replace(now, epoch=state.next_epoch(now.epoch + 1), in_epoch=0)
-        self._tell_place(now.place)
-        result = self.strategy.step(weight, samples if weight else 0, stopping=bool(self.should_stop()))
-        state.now, self._last_epoch = now, before.epoch
-        return result
+            after = replace(after, epoch=self.state.next_epoch(now.epoch + 1), in_epoch=0)
+        return replace(after, validation_due=now.validation_due or due)
 
-    def _tell_place(self, place: tuple[int, ...] | None = None) -> None:
-        """What goes with this rank's next vote on a round."""
-        self.comm.trained, self.comm.position = self.state.trained, place or self.state.now.place
+    def _end_round(self, after: Position, local: StepResult, stopping: bool) -> StepResult:
+        """All ranks agree on the sum of their work; `after` is where this rank is then."""
+        strategy, state = self.strategy, self.state
+        work = {"samples": state.trained, "position": after.place}
+        with metered(self.comm) as spent:
+            exchanged = self.comm.commit_together(
+                ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: work | strategy.about(exchanged)
+            )
+            with state.changing():
+                result = strategy.apply(exchanged, local)
+                if result.digest is not None and not strategy.drifts:
+                    self.comm.compare(result.digest, f"round {result.round}")
+                if strategy.cut_short:
+                    state.now = after
+                else:
+                    state.mark_done(replace(after, rounds=result.round or after.rounds), self.comm.members)
+        return replace(result, **spent)
 
-    def _accumulate(self, batch: Batch, mean: Mean, bad: list[str]) -> int:
-        """Add one micro-batch's weighted gradient and loss; returns its number of samples, 0 if it does not count."""
-        buffers = self.strategy.parameters.read_buffers()
-        loss, weight, samples = self._forward(batch)
-        if weight > 0:  # a mean over no token at all is NaN
-            value = loss.item()
-            if not isfinite(value):
-                self.strategy.parameters.write_buffers(buffers)
-                bad += [*sample_ids(batch)] if bad else [f"the loss is {value}", *sample_ids(batch)]
-                return 0
-            (loss * weight).backward()
-            mean.add(value * weight, weight)
-        return samples
+    def _end_open_round(self) -> bool:
+        """True if somebody asked to stop."""
+        if not self.strategy.has_open_round:
+            return False
+        result = self._end_round(self.state.now, StepResult(), stopping=False)
+        self._after_agreement(result)
+        return result.stop
 
-    def _note_skipped(self, result: StepResult, mean: Mean, bad: list[str], batches: list[Batch]) -> None:
-        """Once the step is over, one time too many in a row ends the run."""
-        if not bad and not result.skipped:
-            self._skipped_in_a_row = 0 if mean.weight else self._skipped_in_a_row
+    def _after_agreement(self, result: StepResult) -> None:
+        self.progress.round_ended(result)
+        if result.stop:
             return
-        what, *clips = bad or [result.skipped, *(name for batch in batches for name in sample_ids(batch))]
-        names = f" ({', '.join(clips[:NAMED])}{' ...' if len(clips) > NAMED else ''})" if clips else ""
-        whole = bool(result.skipped) or not mean.weight
-        self._skipped += 1
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if whole else 0
-        at = f"step {self.state.now.step} of rank {self.comm.rank}"
-        if self._skipped_in_a_row >= MOST_SKIPPED:
-            what = f"{what} at {at}{names}, as in the {MOST_SKIPPED - 1} steps before"
-            self._too_many_skipped = NotFinite(f"{what}; a smaller learning rate or max_norm may help, or other clips")
+        interval = self.settings.checkpoint_interval
+        is_save_due = interval > 0 and self.strategy.agreements % interval == 0
+        if self.strategy.is_drift_check_due(at_least=is_save_due):
+            remove_drift(self.comm, self.state, self.progress)
+        self.comm.regroup()
+        self._at_agreed_point()
+        if is_save_due and self.state.work_is_left:
+            self.saved.save()
+
+    def _at_agreed_point(self) -> None:
+        self._reshard()
+        now = self.state.now
+        if now.validation_due and not now.validation_waits and self.state.work_is_left:
+            self._validation.run()
+
+    def _reshard(self) -> None:
+        """Share what is left anew, if others shared it than those who are here now, or where speeds are to count."""
+        members, work, auto = self.comm.members, self.train, self.settings.auto_shares
+        is_share_due = auto and work.first_epoch > self.state.now.resharded_in and len(members) > 1
+        if work.is_shared_among(members) and not is_share_due:
             return
-        self._emit("warning", what=f"{what} at {at}{names}: left out", skipped=self._skipped)
-
-    def _forward(self, batch: Batch) -> tuple[Tensor, float, int]:
-        self._tidy(batch)
-        batch = to_device(batch, self.device)
-        samples = count_samples(batch)
-        with devices.autocast(self.device, self.precision):
-            output = self.model(batch)
-        loss, weight = output if isinstance(output, tuple) else (output, samples)
-        return loss, float(weight), samples
-
-    def _tidy(self, batch: Batch) -> None:
-        """On mps the driver's memory grows with each new shape until the cache is emptied."""
-        if self.device.type == "mps":
-            shapes = [t.shape for t in tensors(batch)]
-            if shapes != self._shapes:
-                devices.empty_cache(self.device)
-            self._shapes = shapes
-
-    # What ranks do together between rounds.
-
-    def _sync(self) -> None:
-        """Where machines of different arithmetic have drifted apart, all take on the weights of rank 0."""
-        if self.comm.world_size == 1:
-            return
-        taken = self.comm.together(SYNC, self._weights_of_rank_0)
-        if taken is not None:
-            apart = (taken - self.strategy.agreed_weights()).abs().max().item()
-            self.state.take_weights(taken)
-            self._emit("drift", difference=apart)
-
-    def _weights_of_rank_0(self) -> Tensor | None:
-        """None if they are everybody's."""
-        weights = self.strategy.agreed_weights()
-        digests = [int(value) for value in self.comm.all_gather(torch.tensor([digest(weights)]))]
-        if all(value == digests[0] for value in digests):
-            return None
-        taken = weights.clone()
-        self.comm.broadcast_(taken)
-        return taken
-
-    def _validate(self) -> None:
-        if self.val is None:
-            return
-        sums = self.comm.together(VALIDATION, self._validation_sums)
-        loss = Mean(*sums.tolist()).value()
-        self.state.validated(loss)
-        self._emit("validation", loss=loss)
-
-    def _validation_sums(self) -> Tensor:
-        """Over all ranks: the sum of the losses, and of their weights."""
-        self._deal_validation()
-        mean = Mean()
-        with _modes_kept(self.model), torch.no_grad():
-            self.model.eval()
-            for batches in self.val.epoch(0):
-                self.comm.alive()
-                for batch in batches:
-                    loss, weight, _ = self._forward(batch)
-                    if weight > 0 and isfinite(value := loss.item()):
-                        mean.add(value * weight, weight)
-        sums = torch.tensor([mean.total, mean.weight], dtype=torch.float64)
-        self.comm.all_reduce_(sums)
-        return sums
-
-    def _deal(self) -> None:
-        """Deal out anew what is left, if it was dealt to others than those who are here now."""
-        members, work = self.comm.members, self.state.work
-        if work is None:
-            if len(members) != self._ranks:
-                what = f"{type(self.train).__name__} cannot be dealt out anew"
-                raise PeerLost(f"{self._ranks} ranks had begun, now there are {len(members)}, and {what}")
-            return
-        is_share_due = self._auto_shares and work.first_epoch > self.state.now.dealt_in and len(members) > 1
-        if members == work.members and not work.is_stale and not is_share_due:
-            return
-        weights = self._weights() if self._auto_shares else None
-        self.state.deal(self.comm.members, weights)  # one may have been lost meanwhile
-        work.expect(self._epochs)
-        self._deal_validation()
-        self._dealt_anew = True
-        self._emit("plan", total_steps=self.state.total_steps, hosts=len(self.comm.members))
-
-    def _deal_validation(self) -> None:
-        if isinstance(self.val, SharedWork) and self.val.members != self.comm.members:
-            self.val.deal(self.comm.members)
-            self.val.expect(epochs=1)
-
-    def _weights(self) -> list[float]:
-        """Each rank's speed; the mean of the others' for one that has not been measured."""
-        mine = torch.tensor([self._speed.value() or 0.0], dtype=torch.float64)
-        speeds = [float(speed) for speed in self.comm.together(SHARES, lambda: self.comm.all_gather(mine))]
-        known = [speed for speed in speeds if speed > 0]
-        mean = sum(known) / len(known) if known else 1.0
-        return [min(max(speed or mean, mean / MOST_UNEQUAL), mean * MOST_UNEQUAL) for speed in speeds]
-
-    # Events.
-
-    def _announce(self) -> None:
-        parameters = self.strategy.parameters.num_parameters
-        steps = {"steps_per_epoch": self.train.steps_per_epoch, "total_steps": self.state.total_steps}
-        self.events(
-            {"type": "start", "rank": self.comm.rank, **steps, "trainable": parameters, "device": str(self.device)}
-        )
-
-    def _emit_step(self, result: StepResult, mean: Mean, samples: int, seconds: float) -> None:
-        # A round tells its own.
-        without_rounds = result.agreed and result.round is None
-        norm = result.grad_norm
-        self._emit(
-            "step",
-            loss=mean.value(),
-            lr=result.lr,
-            tokens=mean.weight,
-            samples=samples,
-            seconds=seconds,
-            grad_norm=norm if norm is not None and isfinite(norm) else None,
-            bytes=result.bytes,
-            memory=devices.memory_in_use(self.device),
-            **({"seconds_communicating": result.seconds_communicating} if without_rounds else {}),
-        )
-
-    def _emit(self, kind: str, **values: Any) -> None:
-        at = {"epoch": self._last_epoch, "step": self.state.now.step}
-        self.events({"type": kind, "rank": self.comm.rank, **at, **values})
-
-
-@contextmanager
-def _modes_kept(model: nn.Module) -> Iterator[None]:
-    """Put each module back into train or eval mode as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+        shares = self.progress.shares() if auto else None
+        self.state.reshard(self.comm.members, shares)  # one may have been lost meanwhile
+        work.prefetch(self.settings.num_epochs)
+        self._validation.follow()
+        self._was_resharded = True
+        self.progress.planned()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +15,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from exogym.batches import BatchSource, DatasetBatches, DealtDataset
+from exogym.batches import BatchSource, DatasetBatches, DatasetSamples
 from exogym.comm.comm import Comm
-from exogym.comm.local_store import join_local_store, local_store, loopback_interface
+from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
 from exogym.comm.process_group import DEFAULT_TIMEOUT, ProcessGroupComm
 from exogym.comm.single import SingleComm
-from exogym.config import at_least, check_keys, one_of
-from exogym.device import PRECISIONS
-from exogym.elastic_sampler import SharedWork
-from exogym.errors import SettingError
+from exogym.config import check_keys
+from exogym.elastic_sampler import ElasticSampler
 from exogym.local_nodes import WEIGHTS, run_nodes
 from exogym.logger import Events, NullLogger
+from exogym.settings import FitSettings
 from exogym.state.checkpoint import Checkpoints
-from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
 
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
@@ -38,44 +35,6 @@ DataSource = Dataset | BatchSource | Callable[[int, int, bool], Dataset | BatchS
 class Fit(NamedTuple):
     model: nn.Module  # a trained copy, on the CPU
     result: TrainResult  # rank 0's
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitSettings:
-    """All that `fit` can be told; picklable.
-
-    batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
-    val_interval: steps from one validation to the next (an epoch, if None). seed: shuffling, and with the rank added,
-    dropout. timeout: seconds that a rank waits for the slowest before it gives it up; a round of DiLoCo must fit in.
-    checkpoint_dir, checkpoint_interval, keep_checkpoints, resume, auto_shares: see TrainNode; each rank has files of
-    its own there.
-    """
-
-    strategy: Strategy
-    num_epochs: int | None = None
-    max_steps: int | None = None
-    num_nodes: int = 1
-    device: str | None = None
-    precision: str = "float32"
-    batch_size: int = 16
-    minibatch_size: int | None = None
-    shuffle: bool = True
-    val_interval: int | None = None
-    seed: int = 0
-    timeout: float = DEFAULT_TIMEOUT
-    checkpoint_dir: str | None = None
-    checkpoint_interval: int = 0
-    keep_checkpoints: int = 2
-    resume: bool = False
-    auto_shares: bool = False
-
-    def __post_init__(self) -> None:
-        at_least("num_nodes", self.num_nodes, 1)
-        at_least("timeout", self.timeout, 0.1)
-        at_least("keep_checkpoints", self.keep_checkpoints, 1)
-        one_of("precision", self.precision, PRECISIONS)
-        if self.num_epochs is None and self.max_steps is None:
-            raise SettingError("give num_epochs or max_steps")
 
 
 class Trainer(ABC):
@@ -111,20 +70,11 @@ class Trainer(ABC):
                 comm,
                 copy.deepcopy(settings.strategy),
                 self._batches(self.train_dataset, comm, settings, training=True),
+                settings,
                 val=self._batches(self.val_dataset, comm, settings, training=False),
-                epochs=settings.num_epochs,
-                max_steps=settings.max_steps,
-                val_interval=settings.val_interval,
-                device=settings.device,
-                precision=settings.precision,
                 events=events,
                 should_stop=should_stop,
-                checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=settings.keep_checkpoints)
-                if folder
-                else None,
-                checkpoint_interval=settings.checkpoint_interval,
-                resume=settings.resume,
-                auto_shares=settings.auto_shares,
+                checkpoints=folder and Checkpoints(folder, comm.members[comm.rank], keep=settings.keep_checkpoints),
             )
             return self.node.run()
         finally:
@@ -139,8 +89,8 @@ class Trainer(ABC):
         sizes = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size}
         order = {"shuffle": training and settings.shuffle, "seed": settings.seed}
         if own:
-            return DatasetBatches(data, **sizes, **order, pad=training, may_be_lengthened=training)
-        return SharedWork(DealtDataset(data, **sizes, **order), comm.members, comm.members[comm.rank])
+            return DatasetBatches(data, **sizes, **order, may_be_lengthened=training)
+        return ElasticSampler(DatasetSamples(data, **sizes, **order), comm.members, comm.members[comm.rank])
 
 
 class LocalTrainer(Trainer):
@@ -172,9 +122,10 @@ class LocalTrainer(Trainer):
     def _build_connection(self, rank: int) -> Comm:
         if self._num_nodes == 1:
             return SingleComm()
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
         store = join_local_store(self._port, self._timeout)
-        return ProcessGroupComm(rank=rank, world_size=self._num_nodes, store=store, timeout=self._timeout)
+        return ProcessGroupComm(
+            rank=rank, world_size=self._num_nodes, store=store, address=LOOPBACK, timeout=self._timeout
+        )
 
     def _fit_here(self, settings: FitSettings, events: Events | None, should_stop: Callable[[], bool]) -> Fit:
         node = copy.copy(self)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from distributed.plan.run_spec import RunSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine, Machine, Process
-from exogym.membership.coordinator import Roster
+from exogym.membership.coordinator import Coordinator
 from whisper_tuner.data.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
 
@@ -126,7 +127,7 @@ def _read(name: str, process: Process, spec: RunSpec) -> Speed:
     def send(_: str, message: dict) -> None:
         process.write(json.dumps(message).encode() + b"\n")
 
-    alone = Roster(spec.hosts, send, emit=lambda event: None)
+    alone = Coordinator(spec.hosts, send, emit=lambda event: None, clock=time.monotonic)
     steps: list[dict] = []
     trainable, last, problem = 0, "", ""
     for line in process.lines():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -12,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from exogym.comm.local_store import join_local_store, local_store, loopback_interface
+from exogym import LoopSettings, StepResult, Strategy, TrainNode
+from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.threads import ThreadComm
+from exogym.membership.messages import ROUND
 
 torch.set_num_threads(1)
 
@@ -101,6 +102,31 @@ class Steps:
         yield from self.steps
 
 
+def train_node(
+    model, comm, strategy, train, *, val=None, events=None, should_stop=lambda: False, checkpoints=None, **settings: Any
+) -> TrainNode:
+    """A TrainNode on the CPU; `settings` are those of LoopSettings, `epochs` for short."""
+    epochs = settings.pop("epochs", None)
+    loop = LoopSettings(**{"device": "cpu", "num_epochs": epochs, **settings})
+    return TrainNode(
+        model, comm, strategy, train, loop, val=val, events=events, should_stop=should_stop, checkpoints=checkpoints
+    )
+
+
+def make_step(strategy: Strategy, weight: float, samples: int, *, stopping: bool = False) -> StepResult:
+    """One optimizer step as TrainNode makes it, and the end of the round where it is due."""
+    local = strategy.local_step(weight, samples)
+    return end_round(strategy, local, stopping=stopping) if stopping or strategy.is_round_due else local
+
+
+def end_round(strategy: Strategy, local: StepResult = StepResult(), *, stopping: bool = False) -> StepResult:  # noqa: B008
+    exchanged = strategy.comm.commit_together(ROUND, lambda: strategy.exchange(stopping), about=strategy.about)
+    result = strategy.apply(exchanged, local)
+    if result.digest is not None and not strategy.drifts:
+        strategy.comm.compare(result.digest, f"round {result.round}")
+    return result
+
+
 def token_batch(samples: int, seed: int) -> dict[str, torch.Tensor]:
     """Sentences of unequal length, so that ranks have unequal numbers of tokens."""
     generator = torch.Generator().manual_seed(seed)
@@ -138,9 +164,8 @@ def run_threads(size: int, rank_main: Callable[[ThreadComm], Any]) -> list[Any]:
 
 def _process_main(rank_main, rank, size, port, timeout, pipe, args):
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
     store = join_local_store(port, 30)
-    comm = ProcessGroupComm(rank=rank, world_size=size, store=store, timeout=timeout)
+    comm = ProcessGroupComm(rank=rank, world_size=size, store=store, address=LOOPBACK, timeout=timeout)
     try:
         pipe.send(rank_main(comm, *args))
     finally:

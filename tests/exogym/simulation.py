@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from exogym_toys import train_node
 from torch import nn
 
-from exogym import Checkpoints, SharedWork, TrainNode
-from exogym.batches import DealtDataset
+from exogym import Checkpoints, ElasticSampler, TrainNode
+from exogym.batches import DatasetSamples
 from exogym.comm.comm import Comm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
-from exogym.membership.client import Mailbox
-from exogym.membership.coordinator import Roster
+from exogym.mean import Mean
+from exogym.membership.client import CoordinatorClient
+from exogym.membership.coordinator import Coordinator
 from exogym.membership.waiting import UNREACHED_S
-from exogym.state.node_state import Mean
 
 torch.set_num_threads(1)
 
@@ -38,7 +39,8 @@ RESCUE_LINES = 1600  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
-    *("train_node.py", "node_state.py", "state_sync.py", "shared_work.py", "elastic.py"),
+    *("train_node.py", "micro_batches.py", "validation.py", "drift.py", "progress.py", "joining.py"),
+    *("node_state.py", "saved_states.py", "state_sync.py", "elastic_sampler.py", "elastic.py"),
     *("diloco.py", "all_reduce.py", "strategy.py", "optim.py"),
 )
 
@@ -96,19 +98,19 @@ class Actor:
         self._back.release()
 
 
-class Waiting(Mailbox):
-    """A mailbox whose reader hands back the turn."""
+class Waiting(CoordinatorClient):
+    """A client whose reader hands back the turn."""
 
     def __init__(self, actor: Actor):
         super().__init__()
         self._actor = actor
 
     def next_generation(self, after):
-        self._actor.wait(lambda: self.superseded(after) and not self._out)
+        self._actor.wait(lambda: self.is_superseded(after) and not self._excluded)
         return self._generation
 
     def wait_for_commit(self, number, vote):
-        self._actor.wait(lambda: (number, vote) in self._commits or self.superseded(number))
+        self._actor.wait(lambda: (number, vote) in self._commits or self.is_superseded(number))
         return self._commits.get((number, vote))
 
 
@@ -117,7 +119,7 @@ class Group:
 
     def __init__(self, members: tuple[str, ...]):
         self.slots: list[list[torch.Tensor | None]] = []
-        self.letters: dict[tuple[int, int], deque[torch.Tensor]] = {}
+        self.messages: dict[tuple[int, int], deque[torch.Tensor]] = {}
         self.members = members
 
 
@@ -139,18 +141,18 @@ class GroupComm(Comm):
         return self._exchange(flat)
 
     def send(self, flat, dst):
-        self._letters(self.rank, dst).append(flat.clone())
+        self._messages(self.rank, dst).append(flat.clone())
 
     def recv(self, flat, src):
-        letters = self._letters(src, self.rank)
-        self._wait(lambda: bool(letters))
-        flat.copy_(letters.popleft())
+        messages = self._messages(src, self.rank)
+        self._wait(lambda: bool(messages))
+        flat.copy_(messages.popleft())
 
     def barrier(self):
         self._exchange(torch.zeros(1))
 
-    def _letters(self, src: int, dst: int) -> deque[torch.Tensor]:
-        return self._group.letters.setdefault((src, dst), deque())
+    def _messages(self, src: int, dst: int) -> deque[torch.Tensor]:
+        return self._group.messages.setdefault((src, dst), deque())
 
     def _exchange(self, flat: torch.Tensor) -> list[torch.Tensor]:
         number, self._count = self._count, self._count + 1
@@ -178,10 +180,10 @@ class SimulatedComm(ElasticComm):
     """Joining a group takes no time."""
 
     def _form(self, generation):
-        return self._connect(generation, self.rank, lambda: self._mailbox.superseded(generation.number))
+        return self._connect(generation, self.rank, lambda: self._client.is_superseded(generation.number))
 
 
-class Clips(DealtDataset):
+class Clips(DatasetSamples):
     """Numbered samples; x of each is drawn from its number.
 
     hashed: each stays with its host, as clips do, so that some hosts may have nothing in an epoch of few.
@@ -229,7 +231,7 @@ class Speed(Mean):
         pass
 
 
-class Recorded(SharedWork):
+class Recorded(ElasticSampler):
     """Counts, in the state that ranks have in common, how often each clip of each epoch counted."""
 
     def __init__(self, samples: Clips, hosts: tuple[str, ...], host: str, trained: Callable[[], Counter]):
@@ -237,16 +239,16 @@ class Recorded(SharedWork):
         self.counts: Counter[tuple[int, int]] = Counter()
         self._trained = trained
 
-    def settle(self, since, until, members):
+    def mark_done(self, since, until, members):
         before = self.counts.copy()
-        super().settle(since, until, members)
+        super().mark_done(since, until, members)
         assert self.counts - before == self._trained(), "what counts is not what was trained"
 
-    def _settle(self, epoch, first, last, members):
+    def _mark_done(self, epoch, first, last, members):
         for member, steps in zip(self.members, self._plan(epoch), strict=True):
             if member in members:
                 self.counts.update((epoch, number) for step in steps[first:last] for number in step)
-        super()._settle(epoch, first, last, members)
+        super()._mark_done(epoch, first, last, members)
 
     def state_dict(self):
         return super().state_dict() | {"counts": sorted(self.counts.items())}
@@ -299,9 +301,9 @@ class Host:
     cut: bool = False  # nothing passes to or from it
     lost: bool = False  # as the coordinator knows
     stop_asked: bool = False
-    mailbox: Mailbox | None = None
-    to_roster: deque[Callable[[], None]] = field(default_factory=deque)
-    from_roster: deque[dict] = field(default_factory=deque)
+    client: CoordinatorClient | None = None
+    to_coordinator: deque[Callable[[], None]] = field(default_factory=deque)
+    from_coordinator: deque[dict] = field(default_factory=deque)
 
     @property
     def alive(self) -> bool:
@@ -311,7 +313,7 @@ class Host:
         if self.alive:
             self.actor.kill()
         if self.node:  # a checkpoint that was being written is there, or is not
-            self.node.checkpoints._writer.shutdown(cancel_futures=self.world.chance.random() < 0.5)
+            self.node.saved.checkpoints._writer.shutdown(cancel_futures=self.world.chance.random() < 0.5)
 
 
 class World:
@@ -329,7 +331,9 @@ class World:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         clock = lambda: self.now  # noqa: E731
-        self.roster = Roster(job.hosts, self._send, self._emit, job.min_hosts, resumed=resume, clock=clock)
+        self.coordinator = Coordinator(
+            job.hosts, self._send, self._emit, clock=clock, min_hosts=job.min_hosts, resumed=resume
+        )
         self.hosts = {name: Host(self, name) for name in job.hosts}
         self.groups: dict[int, Group] = {}
         for host in self.hosts.values():
@@ -340,7 +344,7 @@ class World:
     def _send(self, name: str, message: dict) -> None:
         host = self.hosts[name]
         if host.alive:
-            host.from_roster.append(message)
+            host.from_coordinator.append(message)
 
     def _emit(self, event: dict) -> None:
         self.events.append(event)
@@ -360,9 +364,9 @@ class World:
         host.life += 1
         host.cut = host.lost = host.stop_asked = False
         host.node = None
-        host.to_roster, host.from_roster = deque(), deque()
+        host.to_coordinator, host.from_coordinator = deque(), deque()
         host.actor = Actor(lambda actor: self._live(host, actor, resume))
-        host.mailbox = Waiting(host.actor)
+        host.client = Waiting(host.actor)
 
     def _live(self, host: Host, actor: Actor, resume: bool) -> None:
         job = self.job
@@ -370,7 +374,7 @@ class World:
         def say(message: dict) -> None:
             self.faults.point(self, host, f"before {message['type']} {message.get('what', '')}")
             if message["type"] in ("vote", "trouble"):
-                host.to_roster.append(lambda: getattr(self.roster, message["type"])(host.name, message))
+                host.to_coordinator.append(lambda: getattr(self.coordinator, message["type"])(host.name, message))
             self.faults.point(self, host, f"after {message['type']} {message.get('what', '')}")
 
         def heard(event: dict) -> None:
@@ -390,19 +394,19 @@ class World:
         def trained() -> Counter:
             return self.trained[comm.generation, host.node.strategy.agreements]
 
-        comm = SimulatedComm(host.name, job.hosts, host.mailbox, say, connect)
-        validation = SharedWork(job.clips_of(job.validation), job.hosts, host.name) if job.validation else None
-        host.node = TrainNode(
+        comm = SimulatedComm(host.name, job.hosts, host.client, say, connect)
+        validation = ElasticSampler(job.clips_of(job.validation), job.hosts, host.name) if job.validation else None
+        host.node = train_node(
             Tiny(), comm, job.strategy(), Recorded(job.clips_of(job.clips), job.hosts, host.name, trained),
             val=validation,
             epochs=job.epochs, val_interval=job.val_interval, device="cpu", events=heard,
             should_stop=lambda: host.stop_asked, checkpoints=Checkpoints(self.disk / host.name, host.name),
             checkpoint_interval=job.checkpoint_interval, resume=resume, auto_shares=job.auto,
         )  # fmt: skip
-        host.node._speed = Speed(self.chance.uniform(0.3, 3.0))
-        host.to_roster.append(lambda: self.roster.ready(host.name))
+        host.node.progress.speed = Speed(self.chance.uniform(0.3, 3.0))
+        host.to_coordinator.append(lambda: self.coordinator.ready(host.name))
         result = host.node.run()
-        host.node.checkpoints._writer.shutdown()
+        host.node.saved.checkpoints._writer.shutdown()
         self.results[host.name] = result
 
     # faults
@@ -416,18 +420,18 @@ class World:
         life = host.life
         host.end()
         if host.cut:
-            host.to_roster.clear()
-        host.to_roster.append(lambda: self._is_gone(host, life))
+            host.to_coordinator.clear()
+        host.to_coordinator.append(lambda: self._is_gone(host, life))
         host.cut = False
         self.after(back_s, lambda: self._comes_back(host, life))
 
     def _is_gone(self, host: Host, life: int) -> None:
         if host.life == life and not host.lost:
             host.lost = True
-            self.roster.lost(host.name)
+            self.coordinator.lost(host.name)
 
     def _comes_back(self, host: Host, life: int) -> None:
-        if host.life == life and not self.roster.ended and not self.roster.stopping:
+        if host.life == life and not self.coordinator.ended and not self.coordinator.stopping:
             self._is_gone(host, life)
             self.start(host, resume=True)
 
@@ -445,7 +449,7 @@ class World:
                 return
             host.cut = host.actor.frozen = False
             if host.lost:  # it counts as back once it has heard all that was said to it
-                host.from_roster.append({"type": "heard it all"})
+                host.from_coordinator.append({"type": "heard it all"})
 
         self.after(SILENCE_S, fall_silent)
         self.after(seconds, wake)
@@ -453,7 +457,7 @@ class World:
     def _is_back(self, host: Host) -> None:
         if host.lost and host.alive:
             host.lost = False
-            self.roster.ready(host.name, anew=False)
+            self.coordinator.ready(host.name, anew=False)
 
     def part(self, one: Host, other: Host, seconds: float) -> None:
         """They cannot reach each other for so long, and say so once they have waited for long enough."""
@@ -461,10 +465,10 @@ class World:
 
         def say(unreached: bool) -> None:
             for host, peer in ((one, other), (other, one)):
-                generation = self.roster.generation.number if self.roster.generation else 0
+                generation = self.coordinator.generation.number if self.coordinator.generation else 0
                 about = {"generation": generation, "waits": True, "unreached": [peer.name] if unreached else []}
                 if host.alive and not host.lost:
-                    host.to_roster.append(lambda name=host.name, about=about: self.roster.reach(name, about))
+                    host.to_coordinator.append(lambda name=host.name, about=about: self.coordinator.reach(name, about))
 
         def meet() -> None:
             self.apart = ()
@@ -489,9 +493,9 @@ class World:
         raise AssertionError("the change has no end")
 
     def stop(self) -> None:
-        self.roster.stop()
+        self.coordinator.stop()
         for host in self.hosts.values():
-            host.from_roster.append({"type": "stop"})
+            host.from_coordinator.append({"type": "stop"})
 
     # the order of events
 
@@ -508,13 +512,13 @@ class World:
                 host.end()
 
     def _is_over(self) -> bool:
-        if self.roster.ended:  # whoever is cut off now is killed with all others
+        if self.coordinator.ended:  # whoever is cut off now is killed with all others
             return all(host.actor.done or host.cut for host in self.hosts.values() if self.is_member(host))
         there = any(host.alive and not host.lost for host in self.hosts.values())
-        return self.roster.stopping and not there and not any(host.to_roster for host in self.hosts.values())
+        return self.coordinator.stopping and not there and not any(host.to_coordinator for host in self.hosts.values())
 
     def is_member(self, host: Host) -> bool:
-        return self.roster.generation is not None and host.name in self.roster.generation.members
+        return self.coordinator.generation is not None and host.name in self.coordinator.generation.members
 
     def _turn(self) -> None:
         self.turns += 1
@@ -524,10 +528,10 @@ class World:
         for host in self.hosts.values():
             if host.actor.can_run():
                 moves.append(host.actor.run)
-            if host.to_roster and not host.cut:
-                moves.append(lambda host=host: host.to_roster.popleft()())
-            if host.from_roster and host.alive and not host.cut:
-                moves.append(lambda host=host: self._arrive(host, host.from_roster.popleft()))
+            if host.to_coordinator and not host.cut:
+                moves.append(lambda host=host: host.to_coordinator.popleft()())
+            if host.from_coordinator and host.alive and not host.cut:
+                moves.append(lambda host=host: self._arrive(host, host.from_coordinator.popleft()))
         if moves:
             self.chance.choice(moves)()
             self.now += STEP_S * self.chance.random()
@@ -540,8 +544,8 @@ class World:
         self._timers = [timer for timer in self._timers if timer[0] > self.now]
         for _, _, act in due:
             act()
-        if blamed := self.roster.tick():
-            self.crash(self.hosts[blamed], back_s=5.0)
+        if blame := self.coordinator.tick():
+            self.crash(self.hosts[blame.host], back_s=5.0)
 
     def _arrive(self, host: Host, message: dict) -> None:
         if message["type"] == "stop":
@@ -549,7 +553,7 @@ class World:
         elif message["type"] == "heard it all":
             self._is_back(host)
         else:
-            host.mailbox.put(message)
+            host.client.put(message)
 
 
 class Faults:
@@ -633,7 +637,7 @@ def die_at_line(actor: Actor, lines: int) -> None:
 
     def trace(frame, event, _):
         # One that stood still with the lock would hold up those who want to read: here all others.
-        if not frame.f_code.co_filename.endswith(TRACED) or frame.f_code.co_name in ("begin_change", "end_change"):
+        if not frame.f_code.co_filename.endswith(TRACED) or frame.f_code.co_name in ("_begin_change", "_end_change"):
             return None
         if event == "line":
             left["lines"] -= 1

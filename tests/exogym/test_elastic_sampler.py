@@ -10,8 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exogym.batches import BatchSource, DealtDataset
-from exogym.elastic_sampler import SharedWork
+from exogym.batches import BatchSource, DatasetSamples
+from exogym.elastic_sampler import ElasticSampler
 from exogym.errors import SettingError
 from exogym.state.tree import from_tree, to_tree
 
@@ -19,7 +19,7 @@ HOSTS = ("ada", "bob", "cy", "dee")
 EPOCHS = 3
 
 
-class Numbers(DealtDataset):
+class Numbers(DatasetSamples):
     """Numbered samples; a step's only micro-batch is the list of its numbers."""
 
     def __init__(self, size: int, **settings):
@@ -29,15 +29,15 @@ class Numbers(DealtDataset):
         return ([list(numbers)] for numbers in steps)
 
 
-def ranks_of(size: int, members=HOSTS[:2], **settings) -> dict[str, SharedWork]:
-    return {member: SharedWork(Numbers(size, **settings), members, member) for member in members}
+def ranks_of(size: int, members=HOSTS[:2], **settings) -> dict[str, ElasticSampler]:
+    return {member: ElasticSampler(Numbers(size, **settings), members, member) for member in members}
 
 
-def drawn(work: SharedWork, epoch: int, first_step: int = 0) -> list[list[int]]:
+def drawn(work: ElasticSampler, epoch: int, first_step: int = 0) -> list[list[int]]:
     return [numbers for [numbers] in work.epoch(epoch, first_step=first_step)]
 
 
-def left(ranks: dict[str, SharedWork], epoch: int) -> list[int]:
+def left(ranks: dict[str, ElasticSampler], epoch: int) -> list[int]:
     return sorted(n for work in ranks.values() for numbers in drawn(work, epoch) for n in numbers)
 
 
@@ -60,7 +60,7 @@ class Group:
         self.counted: Counter = Counter()
 
     @property
-    def any_rank(self) -> SharedWork:
+    def any_rank(self) -> ElasticSampler:
         return next(iter(self.ranks.values()))
 
     @staticmethod
@@ -83,7 +83,7 @@ class Group:
         """Those who are lost have trained for nothing; those who come get the state of one that stayed."""
         stayed = {member: work for member, work in self.ranks.items() if member not in lost} or dict(self.ranks)
         for work in stayed.values():
-            work.settle(self.since, (self.epoch, self.step), tuple(stayed))
+            work.mark_done(self.since, (self.epoch, self.step), tuple(stayed))
         self.counted += Counter(sample for member in stayed for sample in self.trained[member])
         state = next(iter(stayed.values())).state_dict()
         self.ranks = {
@@ -92,13 +92,13 @@ class Group:
         }
         self.trained = {member: [] for member in self.ranks}
         for work in self.ranks.values():
-            if work.members != tuple(self.ranks) or work.is_stale:
-                work.deal(tuple(self.ranks))
+            if work.members != tuple(self.ranks) or work.needs_reshard:
+                work.reshard(tuple(self.ranks))
                 self.epoch, self.step = work.first_epoch, 0
         self.since = (self.epoch, self.step)
 
-    def newcomer(self, member: str, state: dict) -> SharedWork:
-        work = SharedWork(Numbers(self.size, batch_size=self.batch), ("nobody",), member)
+    def newcomer(self, member: str, state: dict) -> ElasticSampler:
+        work = ElasticSampler(Numbers(self.size, batch_size=self.batch), ("nobody",), member)
         work.load_state_dict(copied(state))
         return work
 
@@ -156,39 +156,39 @@ def test_what_a_lost_rank_trained_is_dealt_to_the_others():
     assert isinstance(ranks["ada"], BatchSource)
     assert drawn(ranks["ada"], 0) == [[0, 2], [4, 6]] and drawn(ranks["bob"], 0) == [[1, 3], [5, 7]]
     ada = ranks["ada"]
-    ada.settle((0, 0), (0, 1), ("ada",))
-    assert ada.is_stale and drawn(ada, 0) == [[0, 2], [4, 6]]  # the deal holds until the next
-    ada.deal(("ada",))
-    assert not ada.is_stale and drawn(ada, 0) == [[1, 3], [4, 5], [6, 7]] and ada.steps_per_epoch == 3
+    ada.mark_done((0, 0), (0, 1), ("ada",))
+    assert ada.needs_reshard and drawn(ada, 0) == [[0, 2], [4, 6]]  # the deal holds until the next
+    ada.reshard(("ada",))
+    assert not ada.needs_reshard and drawn(ada, 0) == [[1, 3], [4, 5], [6, 7]] and ada.steps_per_epoch == 3
     assert drawn(ada, 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    ada.settle((0, 0), (0, 3), ("ada",))
-    assert ada.first_epoch == 1 and not ada.is_stale
+    ada.mark_done((0, 0), (0, 3), ("ada",))
+    assert ada.first_epoch == 1 and not ada.needs_reshard
 
 
 def test_a_lost_rank_that_had_nothing_leaves_nothing():
     [ada, _] = ranks_of(1, shuffle=False).values()
-    ada.settle((0, 0), (0, 1), ("ada",))
-    assert not ada.is_stale and ada.first_epoch == 1
+    ada.mark_done((0, 0), (0, 1), ("ada",))
+    assert not ada.needs_reshard and ada.first_epoch == 1
 
 
 def test_a_round_may_end_in_a_later_epoch():
     ranks = ranks_of(4, batch_size=1, shuffle=False)
     ada = ranks["ada"]
-    ada.settle((0, 1), (2, 1), ("ada", "bob"))
+    ada.mark_done((0, 1), (2, 1), ("ada", "bob"))
     assert ada.first_epoch == 0  # its first step has not been settled
-    ada.settle((0, 0), (0, 1), ("ada", "bob"))
+    ada.mark_done((0, 0), (0, 1), ("ada", "bob"))
     assert ada.first_epoch == 2
-    ada.deal(("ada",))
+    ada.reshard(("ada",))
     assert drawn(ada, 2) == [[2], [3]] and drawn(ada, 3) == [[0], [1], [2], [3]]
 
 
 def test_the_ledger_is_the_ranks_own():
     """What one rank was given does not change with the rank that gave it."""
     [ada, bob] = ranks_of(6, batch_size=1, shuffle=False).values()
-    ada.settle((0, 0), (0, 1), ("ada", "bob"))
+    ada.mark_done((0, 0), (0, 1), ("ada", "bob"))
     bob.load_state_dict(ada.state_dict())
-    ada.settle((0, 1), (0, 2), ("ada", "bob"))
-    bob.deal(("bob",))
+    ada.mark_done((0, 1), (0, 2), ("ada", "bob"))
+    bob.reshard(("bob",))
     assert drawn(bob, 0) == [[2], [3], [4], [5]]
 
 
@@ -200,10 +200,10 @@ def test_shares_stay_with_the_deal():
             asked.append((tuple(members), tuple(weights)))
             return super().plan(epoch, left, members, weights)
 
-    work = SharedWork(Weighed(6), HOSTS[:2], "ada")
+    work = ElasticSampler(Weighed(6), HOSTS[:2], "ada")
     work.steps_in(0)
-    work.deal(HOSTS[:2], [1, 3])
-    again = SharedWork(Weighed(6), HOSTS, "ada")
+    work.reshard(HOSTS[:2], [1, 3])
+    again = ElasticSampler(Weighed(6), HOSTS, "ada")
     again.load_state_dict(copied(work.state_dict()))
     again.steps_in(1)
     assert asked == [(HOSTS[:2], (1, 1)), (HOSTS[:2], (1, 3))]
@@ -214,28 +214,30 @@ def test_samples_are_told_what_will_be_read(epochs, soon):
     told = []
 
     class Told(Numbers):
-        def expect(self, steps):
+        def prefetch(self, steps):
             told.extend(number for numbers in steps for number in numbers)
 
-    work = SharedWork(Told(6, batch_size=1, shuffle=False), HOSTS[:3], "ada")
-    work.deal(HOSTS[:2])
-    work.expect(epochs)
+    work = ElasticSampler(Told(6, batch_size=1, shuffle=False), HOSTS[:3], "ada")
+    work.reshard(HOSTS[:2])
+    work.prefetch(epochs)
     assert told == soon
     told.clear()
-    work.settle((0, 0), (0, 2), HOSTS[:2])
-    work.deal(HOSTS[:1])
-    work.expect(1)
+    work.mark_done((0, 0), (0, 2), HOSTS[:2])
+    work.reshard(HOSTS[:1])
+    work.prefetch(1)
     assert told == [4, 5]
 
 
 def test_marks_tell_other_work_apart():
     others = [(8, {}), (9, {"batch_size": 3}), (9, {"seed": 1}), (9, {"shuffle": False})]
-    marks = [SharedWork(Numbers(size, **settings), HOSTS, "ada").mark() for size, settings in [(9, {}), *others]]
-    assert len(set(marks)) == 5 and torch.tensor(marks).dtype == torch.int64
-    assert SharedWork(Numbers(9), HOSTS[:1], "bob").mark() == marks[0]  # whoever shares it
+    fingerprints = [
+        ElasticSampler(Numbers(size, **settings), HOSTS, "ada").fingerprint() for size, settings in [(9, {}), *others]
+    ]
+    assert len(set(fingerprints)) == 5 and torch.tensor(fingerprints).dtype == torch.int64
+    assert ElasticSampler(Numbers(9), HOSTS[:1], "bob").fingerprint() == fingerprints[0]  # whoever shares it
 
 
-# DealtDataset
+# DatasetSamples
 
 
 class Squares(torch.utils.data.Dataset):
@@ -247,7 +249,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 def test_a_dataset_is_dealt_in_turn_and_read_in_micro_batches():
-    dealt = DealtDataset(Squares(), batch_size=3, minibatch_size=2, shuffle=False)
+    dealt = DatasetSamples(Squares(), batch_size=3, minibatch_size=2, shuffle=False)
     plan = dealt.plan(0, None, HOSTS[:2], (1, 1))
     assert plan == [[[0, 2, 4], [6]], [[1, 3, 5], []]]
     first, empty = dealt.read([plan[0][0], plan[1][1]])
@@ -255,7 +257,7 @@ def test_a_dataset_is_dealt_in_turn_and_read_in_micro_batches():
 
 
 def test_more_weight_has_larger_batches():
-    dealt = DealtDataset(Squares(), batch_size=2, shuffle=False)
+    dealt = DatasetSamples(Squares(), batch_size=2, shuffle=False)
     assert dealt.plan(0, None, HOSTS[:2], (3, 1)) == [[[0, 1], [3, 4, 5]], [[2], [6]]]
     assert dealt.plan(0, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (3, 1)) == [[], []]
 
@@ -306,7 +308,7 @@ def test_equal_weights_deal_in_turn(size, batch_size, count, weight):
 
 
 def test_what_is_left_keeps_its_order():
-    dealt = DealtDataset(Squares(), batch_size=2, seed=3)
+    dealt = DatasetSamples(Squares(), batch_size=2, seed=3)
     [whole] = dealt.plan(4, None, ("ada",), (1,))
     order = [number for step in whole for number in step]
     assert sorted(order) == list(range(7)) and order != list(range(7))
@@ -317,9 +319,10 @@ def test_what_is_left_keeps_its_order():
 
 def test_epochs_and_seeds_are_shuffled_differently():
     plans = [
-        DealtDataset(Squares(), seed=seed).plan(epoch, None, ("ada",), (1,)) for seed, epoch in ((0, 0), (0, 1), (5, 0))
+        DatasetSamples(Squares(), seed=seed).plan(epoch, None, ("ada",), (1,))
+        for seed, epoch in ((0, 0), (0, 1), (5, 0))
     ]
-    assert plans[0] == DealtDataset(Squares(), seed=0).plan(0, None, ("ada",), (1,))
+    assert plans[0] == DatasetSamples(Squares(), seed=0).plan(0, None, ("ada",), (1,))
     assert plans[0] != plans[1] and plans[0] != plans[2] and plans[1] != plans[2]
 
 
@@ -329,4 +332,4 @@ def test_a_stream_cannot_be_dealt():
             return iter(())
 
     with pytest.raises(SettingError, match="Stream has no length"):
-        DealtDataset(Stream())
+        DatasetSamples(Stream())

@@ -27,13 +27,13 @@ def flattened(steps):
     return [i for step in steps for batch in step for i in batch]
 
 
-def test_ranks_share_the_dataset_and_accumulate():
-    shares = [DatasetBatches(Numbers(22), rank=r, num_nodes=2, batch_size=4, minibatch_size=3) for r in range(2)]
-    assert isinstance(shares[0], BatchSource)
-    steps = [drawn(s) for s in shares]
-    assert [len(s) for s in steps] == [3, 3] == [s.steps_per_epoch for s in shares]
-    assert [[len(b) for b in step] for step in steps[0]] == [[3, 1], [3, 1], [3]]
-    assert sorted(flattened(steps[0]) + flattened(steps[1])) == list(range(22))
+def test_a_step_is_cut_into_micro_batches():
+    batches = DatasetBatches(Numbers(11), batch_size=4, minibatch_size=3)
+    assert isinstance(batches, BatchSource)
+    steps = drawn(batches)
+    assert len(steps) == 3 == batches.steps_per_epoch
+    assert [[len(b) for b in step] for step in steps] == [[3, 1], [3, 1], [3]]
+    assert sorted(flattened(steps)) == list(range(11))
 
 
 def test_each_epoch_is_shuffled_anew_and_reproducibly():
@@ -44,22 +44,13 @@ def test_each_epoch_is_shuffled_anew_and_reproducibly():
     assert flattened(drawn(DatasetBatches(Numbers(5), batch_size=2, shuffle=False))) == list(range(5))
 
 
-def test_padding_gives_all_ranks_as_many_steps_and_validation_counts_each_sample_once():
-    padded = [DatasetBatches(Numbers(7), rank=r, num_nodes=3, batch_size=2) for r in range(3)]
-    assert [len(flattened(drawn(b))) for b in padded] == [3, 3, 3]
-    once = [DatasetBatches(Numbers(7), rank=r, num_nodes=3, batch_size=2, pad=False) for r in range(3)]
-    assert sorted(i for b in once for i in flattened(drawn(b))) == list(range(7))
-    assert [b.steps_per_epoch for b in once] == [2, 1, 1]
-
-
 def test_a_rank_with_less_data_gets_empty_steps():
-    assert drawn(DatasetBatches(Numbers(3), batch_size=2, shuffle=False, steps_per_epoch=4)) == [
-        [[0, 1]],
-        [[2]],
-        [],
-        [],
-    ]
-    assert drawn(DatasetBatches(Numbers(0), batch_size=2, steps_per_epoch=2)) == [[], []]
+    batches = DatasetBatches(Numbers(3), batch_size=2, shuffle=False, may_be_lengthened=True)
+    batches.steps_per_epoch = 4
+    assert drawn(batches) == [[[0, 1]], [[2]], [], []]
+    nothing = DatasetBatches(Numbers(0), batch_size=2, may_be_lengthened=True)
+    nothing.steps_per_epoch = 2
+    assert drawn(nothing) == [[], []]
 
 
 def test_mistakes():

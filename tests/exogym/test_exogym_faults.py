@@ -83,10 +83,10 @@ def fuzzed(seed: int, disk: Path) -> Counter:
         told.update(line.split()[2] for line in faults.done)
         # A member that was lost after the last vote has no result: another one is asked for the model.
         members = [host.name for host in world.hosts.values() if world.is_member(host) and host.name in world.results]
-        if world.roster.ended and members and not world.roster.stopping:
+        if world.coordinator.ended and members and not world.coordinator.stopping:
             break
         job = other_hosts(chance, job)
-    assert world.roster.ended and members
+    assert world.coordinator.ended and members
     assert len({world.results[name].digest for name in members}) == 1
     weights = [torch.cat([p.detach().flatten() for p in world.hosts[name].node.model.parameters()]) for name in members]
     assert all(torch.equal(weights[0], other) for other in weights)
@@ -150,7 +150,7 @@ def live(job: Job, disk: Path, acts=(), *, seed=0, resume=False) -> World:
 
 def check_end(world: World, job: Job, hosts=()) -> None:
     members = [host for host in world.hosts.values() if world.is_member(host)]
-    assert world.roster.ended and {host.name for host in members} >= set(hosts)
+    assert world.coordinator.ended and {host.name for host in members} >= set(hosts)
     assert len({world.results[host.name].digest for host in members}) == 1
     counts = members[0].node.train.counts
     assert counts == {(epoch, number): 1 for epoch in range(job.epochs) for number in range(job.clips)}
@@ -193,7 +193,7 @@ def test_cut_off_while_a_newcomer_enters_and_resumed_without_it(tmp_path, strate
     job = replace(PLAIN, strategy=strategy)
     acts = {
         ("h2", "after step", 2): crash,
-        ("h1", "after vote enter", 3): rescue_and_end,
+        ("h1", "after vote state_sync", 3): rescue_and_end,
         ("h0", "after step", 7): launcher_dies,
     }
     live(job, tmp_path, acts, seed=seed)
@@ -294,7 +294,7 @@ def test_a_rescue_at_any_line_saves_a_state_that_holds_together(tmp_path, strate
             now = Checkpoints(tmp_path / host, host).load(number)["agreed"]
             strategy_state = now["strategy"]
             assert strategy_state["steps"] == now["now"]["step"]
-            assert sum(count for _, count in now["work"]["counts"]) <= 2 * 9
+            assert sum(count for _, count in now["sampler"]["counts"]) <= 2 * 9
     check_end(live(job, tmp_path, resume=True), job)
 
 

@@ -2,12 +2,12 @@ import csv
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
+from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee, TrainNode
+from exogym import AllReduceStrategy, Checkpoints, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee
 from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
-from exogym.train_node import MOST_SKIPPED
+from exogym.non_finite import MOST_SKIPPED
 
 
 def steps_of(points: Points, size: int) -> Steps:
@@ -20,13 +20,13 @@ def node(model=None, comm=None, strategy=None, train=None, **settings):
     if not {"epochs", "max_steps"} & settings.keys():
         settings["epochs"] = 2
     strategy = strategy or AllReduceStrategy(lr=0.05)
-    made = TrainNode(model or Line(), comm or SingleComm(), strategy, train or steps_of(Points(12), 4), **settings)
+    made = train_node(model or Line(), comm or SingleComm(), strategy, train or steps_of(Points(12), 4), **settings)
     return made, events
 
 
 def test_all_start_from_rank_0_and_must_build_the_same():
     def train(model, steps=1, strategy=DiLoCoStrategy):
-        return lambda comm: TrainNode(
+        return lambda comm: train_node(
             model(comm.rank), comm, strategy(), Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * steps(comm.rank)),
             max_steps=1 + steps(comm.rank), epochs=1, device="cpu",
         ).run()  # fmt: skip
@@ -225,7 +225,7 @@ def test_after_too_many_bad_steps_what_was_agreed_can_still_be_saved(strategy, t
     made, _ = node(Bad(), strategy=strategy(), train=Steps(steps), epochs=1, checkpoints=Checkpoints(tmp_path, "rank0"))
     with pytest.raises(NotFinite):
         made.run()
-    assert made.save_agreed(patience_s=0.0) and made.checkpoints.good()
+    assert made.save_agreed(patience_s=0.0) and made.saved.checkpoints.good()
 
 
 @both
@@ -282,8 +282,8 @@ def test_a_source_that_breaks_its_promise():
         node(train=Short(steps_of(Points(8), 4).steps))[0].run()
     with pytest.raises(SettingError, match="nothing to train on"):
         node(train=Steps([]))
-    with pytest.raises(SettingError, match="give epochs or max_steps"):
-        TrainNode(Line(), SingleComm(), AllReduceStrategy(), steps_of(Points(4), 4), device="cpu")
+    with pytest.raises(SettingError, match="give num_epochs or max_steps"):
+        train_node(Line(), SingleComm(), AllReduceStrategy(), steps_of(Points(4), 4), device="cpu")
 
 
 def test_learning_rate_follows_the_schedule():

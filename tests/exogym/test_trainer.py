@@ -17,8 +17,8 @@ from exogym.comm.elastic import ElasticComm
 from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
-from exogym.membership.client import Mailbox
-from exogym.membership.coordinator import Roster
+from exogym.membership.client import CoordinatorClient
+from exogym.membership.coordinator import Coordinator
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -112,14 +112,14 @@ def test_another_connection_and_factories_with_unequal_datasets():
 
 
 class ElasticTrainer(Trainer):
-    """Ranks that a roster calls together, as NetworkTrainer's are."""
+    """Ranks that a coordinator calls together, as NetworkTrainer's are."""
 
     def __init__(self, meeting, name, *data):
         super().__init__(Line(), *data)
         self.meeting, self.name = meeting, name
 
     def _build_connection(self, rank):
-        return ElasticComm(self.name, NAMES, self.meeting.mailboxes[self.name], self.meeting.say(self.name), self._join)
+        return ElasticComm(self.name, NAMES, self.meeting.clients[self.name], self.meeting.say(self.name), self._join)
 
     def _join(self, generation, rank, interrupted):
         return ThreadComm(rank, self.meeting.groups.setdefault(generation.number, _Shared(len(NAMES), 20)))
@@ -133,21 +133,23 @@ class ElasticTrainer(Trainer):
 class Meeting:
     def __init__(self):
         self.lock, self.groups = threading.RLock(), {}
-        self.mailboxes = {name: Mailbox() for name in NAMES}
-        self.roster = Roster(NAMES, lambda name, message: self.mailboxes[name].put(message), lambda event: None)
+        self.clients = {name: CoordinatorClient() for name in NAMES}
+        self.coordinator = Coordinator(
+            NAMES, lambda name, message: self.clients[name].put(message), lambda event: None, clock=time.monotonic
+        )
 
     def say(self, name):
         def say(message):
             with self.lock:
                 if message["type"] in ("vote", "trouble"):
-                    getattr(self.roster, message["type"])(name, message)
+                    getattr(self.coordinator, message["type"])(name, message)
 
         return say
 
     def fit(self, *data, **settings):
         def rank_main(comm):
             with self.lock:
-                self.roster.ready(NAMES[comm.rank])
+                self.coordinator.ready(NAMES[comm.rank])
             return ElasticTrainer(self, NAMES[comm.rank], *data).fit(**settings)
 
         return run_threads(len(NAMES), rank_main)

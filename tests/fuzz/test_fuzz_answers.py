@@ -91,7 +91,7 @@ def test_an_environment(data: bytes):
     assert found is None or len(outcome(environment.unlike, PINS, found[1])) <= 2
 
 
-VOTE = {"type": "vote", "generation": 1, "vote": 0, "what": "enter", "digest": 7, "samples": {"0": ["clip"]}}
+VOTE = {"type": "vote", "generation": 1, "vote": 0, "what": "state_sync", "digest": 7, "samples": {"0": ["clip"]}}
 SPOKEN = [*EVENTS, VOTE, {"type": "trouble", "generation": 1, "message": ""}, {"type": "want", "files": ["a.wav"]}]
 
 

@@ -188,8 +188,8 @@ def test_checkpoints_that_cannot_be_used(desk, harm, message):
     run = a_run(desk)
     for number in (1, 2):
         kept = Checkpoints(run / "checkpoints", "localhost")
-        kept.describe = lambda state: {"version": [1, 1], "fingerprint": 0, "settings": state["settings"]}
-        kept.save(number, {"settings": {"strategy": "DiLoCoStrategy"}})
+        describe = lambda state: {"version": [1, 1], "fingerprint": 0, "settings": state["settings"]}  # noqa: E731
+        kept.save(number, {"settings": {"strategy": "DiLoCoStrategy"}}, describe=describe)
     harm(run)
     before = {name: digest for name, digest in desk.snapshot().items() if "/checkpoints/" in name}
     status, _, err = desk.run(RESUME)

@@ -79,7 +79,7 @@ class BatchShape:
 
 
 class ShardBatches:
-    """A manifest's samples, planned and read: the `Samples` of exogym's SharedWork.
+    """A manifest's samples, planned and read: the `Samples` of exogym's ElasticSampler.
 
     Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
     opened when its turn comes. Step k takes batch number p[k] of every shard, counted from the longest clips, p being
@@ -151,8 +151,8 @@ class ShardBatches:
     def seconds(self, frames: int) -> float:
         return frames / self._frames_per_s
 
-    def mark(self) -> dict[str, Any]:
-        """See Samples.mark. How many clips are computed at once is each rank's own affair."""
+    def plan_settings(self) -> dict[str, Any]:
+        """See Samples.plan_settings. How many clips are computed at once is each rank's own affair."""
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
         shape = {"batch_size": self._shape.batch_size, "audio_context": self._shape.audio_context}
         about = {"edges": list(self.edges), "seed": self._seed, "shuffle": self._shuffle, "shards": list(self._shards)}
@@ -173,7 +173,7 @@ class ShardBatches:
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
 
-    def expect(self, steps: Iterable[Sequence[int]]) -> None:
+    def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """Audio that this host lacks is sent to it while it does other things."""
         if self._delivery:
             self._delivery.order([self.samples[number] for numbers in steps for number in numbers])
@@ -181,7 +181,7 @@ class ShardBatches:
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
         steps = list(steps)
-        self.expect(steps)
+        self.prefetch(steps)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
             ahead = None
             for numbers in steps:

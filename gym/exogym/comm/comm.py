@@ -9,15 +9,24 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from exogym.errors import RanksDiverged
-from exogym.membership.messages import ENTER
 
 T = TypeVar("T")
+
+
+class Member(Protocol):
+    """A rank as its communicator sees it."""
+
+    def sync_state(self) -> tuple[int, bool]:
+        """Come to one state with the others. Its fingerprint, and whether it has replaced this rank's own."""
+
+    def has_synced(self) -> None:
+        """All ranks have: their common state counts."""
 
 
 class Comm(ABC):
@@ -29,14 +38,11 @@ class Comm(ABC):
 
     rank: int
     world_size: int
-    amid_round = False  # whether this group was formed for ranks to end a round that they had begun in another
+    continues_round = False  # whether this group was formed for ranks to end a round that they had begun in another
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         self.seconds = 0.0
-        self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last round, by epoch
-        self.position: tuple[int, ...] = ()  # of this rank in the work: the same on all when a round ends
-        self.on_commit: Callable[[str], None] = lambda what: None  # called as soon as a joint action counts
 
     @abstractmethod
     def all_reduce_(self, flat: Tensor) -> None:
@@ -70,21 +76,21 @@ class Comm(ABC):
         """Counts the groups that this communicator has been; buffers must not outlive theirs."""
         return 0
 
-    def enter(self, enter: Callable[[], int]) -> None:
-        """Meet the others. `enter` makes ranks agree on a common state, and returns its digest."""
-        enter()
-        self.on_commit(ENTER)
+    def join(self, member: Member) -> None:
+        """Meet the others, and come to one state with them."""
+        member.sync_state()
+        member.has_synced()
 
-    def together(self, what: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda _: {}) -> T:
-        """work() with its collectives, as one action of all ranks.
+    def commit_together(
+        self, kind: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda result: {}
+    ) -> T:
+        """Two-phase commit of all ranks: run work() with its collectives, vote, wait for the others' votes.
 
-        A group that survives losses repeats it until all of its ranks have done it: until then work() must change
-        nothing that it needs again. `what` is one of the kinds of votes in membership.py; what `about` makes of the
-        result goes with this rank's.
+        A group that survives losses runs work() again until all of its ranks have voted, so work() must not change what
+        it needs again. `kind` is one of those in membership/messages.py; what `about` makes of the result goes with the
+        vote.
         """
-        result = work()
-        self.on_commit(what)
-        return result
+        return work()
 
     def compare(self, digest: int, where: str) -> None:
         """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
@@ -96,7 +102,7 @@ class Comm(ABC):
     def regroup(self) -> None:  # noqa: B027
         """Between rounds: let in who is waiting."""
 
-    def look_up(self) -> None:  # noqa: B027
+    def check_for_call(self) -> None:  # noqa: B027
         """Between steps. Raises Rejoined if the others have gone on without this rank, and now call it."""
 
     def alive(self) -> None:  # noqa: B027

@@ -1,4 +1,4 @@
-"""A communicator whose ranks may come and go: one generation after another, as a Roster decides."""
+"""A communicator whose ranks may come and go: one generation after another, as the coordinator decides."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, Member
 from exogym.comm.process_group import POLL
 from exogym.errors import PeerLost, Rejoined
-from exogym.membership.client import Mailbox
-from exogym.membership.messages import ENTER, ROUND, Generation
+from exogym.membership.client import CoordinatorClient
+from exogym.membership.messages import STATE_SYNC, Generation
 from exogym.membership.waiting import Wait
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0
-LARGE_BYTES = 64 << 10  # of a tensor that may fill a slow link for long enough to hold up signs of life
+LARGE_BYTES = 64 << 10  # of a tensor that may fill a slow link for long enough to hold up heartbeats
 
 
 class ElasticComm(Comm):
     """Rank `name` among those of `hosts` who are there: `members`, in rank order.
 
     connect(generation, rank, interrupted) forms the group of one generation; it may take long, and runs in a thread.
-    send(message) reaches the roster, and what the roster says arrives in `mailbox`. `wait` tells other threads for how
-    long this rank has been waiting.
-    Collectives raise PeerLost as soon as their generation is over. Only `enter`, `together` and `regroup` go on to the
-    next; they raise Rejoined if this rank had fallen behind.
+    send(message) reaches the coordinator, whose answers arrive in `client`. `wait` tells other threads for how long
+    this rank has been waiting.
+    Collectives raise PeerLost as soon as their generation is over. Only `join`, `commit_together` and `regroup` go on
+    to the next; the last two raise Rejoined if this rank had fallen behind.
     """
 
     def __init__(
         self,
         name: str,
         hosts: Sequence[str],
-        mailbox: Mailbox,
+        client: CoordinatorClient,
         send: Callable[[dict[str, Any]], None],
         connect: Callable[[Generation, int, Callable[[], bool]], Comm],
     ):
         super().__init__()
         self.name, self.wait = name, Wait()
-        self._mailbox, self._send, self._connect = mailbox, send, connect
+        self._client, self._send, self._connect = client, send, connect
+        self._member: Member | None = None
         self._group: Comm | None = None
         self._generation = Generation(0, tuple(hosts), "", False)  # as it will be if all of them come
         self._vote = 0
         self._digest: int | None = None
         self._regroup_due = False
-        self._rejoined = False
+        self._was_replaced = False  # this rank's state, by that of the others, since it last said so
         self._said_alive = 0.0
         self._said_exchange = False  # since the last vote
-        self._enter: Callable[[], int] = lambda: 0
 
     @property
     def rank(self) -> int:
@@ -66,8 +66,8 @@ class ElasticComm(Comm):
         return self._generation.members
 
     @property
-    def amid_round(self) -> bool:
-        return self._generation.amid_round
+    def continues_round(self) -> bool:
+        return self._generation.continues_round
 
     @property
     def generation(self) -> int:
@@ -91,37 +91,39 @@ class ElasticComm(Comm):
     def barrier(self) -> None:
         self._in_group(lambda group: group.barrier())
 
-    def enter(self, enter: Callable[[], int]) -> None:
-        self._enter = enter
+    def join(self, member: Member) -> None:
+        self._member = member
         self._next_generation()
-        self._rejoined = False
+        self._was_replaced = False
 
-    def together(self, what: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda _: {}) -> T:
+    def commit_together(
+        self, kind: str, work: Callable[[], T], about: Callable[[T], dict[str, Any]] = lambda result: {}
+    ) -> T:
         while True:
             try:
                 result = work()
-                self._regroup_due = self._decide(what, about(result))
-                self.on_commit(what)
-                return result
+                if self._should_commit(kind, about(result)):
+                    return result
+                raise PeerLost(f"generation {self.generation} is over")
             except PeerLost as error:
                 self._give_up(error)
                 self._next_generation()
-                if not self.amid_round:
+                if not self.continues_round:
                     raise self._begin_round() from None
-                self._go_on()
+                self._check_replaced()
 
     def compare(self, digest: int, where: str) -> None:
-        """The roster compares: it goes with the next vote."""
+        """The coordinator compares: it goes with the next vote."""
         self._digest = digest
 
     def regroup(self) -> None:
         if self._regroup_due:
             self._leave()
             self._next_generation()
-            self._go_on()
+            self._check_replaced()
 
-    def look_up(self) -> None:
-        if self._mailbox.is_called_anew(self.generation):
+    def check_for_call(self) -> None:
+        if self._client.is_left_behind(self.generation):
             self._leave()
             self._next_generation()
             raise self._begin_round()
@@ -135,7 +137,7 @@ class ElasticComm(Comm):
         self._leave()
 
     def _in_group(self, act: Callable[[Comm], T], flat: Tensor | None = None, *, sends: bool = True) -> T:
-        if self._mailbox.superseded(self.generation):
+        if self._client.is_superseded(self.generation):
             raise PeerLost(f"generation {self.generation} is over")
         if flat is not None and flat.nbytes >= LARGE_BYTES and not self._said_exchange:
             self._said_exchange = True
@@ -144,19 +146,21 @@ class ElasticComm(Comm):
             return act(self._group)
 
     def _next_generation(self) -> None:
-        """Wait until this rank is called, and enter; again, if that generation ends before all of it have entered."""
+        """Wait for the next one and come to one state with it; again, if it ends before all of it have."""
         self.wait.begins(self.generation)
         while True:
             with self._counted():
-                generation = self._mailbox.next_generation(after=self.generation)
+                generation = self._client.next_generation(after=self.generation)
             self._generation, self._vote, self._regroup_due = generation, 0, False
             self._said_exchange = False
             try:
                 self._group = self._form(generation)
-                self._digest = self._enter()
-                self._decide(ENTER, {})
-                self.on_commit(ENTER)
-                return
+                self._digest, was_replaced = self._member.sync_state()
+                self._was_replaced = self._was_replaced or was_replaced
+                if self._should_commit(STATE_SYNC, {}):
+                    self._member.has_synced()
+                    return
+                raise PeerLost(f"generation {self.generation} is over")
             except PeerLost as error:
                 self._give_up(error)
 
@@ -165,16 +169,16 @@ class ElasticComm(Comm):
         self.wait.begins(generation.number)
 
         def superseded() -> bool:
-            return self._mailbox.superseded(generation.number)
+            return self._client.is_superseded(generation.number)
 
-        def connect() -> None:
+        def connect(rank: int) -> None:
             try:
-                outcome.put(self._connect(generation, self.rank, superseded))
+                outcome.put(self._connect(generation, rank, superseded))
             except BaseException as error:
                 outcome.put(error)
 
         outcome: queue.SimpleQueue[Comm | BaseException] = queue.SimpleQueue()
-        threading.Thread(target=connect, daemon=True).start()
+        threading.Thread(target=connect, args=[self.rank], daemon=True).start()
         while not superseded():
             try:
                 formed = outcome.get(timeout=POLL)
@@ -185,34 +189,32 @@ class ElasticComm(Comm):
             return formed
         raise PeerLost(f"generation {generation.number} is over")
 
-    def _decide(self, what: str, vote: dict[str, Any]) -> bool:
-        """Vote, and hear whether all have. True if members are to regroup now. Raises PeerLost."""
-        about = {"generation": self.generation, "vote": self._vote, "what": what, "digest": self._digest}
-        work = {"samples": self.trained, "position": self.position} if what == ROUND else {}
-        self._send({"type": "vote", **about, **work, **vote})
+    def _should_commit(self, kind: str, about: dict[str, Any]) -> bool:
+        """Vote, and wait until all have voted; False if this generation is over before that."""
+        vote = {"generation": self.generation, "vote": self._vote, "what": kind, "digest": self._digest}
+        self._send({"type": "vote", **vote, **about})
         self._said_exchange = False
-        with self._counted(), self.wait.of(self.generation):
-            regroup = self._mailbox.wait_for_commit(self.generation, self._vote)
+        with self._counted():
+            self.wait.begins(self.generation)
+            regroup = self._client.wait_for_commit(self.generation, self._vote)
             if regroup is None:
-                raise PeerLost(f"generation {self.generation} is over")
+                return False
+            self.wait.ends()
+        self._regroup_due = regroup
         self._vote += 1
-        return regroup
-
-    def rejoined(self) -> None:
-        """To be called by `enter` once it has replaced this rank's state by that of the others."""
-        self._rejoined = True
+        return True
 
     def _begin_round(self) -> Rejoined:
-        self._rejoined = False  # said once: a later generation may well go on amid this round
+        self._was_replaced = False  # said once: a later generation may well continue this round
         return Rejoined(f"generation {self.generation} begins a round")
 
-    def _go_on(self) -> None:
-        if self._rejoined:
-            self._rejoined = False
+    def _check_replaced(self) -> None:
+        if self._was_replaced:
+            self._was_replaced = False
             raise Rejoined(f"{self.name} had fallen behind")
 
     def _give_up(self, error: PeerLost) -> None:
-        if not self._mailbox.superseded(self.generation):
+        if not self._client.is_superseded(self.generation):
             self._send({"type": "trouble", "generation": self.generation, "message": str(error)})
         self._leave()
 

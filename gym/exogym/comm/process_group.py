@@ -25,8 +25,12 @@ class ProcessGroupComm(Comm):
 
     Collectives start asynchronously and are polled, so that a peer that is silent for `timeout` seconds becomes
     PeerLost, and so does `interrupted()` when it turns true, also in a process where signals cannot. `store` outlives
-    the group: give each group that forms over it a PrefixStore of its own. For gloo between machines set
-    GLOO_SOCKET_IFNAME before this. Backends other than gloo allow one group at a time in a process.
+    the group: give each group that forms over it a PrefixStore of its own. Backends other than gloo allow one group at
+    a time in a process.
+
+    address: this machine's IPv4 address on the network that the ranks share, for gloo. Without it gloo resolves the
+    host's own name, and may bind 127.0.0.1. An interface's name (GLOO_SOCKET_IFNAME) would not do: on macOS gloo takes
+    the first address of any family that the interface has.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class ProcessGroupComm(Comm):
         world_size: int,
         store: dist.Store,
         backend: str = "gloo",
+        address: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         interrupted: Callable[[], bool] = lambda: False,
     ):
@@ -54,7 +59,7 @@ class ProcessGroupComm(Comm):
                 dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=wait)
                 self._group = dist.group.WORLD
             else:
-                self._group = dist.ProcessGroupGloo(store, rank, world_size, wait)
+                self._group = _gloo(store, rank, world_size, wait, address)
         except RuntimeError as error:
             raise PeerLost(
                 f"rank {rank} of {world_size} could not join the {backend} group: {_brief(error)}"
@@ -164,6 +169,15 @@ class ProcessGroupComm(Comm):
         except RuntimeError as error:
             self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {_brief(error)}")
             raise self._lost from error
+
+
+def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo:
+    if address is None:
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.

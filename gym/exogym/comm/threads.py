@@ -42,12 +42,12 @@ class ThreadComm(Comm):
 
     def send(self, flat: Tensor, dst: int) -> None:
         with self._counted(flat):
-            self._shared.letters[self.rank, dst].put(flat.clone())
+            self._shared.messages[self.rank, dst].put(flat.clone())
 
     def recv(self, flat: Tensor, src: int) -> None:
         with self._counted():
             try:
-                flat.copy_(self._shared.letters[src, self.rank].get(timeout=self._shared.timeout))
+                flat.copy_(self._shared.messages[src, self.rank].get(timeout=self._shared.timeout))
             except queue.Empty:
                 raise PeerLost(f"rank {self.rank} waited in vain for rank {src}") from None
 
@@ -76,4 +76,4 @@ class _Shared:
         self.size, self.timeout = size, timeout
         self.barrier = threading.Barrier(size)
         self.slots: list[Tensor] = [torch.empty(0)] * size
-        self.letters = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
+        self.messages = {(a, b): queue.Queue() for a in range(size) for b in range(size)}

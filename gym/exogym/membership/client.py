@@ -8,41 +8,41 @@ from typing import Any
 from exogym.membership.messages import Generation
 
 
-class Mailbox:
-    """What the roster has told one member; filled by a thread that listens, read by the one that trains."""
+class CoordinatorClient:
+    """What the coordinator has told one member. A thread that listens calls `put`, the one that trains all else."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()
         self._generation: Generation | None = None
         self._commits: dict[tuple[int, int], bool] = {}
-        self._out = False
+        self._excluded = False
 
     def put(self, message: dict[str, Any]) -> None:
         with self._news:
             if message["type"] == "generation":
-                self._generation, self._out = Generation.of(message), False
-            elif message["type"] == "out":
-                self._out = True
+                self._generation, self._excluded = Generation.of(message), False
+            elif message["type"] == "excluded":
+                self._excluded = True
             elif message["type"] == "commit":
                 self._commits = {(message["generation"], message["vote"]): message["regroup"]}
             self._news.notify_all()
 
-    def superseded(self, number: int) -> bool:
+    def is_superseded(self, number: int) -> bool:
         """Whether there is a later generation than `number`."""
         return self._generation is not None and self._generation.number > number
 
-    def is_called_anew(self, number: int) -> bool:
-        """Whether the newest generation is later than `number` and begins a round, or one is to be waited for."""
-        return self._out or (self.superseded(number) and not self._generation.amid_round)
+    def is_left_behind(self, number: int) -> bool:
+        """Whether the others have begun another round than the one of generation `number`."""
+        return self._excluded or (self.is_superseded(number) and not self._generation.continues_round)
 
     def next_generation(self, after: int) -> Generation:
         """The newest one, once it is later than number `after`."""
         with self._news:
-            self._news.wait_for(lambda: self.superseded(after) and not self._out)
+            self._news.wait_for(lambda: self.is_superseded(after) and not self._excluded)
             return self._generation
 
     def wait_for_commit(self, number: int, vote: int) -> bool | None:
         """True or False: it counts, and members are to regroup or not. None: it does not, the generation is over."""
         with self._news:
-            self._news.wait_for(lambda: (number, vote) in self._commits or self.superseded(number))
+            self._news.wait_for(lambda: (number, vote) in self._commits or self.is_superseded(number))
             return self._commits.get((number, vote))

@@ -1,18 +1,20 @@
-"""Who trains together, and when a round counts. Knows neither tensors nor sockets, and never waits.
+"""What the coordinator and the members of a run say to each other. Each message is a dict that fits on a line of JSON.
 
-A *generation* is an ordered list of live members. One Roster, in the process that started the others, forms generations
-and counts votes; each member hears of it through its Mailbox. All messages are dicts that fit on a line of JSON:
+A *generation* is an ordered list of live members. The coordinator, in the process that started the others, forms
+generations and counts votes. Votes of a generation are numbered from 0, which is the state sync. What a vote is for
+counts on all members, or on none.
 
-    from the roster   {"type": "generation", "number", "members", "prefix", "amid_round"}     meet there and enter
-                      {"type": "commit", "generation", "vote", "regroup"}       all have done it: it counts
-                      {"type": "out"}                  they go on without it: what it does is void, until it is called
-    from a member     {"type": "vote", "generation", "vote", "what", "digest", ...}  this member has done it
-                      {"type": "trouble", "generation", "message"}                   its group does not answer
-                      {"type": "reach", "generation", "waits", "unreached"}    peers who do not answer it
-                      {"type": "exchange"}                           of weights: its link will be full for a while
-                      {"type": "alive"}                                              at something that takes long
+    coordinator -> member
+      generation {number, members, prefix, continues_round}   form this group, and come to one state
+      commit {generation, vote, regroup}    all members have voted: it counts
+      excluded                              the others go on without it; its work is void until it is in a generation
 
-Votes of a generation are numbered from 0, the entry. What they are for counts on all members, or on none.
+    member -> coordinator
+      vote {generation, vote, what, digest}    for a round also {round, samples, position, cut_short}
+      trouble {generation, message}            its group does not answer
+      reach {generation, waits, unreached}     peers that do not answer it
+      exchange                                 weights are about to travel: its link will be busy for a while
+      alive                                    it is at something that takes long
 """
 
 from __future__ import annotations
@@ -21,24 +23,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 # What votes are for.
-ENTER, ROUND, SYNC, VALIDATION, SHARES, END = "enter", "round", "sync", "validation", "shares", "end"
+STATE_SYNC, ROUND, DRIFT_CHECK = "state_sync", "round", "drift_check"
+VALIDATION, SPEEDS, END = "validation", "speeds", "end"
 
 
 @dataclass(frozen=True)
 class Generation:
     """`prefix` is random and names the place in the store where its members meet.
 
-    amid_round: they go on with a round; otherwise they begin one, and what any of them is amid is void.
+    continues_round: they end the round that they were in. Otherwise they begin one, and what any of them has done since
+    the last commit is void.
     """
 
     number: int
     members: tuple[str, ...]  # in rank order
     prefix: str
-    amid_round: bool
+    continues_round: bool
 
     @classmethod
     def of(cls, message: dict[str, Any]) -> Generation:
-        return cls(message["number"], tuple(message["members"]), message["prefix"], message["amid_round"])
+        return cls(message["number"], tuple(message["members"]), message["prefix"], message["continues_round"])
 
     def message(self) -> dict[str, Any]:
         return {"type": "generation", **asdict(self)}

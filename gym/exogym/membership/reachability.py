@@ -7,28 +7,39 @@ them, is kept in `Reachability`, and `largest` chooses those who can train toget
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 Pair = tuple[str, str]
 
 
+@dataclass
 class Reachability:
-    """What each host says about the others. One side's word is enough: gloo needs both ways."""
+    """What each host says about the others. One side's report is enough: gloo needs both ways.
 
-    def __init__(self) -> None:
-        self._unreached: dict[str, set[str]] = {}
-        self._told: tuple[list[Pair], list[str]] = [], []  # pairs, and who has to wait for that
+    told: the pairs of which users have heard. waiting: who has to wait for them to reach each other.
+    """
+
+    unreached: dict[str, set[str]] = field(default_factory=dict)
+    told: list[Pair] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Reachability:
+        unreached = {host: set(others) for host, others in record["unreached"].items()}
+        return cls(unreached, [(one, other) for one, other in record["told"]], record["waiting"])
 
     def says(self, host: str, unreached: Collection[str], *, new: Collection[str]) -> None:
         """All whom this host does not reach; others than before only if they are among `new`."""
-        self._unreached[host] = set(unreached) & (self._unreached.get(host, set()) | set(new))
+        self.unreached[host] = set(unreached) & (self.unreached.get(host, set()) | set(new))
 
     def forget(self, host: str) -> None:
         """What it said, and what others said of it."""
-        self._unreached.pop(host, None)
-        for others in self._unreached.values():
+        self.unreached.pop(host, None)
+        for others in self.unreached.values():
             others.discard(host)
-        pairs, waiting = self._told
-        self._told = [pair for pair in pairs if host not in pair], [name for name in waiting if name != host]
+        self.told = [pair for pair in self.told if host not in pair]
+        self.waiting = [name for name in self.waiting if name != host]
 
     def pairs(self, hosts: Sequence[str]) -> list[Pair]:
         """Those of `hosts` who do not reach each other, in their order."""
@@ -36,22 +47,21 @@ class Reachability:
             (one, other)
             for n, one in enumerate(hosts)
             for other in hosts[n + 1 :]
-            if other in self._unreached.get(one, ()) or one in self._unreached.get(other, ())
+            if other in self.unreached.get(one, ()) or one in self.unreached.get(other, ())
         ]
 
     def is_news(self, pairs: list[Pair], waiting: list[str]) -> bool:
         if not pairs:
             return False
-        known, before = self._told
-        new = [pair for pair in pairs if pair not in known]
-        self._told = known + new, waiting
-        return bool(new) or waiting != before
+        new = [pair for pair in pairs if pair not in self.told]
+        is_news = bool(new) or waiting != self.waiting
+        self.told, self.waiting = self.told + new, waiting
+        return is_news
 
     def reached_again(self) -> list[Pair]:
         """Of the pairs that were told, once."""
-        again = [pair for pair in self._told[0] if not self.pairs(pair)]
-        if again:
-            self._told = [pair for pair in self._told[0] if pair not in again], self._told[1]
+        again = [pair for pair in self.told if not self.pairs(pair)]
+        self.told = [pair for pair in self.told if pair not in again]
         return again
 
 

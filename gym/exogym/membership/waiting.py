@@ -26,13 +26,16 @@ class Wait:
             if self._since is None:
                 self._since = self._clock()
 
+    def ends(self) -> None:
+        with self._lock:
+            self._since = None
+
     @contextmanager
     def of(self, generation: int) -> Iterator[None]:
         """Until the others have done their part; an exception says that they have not."""
         self.begins(generation)
         yield
-        with self._lock:
-            self._since = None
+        self.ends()
 
     def read(self) -> tuple[int, float]:
         """The generation, and the seconds: 0 for one that does not wait."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -17,10 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from exogym.errors import CheckpointError
+from exogym.files import rename_durably, sync
 from exogym.state.tree import from_tree, to_tree
 
-FORMAT = 2
+FORMAT = 3
 About = dict[str, Any]  # what can be told of a checkpoint without its tensors: JSON
+Describe = Callable[[dict[str, Any]], About]
 
 
 class Checkpoints:
@@ -33,11 +34,17 @@ class Checkpoints:
 
     def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
         self.folder, self.name, self.keep = Path(folder), quote(name, safe=""), keep
-        self.describe: Callable[[dict[str, Any]], About] = lambda state: {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[int] | None = None
 
-    def save(self, number: int, state: dict[str, Any], *, unless: Callable[[], bool] = lambda: False) -> int:
+    def save(
+        self,
+        number: int,
+        state: dict[str, Any],
+        *,
+        describe: Describe = lambda state: {},
+        unless: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Write and then drop the oldest; `state` may nest dicts, lists, tuples, tensors, numbers and text.
 
         unless: asked when its turn has come; then nothing is written.
@@ -46,9 +53,11 @@ class Checkpoints:
         """
         tensors: dict[str, torch.Tensor] = {}
         tree = to_tree(state, tensors)
-        return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors)).result()
+        return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors, describe)).result()
 
-    def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
+    def save_in_background(
+        self, number: int, state: dict[str, Any], *, describe: Describe = lambda state: {}
+    ) -> Future[int]:
         """As save, from a copy of the state, and waits for an earlier one that is still being written.
 
         Later ones are void: they are of a course that was given up when this rank went on from an earlier state.
@@ -57,10 +66,18 @@ class Checkpoints:
         tensors: dict[str, torch.Tensor] = {}
         tree = to_tree(state, tensors)
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._writing = self._writer.submit(self._write, number, tree, copies, later_void=True)
+        self._writing = self._writer.submit(self._write, number, tree, copies, describe, later_void=True)
         return self._writing
 
-    def _write(self, number: int, tree: Any, tensors: dict[str, torch.Tensor], *, later_void: bool = False) -> int:
+    def _write(
+        self,
+        number: int,
+        tree: Any,
+        tensors: dict[str, torch.Tensor],
+        describe: Describe,
+        *,
+        later_void: bool = False,
+    ) -> int:
         weights, index = self._files(number)
         weights_part, index_part = _part(weights), _part(index)
         try:
@@ -69,16 +86,15 @@ class Checkpoints:
             weights.parent.mkdir(exist_ok=True)
             save_file(tensors, weights_part)
             weights_part.chmod(0o600)
-            about = self.describe(from_tree(tree, tensors))
+            about = describe(from_tree(tree, tensors))
             sha256 = _sha256(weights_part)
             record = {"format": FORMAT, "number": number, "about": about, "sha256": sha256, "state": tree}
             record["check"] = _check(record)
             index_part.touch(mode=0o600)
             index_part.write_text(json.dumps(record), encoding="utf-8")
-            for part in (weights_part, index_part):
-                _sync(part)
-            weights_part.replace(weights)  # from here on one that was there before is gone
-            index_part.replace(index)
+            rename_durably((weights_part, weights), (index_part, index))  # one that was there before is gone then
+            for folder in (self.folder, self.folder.parent):  # which may be new
+                sync(folder)
             size = weights.stat().st_size + index.stat().st_size
         except (OSError, SafetensorError) as error:
             _unlink(weights_part, index_part)
@@ -169,8 +185,3 @@ def _check(record: dict[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from exogym.config import AllReduceConfig, Optim, ScheduleSpec
 from exogym.flat import is_finite
-from exogym.membership.messages import ROUND
 from exogym.strategy.optim import clip, scale_grads
-from exogym.strategy.strategy import StepResult, Strategy, metered
+from exogym.strategy.strategy import StepResult, Strategy
 
 NOT_FINITE = "the gradient is not finite"
 
@@ -58,26 +57,40 @@ class AllReduceStrategy(Strategy):
         self._agreed_buffers = flat[params.num_parameters :].clone()
         self._payload: Tensor | None = None
         self._payload_of: int | None = None
-        self._skipped = ""
+        self._weight, self._stopping, self._skipped = 0.0, False, ""
 
-    def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
-        with metered(self.comm) as spent:
-            round = {"round": self.steps + 1, "cut_short": False}
-            sums = self.comm.together(ROUND, lambda: self._sum(weight, stopping), about=lambda _: round)
-            self.steps += 1  # it counts; only now anything changes
-            total, stop = self._divide(*sums) if sums else self._alone(weight, stopping)
-            lr = self.schedule.set(self.steps - 1)
-            norm = self._move() if total > 0 else None
-            if norm is None or not math.isfinite(norm):
-                self.parameters.write_buffers(self._agreed_buffers)  # a forward pass that does not count changed them
-            elif not sums:
-                self._agreed_buffers = self.parameters.read_buffers()
-        return StepResult(lr=lr, grad_norm=norm, agreed=True, stop=stop, skipped=self._skipped, **spent)
+    def local_step(self, weight: float, samples: int) -> StepResult:
+        self._weight = weight
+        return StepResult()
 
-    def finish(self) -> StepResult | None:
-        return None
+    @property
+    def is_round_due(self) -> bool:
+        return True
 
-    def is_sync_due(self, *, at_least: bool) -> bool:
+    @property
+    def has_open_round(self) -> bool:
+        return False
+
+    def exchange(self, stopping: bool) -> tuple[Tensor, ...] | None:
+        """Sums in `.grad` -> sums over all ranks, in the payload; the model stays as it is. None without others."""
+        self._stopping, self._skipped = stopping, ""
+        return None if self.comm.world_size == 1 else self._sum(self._weight)
+
+    def about(self, exchanged: tuple[Tensor, ...] | None) -> dict[str, Any]:
+        return {"round": self.steps + 1, "cut_short": False}
+
+    def apply(self, exchanged: tuple[Tensor, ...] | None, local: StepResult) -> StepResult:
+        self.steps += 1
+        total, stop = self._divide(*exchanged) if exchanged else self._alone()
+        lr = self.schedule.set(self.steps - 1)
+        norm = self._move() if total > 0 else None
+        if norm is None or not math.isfinite(norm):
+            self.parameters.write_buffers(self._agreed_buffers)  # a forward pass that does not count changed them
+        elif not exchanged:
+            self._agreed_buffers = self.parameters.read_buffers()
+        return StepResult(lr=lr, grad_norm=norm, agreed=True, stop=stop, skipped=self._skipped)
+
+    def is_drift_check_due(self, *, at_least: bool) -> bool:
         interval = self.config.check_interval
         return at_least or bool(interval and self.steps % interval == 0)
 
@@ -85,12 +98,8 @@ class AllReduceStrategy(Strategy):
         self.parameters.write(flat)
         self._agreed_buffers = self.parameters.read_buffers()
 
-    def _sum(self, weight: float, stopping: bool) -> tuple[Tensor, ...] | None:
-        """Sums in `.grad` -> sums over all ranks, in the payload; the model stays as it is. None without others."""
+    def _sum(self, weight: float) -> tuple[Tensor, ...]:
         params = self.parameters
-        self._skipped = ""
-        if self.comm.world_size == 1:
-            return None
         payload, grads, buffers, present, tail = self._fields()
         params.read_grads(payload)
         # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
@@ -99,7 +108,7 @@ class AllReduceStrategy(Strategy):
         if not is_finite(payload[: params.numel]):
             self._skipped, weight = NOT_FINITE, 0.0
             payload.zero_()
-        tail.copy_(torch.tensor([weight, stopping]))
+        tail.copy_(torch.tensor([weight, self._stopping]))
         self.comm.all_reduce_(payload)
         return grads, buffers, present, tail
 
@@ -114,10 +123,10 @@ class AllReduceStrategy(Strategy):
                 p.grad = p.grad if count else None
         return total, stop > 0
 
-    def _alone(self, weight: float, stopping: bool) -> tuple[float, bool]:
+    def _alone(self) -> tuple[float, bool]:
         """As _divide, without a copy on the CPU."""
-        scale_grads(self.parameters.parameters, 1 / weight if weight else 0.0)
-        return weight, stopping
+        scale_grads(self.parameters.parameters, 1 / self._weight if self._weight else 0.0)
+        return self._weight, self._stopping
 
     def _fields(self) -> tuple[Tensor, ...]:
         params = self.parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 
 from exogym.config import DiLoCoConfig, Optim, ScheduleSpec
 from exogym.flat import CHUNK, digest, is_finite
-from exogym.membership.messages import ROUND
 from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
-from exogym.strategy.strategy import StepResult, Strategy, metered
+from exogym.strategy.strategy import StepResult, Strategy
 
 # Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
 # ranks one new in mid-run: without, the loss was 0.03 to 0.06 higher for six rounds, and hardly at all with it.
@@ -24,7 +24,7 @@ RAMP_STEPS = 20
 class DiLoCoStrategy(Strategy):
     """An inner optimizer on each rank's device, an outer one on the CPU, the same on all ranks.
 
-    Rounds end after optimizer steps H, 2H, ...; `finish` ends a last short one. The pseudo-gradient is the mean of the
+    Rounds end after optimizer steps H, 2H, ...; the last one may be shorter. The pseudo-gradient is the mean of the
     ranks' changes, weighted by the samples that each trained in the round; buffers take the mean itself. A rank that is
     asked to stop ends its round at once and waits for the others, who learn of it at their own round's end.
     What it had trained by then is not lost to a resumed run, which goes on inside the round as if nothing had happened.
@@ -83,21 +83,22 @@ class DiLoCoStrategy(Strategy):
         self._samples_in_round = 0
         self._before_stop: dict[str, Any] | None = None
 
-    def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
+    def local_step(self, weight: float, samples: int) -> StepResult:
         lr = self._set_rate()
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
         skipped = _not_finite(norm)
         self._steps_in_round += 1
         self._samples_in_round += 0 if skipped else samples
-        if stopping or self._steps_in_round == self.config.H:
-            return self._end_round(lr=lr, grad_norm=norm, stopping=stopping, skipped=skipped)
         return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
 
-    def finish(self) -> StepResult | None:
-        if self._steps_in_round == 0:
-            return None
-        return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)
+    @property
+    def is_round_due(self) -> bool:
+        return self._steps_in_round >= self.config.H
+
+    @property
+    def has_open_round(self) -> bool:
+        return self._steps_in_round > 0
 
     def _set_rate(self) -> float:
         lr = self.schedule.set(self.steps)
@@ -116,29 +117,24 @@ class DiLoCoStrategy(Strategy):
             self._is_new, self._ramp_left = False, max(0, self._ramp_left - 1)
         return norm
 
-    def _end_round(self, *, lr: float, grad_norm: float | None, stopping: bool, skipped: str = "") -> StepResult:
-        with metered(self.comm) as spent:
-            total, stop = self.comm.together(
-                ROUND,
-                lambda: self._average_change(stopping),
-                about=lambda result: {"round": self.rounds + 1, "cut_short": result[1]},
-            )
-            if stop:
-                self._before_stop = self._inside_round()
-            self.rounds += 1
-            if total > 0:
-                self._outer_step()
-            self.parameters.write(self._master)
-            value = digest(self._master)
-            if self._is_exact:
-                self.comm.compare(value, f"round {self.rounds}")
+    def about(self, exchanged: tuple[float, bool]) -> dict[str, Any]:
+        _, stop = exchanged
+        return {"round": self.rounds + 1, "cut_short": stop}
+
+    def apply(self, exchanged: tuple[float, bool], local: StepResult) -> StepResult:
+        total, stop = exchanged
+        if stop:
+            self._before_stop = self._inside_round()
+        self.rounds += 1
+        if total > 0:
+            self._outer_step()
+        self.parameters.write(self._master)
         self._agreed_steps = self.steps
         self._steps_in_round = self._samples_in_round = 0
-        skipped = skipped or self._skipped
-        about = {"lr": lr, "grad_norm": grad_norm, "skipped": skipped}
-        return StepResult(round=self.rounds, digest=value, agreed=True, stop=stop, **about, **spent)
+        skipped, value = local.skipped or self._skipped, digest(self._master)
+        return replace(local, round=self.rounds, digest=value, agreed=True, stop=stop, skipped=skipped)
 
-    def _average_change(self, stopping: bool) -> tuple[float, bool]:
+    def exchange(self, stopping: bool) -> tuple[float, bool]:
         """Payload <- the ranks' mean change of the weights since the last round. Returns (total samples, stop)."""
         if self._payload is None or self._payload_of != self.comm.generation:
             self._payload, self._payload_of = self.parameters.empty(extra=2), self.comm.generation
@@ -201,7 +197,7 @@ class DiLoCoStrategy(Strategy):
     def agreed_weights(self) -> Tensor:
         return self._master
 
-    def is_sync_due(self, *, at_least: bool) -> bool:
+    def is_drift_check_due(self, *, at_least: bool) -> bool:
         return not self._is_exact
 
     def load_weights(self, flat: Tensor) -> None:
@@ -225,11 +221,6 @@ class DiLoCoStrategy(Strategy):
         inside = {"weights": self.parameters.read(), "steps": self._steps_in_round, "samples": self._samples_in_round}
         copies = {"master": agreed["master"].clone(), "outer": copy.deepcopy(agreed["outer"])}
         return {"agreed": agreed | copies, "own": own | {"inside": inside}}
-
-    def catch_up(self) -> StepResult | None:
-        if self._steps_in_round < self.config.H:
-            return None
-        return self._end_round(lr=self.optimizer.param_groups[0]["lr"], grad_norm=None, stopping=False)
 
 
 def _not_finite(norm: float | None) -> str:

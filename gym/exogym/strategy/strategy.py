@@ -19,11 +19,11 @@ from exogym.strategy.optim import Schedule, inner_optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one call of `step` or `finish` did. `bytes` and `seconds_communicating` are this call's own.
+    """What one optimizer step, or the end of a round, did. `bytes` and `seconds_communicating` are its own.
 
     agreed: all ranks hold the same weights now and have made the same calls: a point to validate or save at.
     stop: some rank asked to stop and all know it.
-    digest: hash of the agreed weights, where ranks compared it.
+    digest: hash of the agreed weights, where ranks are to compare it.
     skipped: why nothing of this rank's counted in this step (a gradient that is not finite), or nothing.
     """
 
@@ -41,8 +41,9 @@ class StepResult:
 class Strategy(ABC):
     """Turns the gradients in a model's `.grad` into the next weights, together with the other ranks.
 
-    Picklable until `setup`. Every rank calls `step` once for each optimizer step, also one without work (weight 0),
-    until it has made `total_steps` of them or a result says stop; then `finish`.
+    Picklable until `setup`. Every rank calls `local_step` once for each optimizer step, also one without work (weight
+    0). When `is_round_due`, at the end of the work and when a rank wants to stop, all ranks end their round: they run
+    `exchange` as one joint action (Comm.commit_together), and once it counts `apply` what it gave.
 
     drifts: the parts of agreed_state that each rank computes by itself with arithmetic that may differ from machine to
     machine, in the last bit. They are handed to newcomers, and are not compared.
@@ -73,25 +74,45 @@ class Strategy(ABC):
         """Keep what the strategy needs of the common first weights; `flat` is the strategy's own."""
 
     @abstractmethod
-    def step(self, weight: float, samples: int, stopping: bool = False) -> StepResult:
-        """One optimizer step. `.grad` holds the sum of weight * d(loss) over this rank's micro-batches.
+    def local_step(self, weight: float, samples: int) -> StepResult:
+        """What a rank does by itself in an optimizer step. `.grad` holds the sum of weight * d(loss) of its batches.
 
         weight: what those weights add up to (target tokens, as a rule), samples: how many there were, 0 without work.
-        stopping: this rank wants to stop; see StepResult.stop for when all do.
-        Gradients that are not finite are left out, see StepResult.skipped. Raises PeerLost, RanksDiverged.
+        Gradients that are not finite are left out, see StepResult.skipped.
+        """
+
+    @property
+    @abstractmethod
+    def is_round_due(self) -> bool:
+        """Whether the step just made is the last one of a round."""
+
+    @property
+    @abstractmethod
+    def has_open_round(self) -> bool:
+        """Whether steps were made since the last round's end."""
+
+    @abstractmethod
+    def exchange(self, stopping: bool) -> Any:
+        """The collectives of a round's end. It changes nothing that it needs again: other ranks may have to repeat it.
+
+        stopping: this rank wants to stop; see StepResult.stop for when all do. Raises PeerLost.
         """
 
     @abstractmethod
-    def finish(self) -> StepResult | None:
-        """Make the ranks agree after the last step, if they do not yet. None if there was nothing to do."""
+    def about(self, exchanged: Any) -> dict[str, Any]:
+        """What goes with this rank's vote: the number of the `round`, and whether it is `cut_short` by a stop."""
 
-    def is_sync_due(self, *, at_least: bool) -> bool:
+    @abstractmethod
+    def apply(self, exchanged: Any, local: StepResult) -> StepResult:
+        """Take on what the ranks have agreed on. local: of the step that ended the round."""
+
+    def is_drift_check_due(self, *, at_least: bool) -> bool:
         """Right after an agreement: whether ranks should compare their weights now. at_least: they are needed now."""
         return False
 
+    @abstractmethod
     def load_weights(self, flat: Tensor) -> None:
         """Take on the agreed weights of another rank, [numel] on the CPU, after an agreement; all else stays."""
-        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -116,7 +137,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def load_agreed_state(self, state: dict[str, Any]) -> None:
-        """After `setup`. Leaves what is this rank's own, but for a round that it was amid: that is void."""
+        """After `setup`. Leaves what is this rank's own, but for the round that it was in: that is void."""
 
     def own_state(self) -> dict[str, Any]:
         """What this rank needs besides, at the same moment, to go on bit for bit."""
@@ -128,10 +149,6 @@ class Strategy(ABC):
     @abstractmethod
     def agreed_weights(self) -> Tensor:
         """Flat [numel] on the CPU, not to be changed."""
-
-    def catch_up(self) -> StepResult | None:
-        """After load_own_state: end a round that was complete on this rank when it was cut short."""
-        return None
 
 
 @contextmanager

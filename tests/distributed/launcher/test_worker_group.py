@@ -22,7 +22,7 @@ from distributed.launcher import worker_group as workers
 from distributed.launcher.worker_group import Crew
 from distributed.plan.launch_env import environment
 from distributed.ssh.machine import LocalMachine
-from exogym.membership import coordinator
+from exogym.membership import blame, coordinator
 from whisper_tuner.errors import DataError, HostError, RunError
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_worker.py"))]
@@ -119,7 +119,7 @@ def hurry(monkeypatch):
         "REACH_S": 0.1,
     }.items():
         monkeypatch.setattr(workers, name, value)
-    monkeypatch.setattr(coordinator, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(blame, "PATIENCE_S", 0.1)
     monkeypatch.setattr(coordinator, "APART_S", 0.3)
 
 
@@ -490,16 +490,16 @@ def test_one_with_whom_no_group_forms_is_replaced(crew_of):
         send_event({"type": "ready"})
         number = 0
         while life == 1:
-            number = line.mailbox.next_generation(after=number).number
+            number = line.coordinator.next_generation(after=number).number
             send_event({"type": "trouble", "generation": number, "message": "no route"})
         train()
     """
     run = crew_of(TRAIN, never_enters)
-    run.at("generation", coordinator.FRUITLESS + 3, run.stop)
+    run.at("generation", blame.FRUITLESS + 3, run.stop)
     run.work()
-    assert run.generations() == ["01"] * (coordinator.FRUITLESS + 1) + ["0", "01"]
+    assert run.generations() == ["01"] * (blame.FRUITLESS + 1) + ["0", "01"]
     assert [(lost["host"], lost["reason"]) for lost in run.of("lost")] == [
-        ("host1", "the others cannot connect to it: another network, or a firewall?")
+        ("host1", "the others cannot connect to it: another network, or a firewall? (host1: no route)")
     ]
 
 
@@ -907,11 +907,11 @@ me, go_on = {me}, _vote
 send_event({{"type": "listens", "address": "127.0.0.1", "port": 4000 + me}})
 
 def stuck():
-    news = line.mailbox._generation
+    news = line.coordinator._generation
     return Path("cut").exists() and news is not None and {{"host1", "host2"}} <= set(news.members)
 
 def _vote(number, vote, what):
-    while stuck() and not line.mailbox.superseded(number):
+    while stuck() and not line.coordinator.is_superseded(number):
         time.sleep(0.02)
     return go_on(number, vote, what)
 
@@ -920,7 +920,7 @@ def report():
     while True:
         time.sleep(0.05)
         unreached = [["127.0.0.1", 4003 - me]] if me and Path("cut").exists() else []
-        if (unreached or told) and (news := line.mailbox._generation):
+        if (unreached or told) and (news := line.coordinator._generation):
             about = {{"generation": news.number, "waits": stuck(), "unreached": unreached}}
             send_event({{"type": "reach", **about}})
         told = bool(unreached)

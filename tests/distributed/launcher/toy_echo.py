@@ -9,7 +9,7 @@ from distributed.control.channel import Lifeline
 from distributed.control.messages import send_event
 
 line = Lifeline(sys.stdin.buffer)
-line.mailbox.put = lambda message: send_event({"type": "echo", "n": message["n"]})
+line.coordinator.put = lambda message: send_event({"type": "echo", "n": message["n"]})
 line.open_door(Path(sys.argv[1]))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from distributed.control import channel as lifeline
 from distributed.control.channel import Lifeline
 from distributed.control.messages import send_event
-from exogym.membership.messages import END, ENTER, ROUND
+from exogym.membership.messages import END, ROUND, STATE_SYNC
 
 lifeline.BEAT_S = lifeline.TICK_S = 0.1
 STEP_S = 0.02
@@ -26,8 +26,8 @@ def train(*, rounds: int | None = None, all_rounds: int | None = None) -> None:
     send_event({"type": "ready"})
     number = made = 0
     while True:
-        number = line.mailbox.next_generation(after=number).number
-        what, vote = ENTER, 0
+        number = line.coordinator.next_generation(after=number).number
+        what, vote = STATE_SYNC, 0
         while (regroup := _vote(number, vote, what)) is not None:
             made += what == ROUND
             if what == END or made == rounds:
@@ -43,7 +43,7 @@ def train(*, rounds: int | None = None, all_rounds: int | None = None) -> None:
 def _vote(number: int, vote: int, what: str) -> bool | None:
     about = {"digest": 1, "round": vote, "samples": {}, "cut_short": False}
     send_event({"type": "vote", "generation": number, "vote": vote, "what": what, **about})
-    return line.mailbox.wait_for_commit(number, vote)
+    return line.coordinator.wait_for_commit(number, vote)
 
 
 def _agreed(number: int, vote: int, all_rounds: int | None) -> str:

@@ -29,7 +29,8 @@ from distributed.worker.micro_batch import (
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.comm.single import SingleComm
 from exogym.config import build_strategy
-from exogym.elastic_sampler import SharedWork
+from exogym.elastic_sampler import ElasticSampler
+from exogym.settings import LoopSettings
 from exogym.train_node import TrainNode
 from whisper_tuner.data.batches import BatchShape, ShardBatches
 from whisper_tuner.data.dataset import Sample
@@ -73,9 +74,8 @@ class Work:
             self.model,
             SingleComm(),
             build_strategy("diloco", {"H": 2}),
-            SharedWork(self.batches, SingleComm().members, SingleComm().members[0]),
-            max_steps=steps,
-            device="cpu",
+            ElasticSampler(self.batches, SingleComm().members, SingleComm().members[0]),
+            LoopSettings(max_steps=steps, device="cpu"),
         )
         node.run()
         return self.model
@@ -180,13 +180,15 @@ def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
 
 def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
     whole, cut = work(), work()
-    mark = cut.batches.mark()
+    before = cut.batches.plan_settings()
     warning, event = cut.fit(shares(cut, 2.5))
     assert warning["type"] == "warning" and "6 clips of 20.5 s at once would take" in warning["what"]
     at_once = cut.batches.clips_at_once
     assert 1 <= at_once <= 3 and warning["what"].endswith(f"it computes {at_once} at once")
     assert event["clips"] == 6 and event["at_once"] == at_once and event["clip_s"] == 20.5
-    assert cut.batches.mark() == mark  # or ranks with other shares, and its own checkpoints, would be refused
+    assert (
+        cut.batches.plan_settings() == before
+    )  # or ranks with other shares, and its own checkpoints, would be refused
     for one, other in zip(whole.gradients(), cut.gradients(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 

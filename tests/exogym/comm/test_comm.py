@@ -5,11 +5,11 @@ import time
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Processes, Steps, run_threads
+from exogym_toys import Line, Points, Processes, Steps, run_threads, train_node
 from torch.distributed import PrefixStore
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, TrainNode, digest
-from exogym.comm.local_store import join_local_store, local_store
+from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, digest
+from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.errors import ExogymError
 
@@ -40,7 +40,7 @@ def strategies(comm):
     for strategy in (DiLoCoStrategy(H=2, lr=0.05), AllReduceStrategy(lr=0.05)):
         points, model = Points(18), Line()
         steps = Steps([[(points.x[i + comm.rank :: 9], points.y[i + comm.rank :: 9])] for i in (0, 3, 6)])
-        result = TrainNode(model, comm, strategy, steps, epochs=2, device="cpu").run()
+        result = train_node(model, comm, strategy, steps, epochs=2, device="cpu").run()
         ends.append((FlatParameters(model).read().tolist(), result.digest))
     return ends
 
@@ -103,7 +103,7 @@ INTERRUPTED = {
 def interrupted_beside_a_frozen_peer(comm, port):
     """How long each collective went on after it was interrupted."""
     store, interrupt = join_local_store(port), threading.Event()
-    common = {"rank": comm.rank, "world_size": 2, "timeout": 30, "interrupted": interrupt.is_set}
+    common = {"rank": comm.rank, "world_size": 2, "address": LOOPBACK, "timeout": 30, "interrupted": interrupt.is_set}
     groups = {what: ProcessGroupComm(store=PrefixStore(what, store), **common) for what in INTERRUPTED}
     comm.barrier()
     if comm.rank == 1:
@@ -147,7 +147,9 @@ def frozen_inside_a_collective(comm, port):
     with pytest.raises(PeerLost, match="interrupted"):
         comm.all_reduce_(old)
     comm.close()
-    second = ProcessGroupComm(rank=comm.rank, world_size=2, store=PrefixStore("second", store), timeout=30)
+    second = ProcessGroupComm(
+        rank=comm.rank, world_size=2, store=PrefixStore("second", store), address=LOOPBACK, timeout=30
+    )
     old_then, fresh = old.clone(), torch.rand(BIG, generator=torch.Generator().manual_seed(comm.rank))
     second.all_reduce_(fresh)
     result = fresh.clone()
@@ -183,7 +185,7 @@ def train_then_freeze(comm):
     source = Steps([[(points.x, points.y)]])
     strategy = DiLoCoStrategy(H=2, lr=0.01)
     try:
-        TrainNode(Line(), comm, strategy, source, max_steps=50, device="cpu", events=events).run()
+        train_node(Line(), comm, strategy, source, max_steps=50, device="cpu", events=events).run()
     except PeerLost:
         return strategy.rounds, strategy.agreed_weights().isfinite().all().item()
 
@@ -197,7 +199,7 @@ def test_training_ends_with_peer_lost():
 def test_a_peer_that_never_comes():
     store = local_store(timeout=1)
     with pytest.raises(PeerLost, match="could not join"):
-        ProcessGroupComm(rank=1, world_size=2, store=join_local_store(store.port, 1), timeout=1)
+        ProcessGroupComm(rank=1, world_size=2, store=join_local_store(store.port, 1), address=LOOPBACK, timeout=1)
 
 
 def test_threads_notice_a_rank_that_gave_up():

@@ -1,4 +1,4 @@
-"""Ranks that are lost and come back, as threads with a real Roster: the sums are right, and nothing counts twice."""
+"""Ranks that are lost and come back, as threads with a real coordinator: sums are right, and nothing counts twice."""
 
 import threading
 import time
@@ -6,15 +6,15 @@ from collections import Counter
 
 import pytest
 import torch
-from exogym_toys import Tokens, token_batch
+from exogym_toys import Tokens, token_batch, train_node
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, SharedWork, TrainNode
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, ElasticSampler
 from exogym.comm.elastic import LARGE_BYTES, ElasticComm
 from exogym.comm.single import SingleComm
 from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import PeerLost
-from exogym.membership.client import Mailbox
-from exogym.membership.coordinator import Roster
+from exogym.membership.client import CoordinatorClient
+from exogym.membership.coordinator import Coordinator
 from exogym.membership.messages import ROUND, VALIDATION
 from exogym.state.node_state import NodeState
 
@@ -28,7 +28,7 @@ class Sentences:
     def __len__(self):
         return SIZE
 
-    def mark(self):
+    def plan_settings(self):
         return {"samples": SIZE}
 
     def plan(self, epoch, left, members, weights):
@@ -41,7 +41,7 @@ class Sentences:
                 numbers = numbers[size:]
         return plan
 
-    def expect(self, steps):
+    def prefetch(self, steps):
         pass
 
     def read(self, steps):
@@ -64,16 +64,16 @@ class Died(BaseException):
 
 
 class Site:
-    """The roster, and a thread for each host that runs a TrainNode until the work is done or it is made to die."""
+    """The coordinator, and a thread for each host that runs a TrainNode until the work is done or it is made to die."""
 
     def __init__(self, strategy, *, hosts=HOSTS, epochs=2, min_hosts=1, folder=None, work=None, **settings):
-        self.lock = threading.RLock()  # the roster is not made for threads
+        self.lock = threading.RLock()  # the coordinator is not made for threads
         self.events, self.nodes, self.results, self.errors, self.threads = [], {}, {}, [], []
-        self.mailboxes, self.groups, self.dead, self.lives = {}, {}, set(), Counter()
+        self.clients, self.groups, self.dead, self.lives = {}, {}, set(), Counter()
         self.strategy, self.epochs, self.folder, self.settings = strategy, epochs, folder, settings
         self.hosts = hosts
-        self.roster = Roster(hosts, self.deliver, self.emit, min_hosts)
-        self.work = work or (lambda host: SharedWork(Sentences(), hosts, host))
+        self.coordinator = Coordinator(hosts, self.deliver, self.emit, clock=time.monotonic, min_hosts=min_hosts)
+        self.work = work or (lambda host: ElasticSampler(Sentences(), hosts, host))
         self.at_step = {}  # (host, life, step): what it does when it has made that step
         self.script = {}  # number of commits: what happens then
         self.doomed = set()  # die after their next step
@@ -92,18 +92,18 @@ class Site:
 
     def tell(self, what, host):
         with self.lock:
-            getattr(self.roster, what)(host)
+            getattr(self.coordinator, what)(host)
 
     def deliver(self, host, message):
         if message["type"] == "generation":
             for number, shared in self.groups.items():
                 if number < message["number"]:
                     shared.barrier.abort()
-        self.mailboxes[host].put(message)
+        self.clients[host].put(message)
 
     def start(self, *hosts, resume=False):
         for host in hosts:
-            self.mailboxes[host] = Mailbox()
+            self.clients[host] = CoordinatorClient()
             self.lives[host] += 1
             self.dead.discard(host)
             thread = threading.Thread(target=self.live, args=(host, self.lives[host], resume), daemon=True)
@@ -116,7 +116,7 @@ class Site:
             if life != self.lives[host] or host in self.dead:
                 raise Died
             if message["type"] not in ("alive", "exchange"):
-                getattr(self.roster, message["type"])(host, message)
+                getattr(self.coordinator, message["type"])(host, message)
 
     def connect(self, generation, rank, interrupted):
         if len(generation.members) == 1:
@@ -127,8 +127,8 @@ class Site:
 
     def live(self, host, life, resume):
         say = lambda message: self.say(host, life, message)  # noqa: E731
-        comm = ElasticComm(host, self.hosts, self.mailboxes[host], say, self.connect)
-        node = TrainNode(
+        comm = ElasticComm(host, self.hosts, self.clients[host], say, self.connect)
+        node = train_node(
             Slow(self.slow.get(host, 0)), comm, self.strategy(), self.work(host), epochs=self.epochs, device="cpu",
             events=lambda event: self.heard(host, life, event), resume=resume, val=self.work(host),
             checkpoints=Checkpoints(self.folder / host, host) if self.folder else None, **self.settings,
@@ -159,9 +159,8 @@ class Site:
         while alive := [thread for thread in self.threads if thread.is_alive()]:
             alive[0].join(30)
             assert not alive[0].is_alive(), "it hangs"
-        for node in self.nodes.values():
-            if node.checkpoints:
-                node.checkpoints._writer.shutdown()
+        for node in self.nodes.values() if self.folder else ():
+            node.saved.checkpoints._writer.shutdown()
         if self.errors:
             raise self.errors[0]
         return self.results
@@ -202,7 +201,7 @@ def test_without_a_fault_it_is_as_without_generations(strategy):
 
     def rank_main(comm):
         steps = list(Sentences().read(Sentences().plan(0, None, HOSTS, (1, 1, 1))[comm.rank]))
-        return TrainNode(Tokens(), comm, strategy(), Plain(steps), epochs=2, device="cpu").run()
+        return train_node(Tokens(), comm, strategy(), Plain(steps), epochs=2, device="cpu").run()
 
     site = Site(strategy).start(*HOSTS)
     site.check(HOSTS)
@@ -323,7 +322,7 @@ def test_resumed_on_other_hosts(strategy, tmp_path):
     resumed = Site(strategy, folder=tmp_path)
     for file in (tmp_path / "ada").rglob("*.json"):
         file.unlink()
-    resumed.roster.lost("cy")
+    resumed.coordinator.lost("cy")
     resumed.start("ada", "bob", resume=True)
     results = resumed.end()
     assert results["ada"].digest == results["bob"].digest
@@ -343,7 +342,7 @@ def test_a_source_that_cannot_be_dealt_out_anew_ends_the_run():
     site = Site(STRATEGIES["diloco"], work=lambda host: Fixed())
     site.at_step["cy", 1, 2] = lambda: site.die("cy")
     site.start(*HOSTS)
-    with pytest.raises(PeerLost, match="3 ranks had begun, now there are 2, and Fixed cannot be dealt out anew"):
+    with pytest.raises(PeerLost, match="3 ranks had begun, now there are 2, and Fixed cannot be resharded"):
         site.end()
 
 
@@ -355,7 +354,7 @@ def test_stopped_while_a_fast_rank_waits_for_a_slow_one_and_resumed(tmp_path):
 
     def stop():
         time.sleep(0.2)
-        site.roster.stop()
+        site.coordinator.stop()
         asked.set()
 
     site.at_step["bob", 1, 6] = stop
@@ -392,7 +391,7 @@ def test_resumed_under_another_name(tmp_path):
     for file in (tmp_path / "dee").rglob("ada.*"):
         file.rename(file.with_name(file.name.replace("ada", "dee")))
     hosts = ("dee", *HOSTS[1:])
-    work = lambda host: SharedWork(Sentences(), hosts, host)  # noqa: E731
+    work = lambda host: ElasticSampler(Sentences(), hosts, host)  # noqa: E731
     again = Site(STRATEGIES["diloco"], hosts=hosts, folder=tmp_path, work=work)
     again.events += site.commits()
     again.start(*hosts, resume=True)
@@ -446,11 +445,11 @@ def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_p
     def sleep():
         site.tell("lost", "bob")
         awake.wait(20)
-        site.roster.ready("bob", anew=False)
+        site.coordinator.ready("bob", anew=False)
 
     def die():
         """Once bob has been called: the state is asked for to hand it over."""
-        if site.roster.generation.members == HOSTS[:2] and site.roster.generation.number > 2:
+        if site.coordinator.generation.members == HOSTS[:2] and site.coordinator.generation.number > 2:
             del node.state.agreed_state
             site.dead.add("ada")
             threading.Timer(0.3, site.start, ["ada"], {"resume": True}).start()
@@ -464,7 +463,7 @@ def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_p
         time.sleep(0.01)
     node = site.nodes["ada"]
     node.state.agreed_state = die
-    while not site.roster.ended and not site.errors:
+    while not site.coordinator.ended and not site.errors:
         time.sleep(0.02)
     site.end()
     commits = site.commits()
@@ -474,18 +473,27 @@ def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_p
     site.check(HOSTS[:2])
 
 
-def test_the_roster_hears_of_a_large_tensor_before_it_travels():
-    mailbox, said = Mailbox(), []
+def test_the_coordinator_hears_of_a_large_tensor_before_it_travels():
+    client, said = CoordinatorClient(), []
 
     def say(message):
         said.append(message["type"])
         if message["type"] == "vote":
-            mailbox.put({"type": "commit", "generation": 1, "vote": message["vote"], "regroup": False})
+            client.put({"type": "commit", "generation": 1, "vote": message["vote"], "regroup": False})
 
-    mailbox.put({"type": "generation", "number": 1, "members": ["ada"], "prefix": "", "amid_round": False})
-    comm = ElasticComm("ada", ["ada"], mailbox, say, lambda *_: SingleComm())
+    client.put({"type": "generation", "number": 1, "members": ["ada"], "prefix": "", "continues_round": False})
+    comm = ElasticComm("ada", ["ada"], client, say, lambda *_: SingleComm())
     small, large = torch.zeros(8), torch.zeros(LARGE_BYTES // 4)
-    comm.enter(lambda: comm.all_reduce_(large) or 0)
-    comm.together(ROUND, lambda: [comm.all_reduce_(tensor) for tensor in (small, large, large)])
-    comm.together(VALIDATION, lambda: comm.all_reduce_(small))
+
+    class Newcomer:
+        def sync_state(self):
+            comm.all_reduce_(large)
+            return 0, False
+
+        def has_synced(self):
+            pass
+
+    comm.join(Newcomer())
+    comm.commit_together(ROUND, lambda: [comm.all_reduce_(tensor) for tensor in (small, large, large)])
+    comm.commit_together(VALIDATION, lambda: comm.all_reduce_(small))
     assert said == ["exchange", "vote", "exchange", "vote", "vote"]

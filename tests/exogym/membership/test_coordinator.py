@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from exogym.errors import RanksDiverged
-from exogym.membership.client import Mailbox
-from exogym.membership.coordinator import FRUITLESS, MOST_DIVERGED, PATIENCE_S, RETURN_S, RETURN_SOON_S, Roster
-from exogym.membership.messages import END, ENTER, ROUND, VALIDATION, Generation
+from exogym.membership.blame import FRUITLESS, PATIENCE_S
+from exogym.membership.client import CoordinatorClient
+from exogym.membership.coordinator import MOST_DIVERGED, RETURN_S, RETURN_SOON_S, Coordinator
+from exogym.membership.messages import END, ROUND, STATE_SYNC, VALIDATION, Generation
 
 HOSTS = ("ada", "bob", "cy")
 
 
 class Member:
-    """One host's process, as far as the roster sees it. It votes in the generation that it has heard of."""
+    """One host's process, as far as the coordinator sees it. It votes in the generation that it has heard of."""
 
     def __init__(self, name: str):
         self.name, self.mail = name, []
@@ -33,7 +34,7 @@ class Member:
         if message["type"] == "generation":
             self.generation, self.vote, self.has_voted = Generation.of(message), 0, False
             self.is_away = False
-        elif message["type"] == "out":
+        elif message["type"] == "excluded":
             self.is_away = True
         elif message["generation"] == self.generation.number:
             assert message["vote"] == self.vote and self.has_voted, "a commit that it does not wait for"
@@ -45,12 +46,14 @@ class Member:
 
 
 class Meeting:
-    """A roster with a clock of its own, and all that it has sent."""
+    """A coordinator with a clock of its own, and all that it has sent."""
 
     def __init__(self, hosts=HOSTS, min_hosts: int = 1, resumed: bool = False):
         self.members = {host: Member(host) for host in hosts}
         self.sent, self.events, self.now = [], [], 0.0
-        self.roster = Roster(hosts, self.send, self.events.append, min_hosts, resumed=resumed, clock=lambda: self.now)
+        self.coordinator = Coordinator(
+            hosts, self.send, self.events.append, min_hosts=min_hosts, resumed=resumed, clock=lambda: self.now
+        )
 
     def send(self, host: str, message: dict) -> None:
         self.sent.append((host, message))
@@ -58,21 +61,22 @@ class Meeting:
 
     def come(self, *hosts: str) -> None:
         for host in hosts:
-            self.roster.ready(host)
+            self.coordinator.ready(host)
 
     def vote(self, what: str, *hosts: str, **changes) -> None:
         """By default all members."""
-        for host in hosts or self.roster.generation.members:
+        for host in hosts or self.coordinator.generation.members:
             member = self.members[host]
             member.has_voted = True
-            self.roster.vote(host, member.ballot(what, **changes))
+            self.coordinator.vote(host, member.ballot(what, **changes))
 
     def trouble(self, host: str) -> None:
-        self.roster.trouble(host, {"generation": self.members[host].generation.number, "message": "no answer"})
+        self.coordinator.trouble(host, {"generation": self.members[host].generation.number, "message": "no answer"})
 
     def wait(self, seconds: float) -> str | None:
         self.now += seconds
-        return self.roster.tick()
+        blame = self.coordinator.tick()
+        return blame and blame.host
 
     def generations(self) -> list[tuple[str, ...]]:
         return [tuple(event["hosts"]) for event in self.events if event["type"] == "generation"]
@@ -86,7 +90,7 @@ def meeting() -> Meeting:
     """All have come and entered, and one round has counted."""
     meeting = Meeting()
     meeting.come(*HOSTS)
-    meeting.vote(ENTER)
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND)
     return meeting
 
@@ -102,129 +106,131 @@ def test_nobody_is_called_before_all_have_come_and_then_in_the_order_of_hosts():
     assert [host for host, _ in meeting.sent] == list(HOSTS)
     for member in meeting.members.values():
         [message] = member.mail
-        assert Generation.of(message) == Generation(1, HOSTS, meeting.roster.generation.prefix, amid_round=False)
-    assert len(meeting.roster.generation.prefix) == 32
+        assert Generation.of(message) == Generation(
+            1, HOSTS, meeting.coordinator.generation.prefix, continues_round=False
+        )
+    assert len(meeting.coordinator.generation.prefix) == 32
 
 
 def test_one_that_is_given_up_before_it_came_is_not_waited_for():
     meeting = Meeting()
     meeting.come("cy", "ada")
-    meeting.roster.lost("bob")
+    meeting.coordinator.lost("bob")
     assert meeting.generations() == [("ada", "cy")]
     assert not meeting.members["bob"].mail
 
 
 def test_members_end_a_round_among_themselves_and_newcomers_join_at_the_next(meeting):
-    meeting.roster.lost("bob")
-    assert meeting.roster.generation.members == ("ada", "cy") and meeting.roster.generation.amid_round
+    meeting.coordinator.lost("bob")
+    assert meeting.coordinator.generation.members == ("ada", "cy") and meeting.coordinator.generation.continues_round
     meeting.come("bob")
-    meeting.vote(ENTER)
+    meeting.vote(STATE_SYNC)
     meeting.vote(VALIDATION)
     assert meeting.generations() == [HOSTS, ("ada", "cy")]
     meeting.vote(ROUND)
     assert meeting.generations() == [HOSTS, ("ada", "cy"), HOSTS]
     assert meeting.members["ada"].mail[-2] == {"type": "commit", "generation": 2, "vote": 2, "regroup": True}
-    assert not meeting.roster.generation.amid_round
+    assert not meeting.coordinator.generation.continues_round
     assert len({message["prefix"] for _, message in meeting.sent if message["type"] == "generation"}) == 3
 
 
 def test_one_that_is_lost_before_all_have_entered_leaves_no_round_to_end():
     meeting = Meeting()
     meeting.come("ada", "bob")
-    meeting.roster.lost("cy")
-    meeting.vote(ENTER, "ada")
+    meeting.coordinator.lost("cy")
+    meeting.vote(STATE_SYNC, "ada")
     meeting.come("cy")
     assert meeting.generations() == [("ada", "bob")]
-    meeting.roster.lost("bob")
-    assert meeting.generations()[1:] == [("ada", "cy")] and not meeting.roster.generation.amid_round
+    meeting.coordinator.lost("bob")
+    assert meeting.generations()[1:] == [("ada", "cy")] and not meeting.coordinator.generation.continues_round
 
 
 def test_when_all_are_lost_those_who_come_begin_a_round(meeting):
     for host in HOSTS:
-        meeting.roster.lost(host)
-    assert meeting.generations() == [HOSTS, ("bob", "cy"), ("cy",)] and meeting.roster.generation is None
+        meeting.coordinator.lost(host)
+    assert meeting.generations() == [HOSTS, ("bob", "cy"), ("cy",)] and meeting.coordinator.generation is None
     meeting.come(*HOSTS)
-    assert meeting.generations()[3:] == [HOSTS] and not meeting.roster.generation.amid_round
+    assert meeting.generations()[3:] == [HOSTS] and not meeting.coordinator.generation.continues_round
 
 
 def test_when_all_are_lost_they_wait_for_each_other_but_not_for_long(meeting):
     """Each may have a checkpoint that the others lack."""
     for host in HOSTS:
-        meeting.roster.lost(host)
+        meeting.coordinator.lost(host)
     meeting.come("bob", "cy")
-    assert meeting.roster.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["ada", "cy"]}
+    assert meeting.coordinator.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["ada", "cy"]}
     meeting.wait(RETURN_SOON_S - 1)
-    assert meeting.roster.generation is None
+    assert meeting.coordinator.generation is None
     meeting.wait(1)
-    assert meeting.roster.generation.members == ("bob", "cy")
-    meeting.vote(ENTER)
+    assert meeting.coordinator.generation.members == ("bob", "cy")
+    meeting.vote(STATE_SYNC)
     for host in ("bob", "cy"):
-        meeting.roster.lost(host)
+        meeting.coordinator.lost(host)
     meeting.come("bob")  # and once more: an earlier wait does not count
-    assert meeting.roster.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["cy"]}
+    assert meeting.coordinator.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["cy"]}
 
 
 def test_one_that_was_only_asleep_remembers_and_waits_for_nobody(meeting):
     for host in HOSTS:
-        meeting.roster.lost(host)
-    meeting.roster.ready("cy", anew=False)
-    assert meeting.roster.generation.members == ("cy",)
+        meeting.coordinator.lost(host)
+    meeting.coordinator.ready("cy", anew=False)
+    assert meeting.coordinator.generation.members == ("cy",)
 
 
 def test_one_that_is_back_amid_a_round_is_told_to_wait(meeting):
-    meeting.roster.lost("cy")
-    meeting.vote(ENTER)
-    meeting.roster.ready("cy", anew=False)
-    assert meeting.sent[-1] == ("cy", {"type": "out"})
+    meeting.coordinator.lost("cy")
+    meeting.vote(STATE_SYNC)
+    meeting.coordinator.ready("cy", anew=False)
+    assert meeting.sent[-1] == ("cy", {"type": "excluded"})
     meeting.vote(ROUND)
-    assert meeting.roster.generation.members == HOSTS
-    meeting.roster.lost("cy")
-    meeting.vote(ENTER)
-    meeting.roster.ready("cy")  # it has just started, and waits anyway
-    assert {"type": "out"} not in [message for host, message in meeting.sent[-1:] if host == "cy"]
+    assert meeting.coordinator.generation.members == HOSTS
+    meeting.coordinator.lost("cy")
+    meeting.vote(STATE_SYNC)
+    meeting.coordinator.ready("cy")  # it has just started, and waits anyway
+    assert {"type": "excluded"} not in [message for host, message in meeting.sent[-1:] if host == "cy"]
 
 
 def test_nobody_waits_for_one_that_is_given_up(meeting):
     for host in HOSTS:
-        meeting.roster.lost(host, for_good=host == "ada")
+        meeting.coordinator.lost(host, for_good=host == "ada")
     meeting.come("bob", "cy")
-    assert meeting.roster.generation.members == ("bob", "cy")
+    assert meeting.coordinator.generation.members == ("bob", "cy")
 
 
 def test_who_alone_has_the_newest_state_is_waited_for(meeting):
     """It is lost while it hands that state over to one who was away."""
     for host in ("bob", "cy"):
-        meeting.roster.lost(host)
-    meeting.vote(ENTER)
+        meeting.coordinator.lost(host)
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND)
-    meeting.roster.ready("bob", anew=False)
+    meeting.coordinator.ready("bob", anew=False)
     meeting.vote(ROUND)
-    assert meeting.roster.generation.members == ("ada", "bob")
-    meeting.roster.lost("ada")
-    assert meeting.roster.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["ada"]}
+    assert meeting.coordinator.generation.members == ("ada", "bob")
+    meeting.coordinator.lost("ada")
+    assert meeting.coordinator.generation is None and meeting.events[-1] == {"type": "orphaned", "hosts": ["ada"]}
     meeting.wait(RETURN_S - 1)
-    assert meeting.roster.generation is None
+    assert meeting.coordinator.generation is None
     meeting.come("ada")
-    assert meeting.roster.generation.members == ("ada", "bob")
+    assert meeting.coordinator.generation.members == ("ada", "bob")
 
 
 @pytest.mark.parametrize("how", ["stop", "too late"])
 def test_the_wait_for_the_newest_state_has_an_end(meeting, how):
     for host in HOSTS:
-        meeting.roster.lost(host)
+        meeting.coordinator.lost(host)
     meeting.come("cy")
     if how == "stop":
-        meeting.roster.stop()
+        meeting.coordinator.stop()
     else:
         meeting.wait(RETURN_SOON_S)
-    assert meeting.roster.generation.members == ("cy",)
+    assert meeting.coordinator.generation.members == ("cy",)
 
 
 def test_losing_a_newcomer_is_no_matter_for_the_others(meeting):
-    meeting.roster.lost("bob")
+    meeting.coordinator.lost("bob")
     meeting.come("bob")
-    meeting.roster.lost("bob")
-    meeting.vote(ENTER)
+    meeting.coordinator.lost("bob")
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND)
     assert meeting.generations() == [HOSTS, ("ada", "cy")]
     assert meeting.members["ada"].mail[-1]["regroup"] is False
@@ -255,26 +261,26 @@ def test_votes_and_trouble_of_another_time_are_ignored(meeting):
     before = meeting.members["bob"].ballot(ROUND, vote=1)
     meeting.vote(ROUND, "ada", "cy")
     for late in (before, before | {"vote": 3}, before | {"generation": 0}, before | {"generation": 2, "vote": 2}):
-        meeting.roster.vote("bob", late)
+        meeting.coordinator.vote("bob", late)
     assert len(meeting.sent) == sent
     asleep = meeting.members["bob"]
-    meeting.roster.lost("bob")
-    meeting.vote(ENTER)
+    meeting.coordinator.lost("bob")
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND, "ada", "cy")
     sent = len(meeting.sent)
-    meeting.roster.vote("bob", asleep.ballot(ROUND))
-    meeting.roster.vote("bob", asleep.ballot(ROUND, generation=2, vote=2))
-    meeting.roster.trouble("bob", {"generation": 1, "message": "late"})
-    meeting.roster.trouble("ada", {"generation": 1, "message": "late"})
+    meeting.coordinator.vote("bob", asleep.ballot(ROUND))
+    meeting.coordinator.vote("bob", asleep.ballot(ROUND, generation=2, vote=2))
+    meeting.coordinator.trouble("bob", {"generation": 1, "message": "late"})
+    meeting.coordinator.trouble("ada", {"generation": 1, "message": "late"})
     assert meeting.wait(PATIENCE_S + 1) is None and len(meeting.sent) == sent
 
 
 def test_votes_before_the_generation_are_void(meeting):
     """A round for which two of three had voted is voted on again by those who are left."""
     meeting.vote(ROUND, "ada", "bob")
-    meeting.roster.lost("bob")
+    meeting.coordinator.lost("bob")
     assert len(meeting.commits()) == 1
-    meeting.vote(ENTER)
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND, "cy")
     assert len(meeting.commits()) == 1
     meeting.vote(ROUND, "ada")
@@ -300,30 +306,30 @@ PLACE = r"cy is at \[.*7.*\] in the work, ada at \[.*8"
 def test_ranks_that_differ_begin_the_round_anew_from_one_state(meeting, changes, told):
     """And only if that happens again and again, without a round that counts, is it an error."""
     for again in range(MOST_DIVERGED):
-        before = meeting.roster.generation
+        before = meeting.coordinator.generation
         meeting.vote(ROUND, "ada", "bob", position=[8, 1, 0])
-        meeting.roster.vote("cy", meeting.members["cy"].ballot(ROUND, position=[8, 1, 0]) | changes)
+        meeting.coordinator.vote("cy", meeting.members["cy"].ballot(ROUND, position=[8, 1, 0]) | changes)
         assert re.search(told, meeting.commits("warning")[again]["what"])
-        now = meeting.roster.generation
-        assert now.number > before.number and now.members == before.members and not now.amid_round
-        meeting.vote(ENTER)
+        now = meeting.coordinator.generation
+        assert now.number > before.number and now.members == before.members and not now.continues_round
+        meeting.vote(STATE_SYNC)
     meeting.vote(ROUND, "ada", "bob", position=[8, 1, 0])
     with pytest.raises(RanksDiverged, match=told):
-        meeting.roster.vote("cy", meeting.members["cy"].ballot(ROUND, position=[8, 1, 0]) | changes)
+        meeting.coordinator.vote("cy", meeting.members["cy"].ballot(ROUND, position=[8, 1, 0]) | changes)
 
 
 def test_what_was_wrong_once_is_forgotten_when_a_round_counts(meeting):
     for _ in range(2 * MOST_DIVERGED):
         meeting.vote(ROUND, "ada", "bob")
-        meeting.roster.vote("cy", meeting.members["cy"].ballot(ROUND) | {"digest": 8})
-        meeting.vote(ENTER)
+        meeting.coordinator.vote("cy", meeting.members["cy"].ballot(ROUND) | {"digest": 8})
+        meeting.vote(STATE_SYNC)
         meeting.vote(ROUND)
     assert len(meeting.commits()) == 1 + 2 * MOST_DIVERGED
 
 
 def test_a_resumed_run_waits_for_one_that_may_have_what_the_others_lack():
     meeting = Meeting(resumed=True)
-    meeting.roster.lost("ada")
+    meeting.coordinator.lost("ada")
     meeting.come("bob", "cy")
     assert not meeting.generations()
     meeting.come("ada")
@@ -332,10 +338,10 @@ def test_a_resumed_run_waits_for_one_that_may_have_what_the_others_lack():
 
 def test_a_resumed_run_does_not_wait_for_ever():
     meeting = Meeting(resumed=True)
-    meeting.roster.lost("ada")
+    meeting.coordinator.lost("ada")
     meeting.come("bob", "cy")
     meeting.now += RETURN_SOON_S + 1
-    meeting.roster.tick()
+    meeting.coordinator.tick()
     assert meeting.generations() == [("bob", "cy")]
 
 
@@ -351,37 +357,37 @@ def test_a_stop_may_find_ranks_at_different_steps(meeting):
 def test_below_min_hosts_the_round_is_ended_and_then_it_waits():
     meeting = Meeting(min_hosts=2)
     meeting.come(*HOSTS)
-    meeting.vote(ENTER)
-    meeting.roster.lost("ada")
-    meeting.roster.lost("bob")
+    meeting.vote(STATE_SYNC)
+    meeting.coordinator.lost("ada")
+    meeting.coordinator.lost("bob")
     assert meeting.generations() == [HOSTS, ("bob", "cy"), ("cy",)] and not meeting.commits("paused")
-    meeting.vote(ENTER)
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND)
     assert meeting.members["cy"].mail[-1]["regroup"] is True and len(meeting.generations()) == 3
     assert meeting.commits("paused") == [{"type": "paused", "hosts": ["cy"], "min_hosts": 2}]
     meeting.come("ada")
-    assert meeting.generations()[3:] == [("ada", "cy")] and not meeting.roster.generation.amid_round
+    assert meeting.generations()[3:] == [("ada", "cy")] and not meeting.coordinator.generation.continues_round
 
 
 def test_a_pause_is_told_once_for_the_same_hosts():
     meeting = Meeting(min_hosts=3)
     meeting.come("ada", "bob")
-    meeting.roster.lost("cy")
+    meeting.coordinator.lost("cy")
     meeting.come("bob")
-    meeting.roster.lost("cy")
+    meeting.coordinator.lost("cy")
     assert [event["hosts"] for event in meeting.commits("paused")] == [["ada", "bob"]]
-    meeting.roster.lost("bob")
+    meeting.coordinator.lost("bob")
     assert [event["hosts"] for event in meeting.commits("paused")][1:] == [["ada"]]
 
 
 def test_a_stop_ends_a_pause_and_lets_nobody_in():
     meeting = Meeting(min_hosts=3)
     meeting.come("ada", "bob")
-    meeting.roster.lost("cy")
-    meeting.roster.stop()
+    meeting.coordinator.lost("cy")
+    meeting.coordinator.stop()
     assert meeting.generations() == [("ada", "bob")]
     meeting.come("cy")
-    meeting.vote(ENTER)
+    meeting.vote(STATE_SYNC)
     meeting.vote(ROUND)
     assert meeting.members["ada"].mail[-1]["regroup"] is False and meeting.generations() == [("ada", "bob")]
 
@@ -389,7 +395,7 @@ def test_a_stop_ends_a_pause_and_lets_nobody_in():
 def test_a_stop_waits_for_nobody():
     meeting = Meeting()
     meeting.come("ada", "bob")
-    meeting.roster.stop()
+    meeting.coordinator.stop()
     assert meeting.generations() == [("ada", "bob")]
 
 
@@ -402,37 +408,89 @@ def test_a_group_that_does_not_answer_is_formed_anew(meeting):
     meeting.trouble("ada")  # which does not begin the wait again
     assert len(meeting.generations()) == 1
     assert meeting.wait(PATIENCE_S / 2) is None
-    assert meeting.generations() == [HOSTS, HOSTS] and meeting.roster.generation.amid_round
+    assert meeting.generations() == [HOSTS, HOSTS] and meeting.coordinator.generation.continues_round
     assert meeting.wait(10 * PATIENCE_S) is None and len(meeting.generations()) == 2
 
 
 def test_trouble_is_over_when_one_is_lost(meeting):
     meeting.trouble("ada")
-    meeting.roster.lost("cy")
+    meeting.coordinator.lost("cy")
     assert meeting.wait(10 * PATIENCE_S) is None and meeting.generations() == [HOSTS, ("ada", "bob")]
 
 
-def test_the_last_member_is_given_up_when_nothing_says_who_is_to_blame(meeting):
+def given_up(meeting: Meeting, *reporting: str, newcomer: str = "") -> str:
+    """Who is given up after generations that come to nothing but what `reporting` say."""
+    if newcomer:
+        meeting.coordinator.lost(newcomer)
+        meeting.vote(STATE_SYNC)
+        meeting.come(newcomer)
+        meeting.vote(ROUND)
+    formed = len(meeting.generations())
     for _ in range(FRUITLESS):
-        meeting.trouble("bob")
+        for host in reporting:
+            meeting.trouble(host)
+        if not reporting:
+            meeting.coordinator.stalled()
         assert meeting.wait(PATIENCE_S) is None
-        meeting.vote(ENTER)  # to enter proves nothing
-    meeting.trouble("bob")
-    assert meeting.wait(PATIENCE_S) == "cy"
-    assert meeting.generations() == [HOSTS] * (FRUITLESS + 1)
+        if reporting and not newcomer:
+            meeting.vote(STATE_SYNC)  # to come to one state proves nothing
+    for host in reporting:
+        meeting.trouble(host)
+    if not reporting:
+        meeting.coordinator.stalled()
+    blamed = meeting.wait(PATIENCE_S)
+    assert meeting.generations()[formed:] == [HOSTS] * FRUITLESS
+    return blamed
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_only_one_that_reports_trouble_is_given_up(meeting, host):
+    assert given_up(meeting, host) == host
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_only_one_that_does_not_even_report_trouble_is_given_up(meeting, host):
+    assert given_up(meeting, *(other for other in HOSTS if other != host)) == host
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_only_one_in_trouble_is_given_up_where_all_others_have_voted(meeting, host):
+    for _ in range(FRUITLESS + 1):
+        meeting.vote(STATE_SYNC, *(other for other in HOSTS if other != host))
+        meeting.trouble(host)
+        blamed = meeting.wait(PATIENCE_S)
+    assert blamed == host
+
+
+@pytest.mark.parametrize("newcomer", HOSTS)
+@pytest.mark.parametrize("reporting", [(), HOSTS])
+def test_where_nothing_tells_them_apart_a_newcomer_is_given_up(meeting, newcomer, reporting):
+    assert given_up(meeting, *reporting, newcomer=newcomer) == newcomer
+
+
+def test_where_nothing_at_all_says_who_is_to_blame_the_last_in_rank_is_given_up(meeting):
+    assert given_up(meeting) == "cy"
+
+
+def test_what_was_reported_goes_with_the_blame(meeting):
+    for _ in range(FRUITLESS + 1):
+        meeting.coordinator.trouble("bob", {"generation": meeting.coordinator.generation.number, "message": "refused"})
+        meeting.now += PATIENCE_S
+        blame = meeting.coordinator.tick()
+    assert blame == ("bob", "bob: refused")
 
 
 def test_a_round_that_counts_is_no_fruitless_generation(meeting):
     for _ in range(3 * FRUITLESS):
         meeting.trouble("bob")
         assert meeting.wait(PATIENCE_S) is None
-        meeting.vote(ENTER)
+        meeting.vote(STATE_SYNC)
         meeting.vote(ROUND)
 
 
 def test_one_that_is_alone_is_not_given_up(meeting):
-    meeting.roster.lost("ada")
-    meeting.roster.lost("bob")
+    meeting.coordinator.lost("ada")
+    meeting.coordinator.lost("bob")
     for _ in range(3 * FRUITLESS):
         meeting.trouble("cy")
         assert meeting.wait(PATIENCE_S) is None
@@ -443,8 +501,8 @@ def test_trouble_is_over_when_the_generation_is():
     meeting = Meeting(min_hosts=3)
     meeting.come(*HOSTS)
     meeting.trouble("ada")
-    meeting.roster.lost("bob")
-    assert meeting.roster.generation is None
+    meeting.coordinator.lost("bob")
+    assert meeting.coordinator.generation is None
     assert meeting.wait(PATIENCE_S) is None
 
 
@@ -452,8 +510,8 @@ def test_fruitless_generations_of_others_are_not_held_against_anybody(meeting):
     for _ in range(FRUITLESS):
         meeting.trouble("ada")
         meeting.wait(PATIENCE_S)
-        meeting.vote(ENTER)
-    meeting.roster.lost("bob")  # it was bob
+        meeting.vote(STATE_SYNC)
+    meeting.coordinator.lost("bob")  # it was bob
     meeting.trouble("ada")
     assert meeting.wait(PATIENCE_S) is None
 
@@ -463,11 +521,11 @@ def test_fruitless_generations_of_others_are_not_held_against_anybody(meeting):
 
 def test_after_the_end_nothing_is_sent(meeting):
     meeting.vote(END)
-    assert meeting.roster.ended and meeting.members["bob"].mail[-1]["vote"] == 2
+    assert meeting.coordinator.ended and meeting.members["bob"].mail[-1]["vote"] == 2
     sent, events = len(meeting.sent), len(meeting.events)
-    meeting.roster.lost("bob")
+    meeting.coordinator.lost("bob")
     meeting.come("bob")
-    meeting.roster.stop()
+    meeting.coordinator.stop()
     assert meeting.wait(10 * PATIENCE_S) is None
     assert (len(meeting.sent), len(meeting.events)) == (sent, events)
 
@@ -488,18 +546,18 @@ def test_a_vote_that_counts_ends_the_trouble(meeting, what):
     assert meeting.wait(PATIENCE_S) is None and len(meeting.sent) == sent
 
 
-# the mailbox
+# the client
 
 
 def generation(number: int) -> dict:
-    return Generation(number, HOSTS, "prefix", amid_round=False).message()
+    return Generation(number, HOSTS, "prefix", continues_round=False).message()
 
 
 def commit(number: int, vote: int, *, regroup: bool = False) -> dict:
     return {"type": "commit", "generation": number, "vote": vote, "regroup": regroup}
 
 
-def waited_for(wait, mailbox: Mailbox, *messages: dict):
+def waited_for(wait, client: CoordinatorClient, *messages: dict):
     """What `wait` returns once the last message is put; it must not return before."""
     outcome = []
     waiting = threading.Thread(target=lambda: outcome.append(wait()), daemon=True)
@@ -507,47 +565,47 @@ def waited_for(wait, mailbox: Mailbox, *messages: dict):
     for message in messages:
         waiting.join(0.05)
         assert not outcome
-        mailbox.put(message)
+        client.put(message)
     waiting.join(5)
     return outcome[0]
 
 
 def test_a_rank_waits_for_a_generation_and_gets_the_newest():
-    mailbox = Mailbox()
-    assert waited_for(lambda: mailbox.next_generation(after=0).number, mailbox, generation(1)) == 1
-    mailbox.put(generation(2))
-    mailbox.put(generation(5))
-    assert mailbox.next_generation(after=1).number == 5
-    assert waited_for(lambda: mailbox.next_generation(after=5).number, mailbox, commit(5, 0), generation(6)) == 6
+    client = CoordinatorClient()
+    assert waited_for(lambda: client.next_generation(after=0).number, client, generation(1)) == 1
+    client.put(generation(2))
+    client.put(generation(5))
+    assert client.next_generation(after=1).number == 5
+    assert waited_for(lambda: client.next_generation(after=5).number, client, commit(5, 0), generation(6)) == 6
 
 
 @pytest.mark.parametrize("regroup", [True, False])
 def test_a_rank_waits_for_its_own_commit(regroup):
-    mailbox = Mailbox()
-    mailbox.put(generation(3))
+    client = CoordinatorClient()
+    client.put(generation(3))
     due = commit(3, 1, regroup=regroup)
-    assert waited_for(lambda: mailbox.wait_for_commit(3, 1), mailbox, commit(2, 1), commit(3, 0), due) is regroup
+    assert waited_for(lambda: client.wait_for_commit(3, 1), client, commit(2, 1), commit(3, 0), due) is regroup
 
 
 def test_a_vote_of_a_generation_that_is_over_does_not_count_unless_it_had_been_said():
-    mailbox = Mailbox()
-    mailbox.put(generation(3))
-    assert not mailbox.superseded(3) and mailbox.superseded(2)
-    assert mailbox.is_called_anew(2) and not mailbox.is_called_anew(3)
-    assert waited_for(lambda: mailbox.wait_for_commit(3, 1), mailbox, generation(4)) is None
-    mailbox.put(commit(4, 0))
-    mailbox.put(generation(5) | {"amid_round": True})
-    assert not mailbox.is_called_anew(4)
-    assert mailbox.wait_for_commit(4, 0) is False
+    client = CoordinatorClient()
+    client.put(generation(3))
+    assert not client.is_superseded(3) and client.is_superseded(2)
+    assert client.is_left_behind(2) and not client.is_left_behind(3)
+    assert waited_for(lambda: client.wait_for_commit(3, 1), client, generation(4)) is None
+    client.put(commit(4, 0))
+    client.put(generation(5) | {"continues_round": True})
+    assert not client.is_left_behind(4)
+    assert client.wait_for_commit(4, 0) is False
 
 
 def test_a_rank_that_is_out_waits_for_the_generation_that_calls_it():
-    mailbox = Mailbox()
-    mailbox.put(generation(3))
-    mailbox.put({"type": "out"})
-    assert mailbox.is_called_anew(3)
-    assert waited_for(lambda: mailbox.next_generation(after=2).number, mailbox, commit(3, 0), generation(6)) == 6
-    assert not mailbox.is_called_anew(6)
+    client = CoordinatorClient()
+    client.put(generation(3))
+    client.put({"type": "excluded"})
+    assert client.is_left_behind(3)
+    assert waited_for(lambda: client.next_generation(after=2).number, client, commit(3, 0), generation(6)) == 6
+    assert not client.is_left_behind(6)
 
 
 # what nobody thought of
@@ -564,8 +622,8 @@ class Meetings(RuleBasedStateMachine):
     @initialize(min_hosts=st.integers(1, 3), here=st.sets(any_host, min_size=2))
     def begin(self, min_hosts, here):
         self.meeting = Meeting((*HOSTS, "dee"), min_hosts)
-        self.roster, self.members = self.meeting.roster, self.meeting.members
-        self.roster.send = self.send
+        self.coordinator, self.members = self.meeting.coordinator, self.meeting.members
+        self.coordinator.send = self.send
         self.there, self.awaited = set(), set(self.members)
         self.voters, self.agreed = defaultdict(set), {}
         self.last: Generation | None = None
@@ -574,16 +632,16 @@ class Meetings(RuleBasedStateMachine):
 
     def send(self, host, message):
         if message["type"] == "generation":
-            assert not self.roster.ended, "nothing after the end"
+            assert not self.coordinator.ended, "nothing after the end"
             self.called(Generation.of(message))
-        elif message["type"] == "out":
-            assert not self.roster._is_member(host), "no member is told to wait"
+        elif message["type"] == "excluded":
+            assert not self.coordinator._is_member(host), "no member is told to wait"
             self.meeting.send(host, message)
             return
         else:
             key = message["generation"], message["vote"]
             assert key[0] == self.last.number and self.voters[key] == set(self.last.members), "all have voted for it"
-            assert not self.roster.ended or self.agreed[key] == END, "nothing after the end"
+            assert not self.coordinator.ended or self.agreed[key] == END, "nothing after the end"
         assert host in self.last.members, "it hears of no generation but its own"
         self.meeting.send(host, message)
 
@@ -592,11 +650,11 @@ class Meetings(RuleBasedStateMachine):
             return
         assert generation.number == (self.last.number if self.last else 0) + 1
         there = tuple(host for host in self.members if host in self.there)
-        if generation.amid_round:
+        if generation.continues_round:
             assert generation.members == tuple(host for host in there if host in self.last.members), "no newcomer"
         else:
-            enough = not self.awaited and len(there) >= self.roster.min_hosts
-            assert generation.members == there and (enough or self.roster.stopping)
+            enough = not self.awaited and len(there) >= self.coordinator.min_hosts
+            assert generation.members == there and (enough or self.coordinator.stopping)
         self.last = generation
 
     @rule(host=any_host, anew=st.booleans())
@@ -607,24 +665,24 @@ class Meetings(RuleBasedStateMachine):
                 self.members[host] = Member(host)
             self.there.add(host)
             self.awaited.discard(host)
-            self.roster.ready(host, anew=anew)
+            self.coordinator.ready(host, anew=anew)
 
     @rule(host=any_host)
     def lose(self, host):
         self.there.discard(host)
         self.awaited.discard(host)
-        self.roster.lost(host)
+        self.coordinator.lost(host)
 
     @rule(host=any_host, what=st.sampled_from((ROUND, ROUND, ROUND, ROUND, VALIDATION, END)))
     def vote(self, host, what):
         """Also by one that was given up, and does not know."""
         member = self.members[host]
-        if member.generation and not member.has_voted and not member.is_away and not self.roster.ended:
+        if member.generation and not member.has_voted and not member.is_away and not self.coordinator.ended:
             key = member.generation.number, member.vote
-            what = ENTER if member.vote == 0 else self.agreed.setdefault(key, what)
+            what = STATE_SYNC if member.vote == 0 else self.agreed.setdefault(key, what)
             self.voters[key].add(host)
             member.has_voted = True
-            self.roster.vote(host, member.ballot(what))
+            self.coordinator.vote(host, member.ballot(what))
 
     @rule(what=st.sampled_from((ROUND, ROUND, ROUND, VALIDATION, END)))
     def all_vote(self, what):
@@ -636,7 +694,7 @@ class Meetings(RuleBasedStateMachine):
         member = self.members[host]
         if member.generation and (generation or vote):
             changes = {"generation": member.generation.number + generation, "vote": member.vote + vote}
-            self.roster.vote(host, member.ballot(ROUND, **changes))
+            self.coordinator.vote(host, member.ballot(ROUND, **changes))
 
     @rule(host=any_host)
     def complain(self, host):
@@ -652,38 +710,38 @@ class Meetings(RuleBasedStateMachine):
 
     @rule()
     def stop(self):
-        self.roster.stop()
+        self.coordinator.stop()
 
     @invariant()
     def members_are_there_and_know_it(self):
-        if self.roster.generation and not self.roster.ended:
-            assert self.roster.generation == self.last
+        if self.coordinator.generation and not self.coordinator.ended:
+            assert self.coordinator.generation == self.last
             for host in self.last.members:
                 assert host in self.there and self.members[host].generation == self.last
 
     @invariant()
     def nobody_waits_in_vain(self):
-        enough = self.there and (self.roster.stopping or len(self.there) >= self.roster.min_hosts)
-        if enough and not self.awaited and self.roster._orphaned_since is None:
-            assert self.roster.generation
+        enough = self.there and (self.coordinator.stopping or len(self.there) >= self.coordinator.min_hosts)
+        if enough and not self.awaited and self.coordinator.state.orphaned_since is None:
+            assert self.coordinator.generation
 
     def teardown(self):
         """Whatever has happened: once all are well, rounds go on, and come to an end."""
-        if not hasattr(self, "roster"):
+        if not hasattr(self, "coordinator"):
             return
         rounds, was_ending = len(self.meeting.commits()), END in self.agreed.values()
         for what in [ROUND] * 12 + [END] * 12:
             for host in self.members:
                 self.come(host, anew=False)
-            if self.roster.ended:
+            if self.coordinator.ended:
                 break
             for host in self.last.members:
                 self.vote(host, what)
             self.wait(PATIENCE_S)
-        assert self.roster.ended
+        assert self.coordinator.ended
         if not was_ending:
             assert len(self.meeting.commits()) >= rounds + 2
-            assert self.roster.stopping or set(self.last.members) == set(self.members)
+            assert self.coordinator.stopping or set(self.last.members) == set(self.members)
 
 
 TestMeetings = Meetings.TestCase

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from test_coordinator import HOSTS, Meeting, Meetings, any_host
 
-from exogym.membership.coordinator import APART_S, FRUITLESS, PATIENCE_S, RETURN_S
-from exogym.membership.messages import END, ENTER, ROUND, VALIDATION
+from exogym.membership.blame import FRUITLESS, PATIENCE_S
+from exogym.membership.coordinator import APART_S, RETURN_S
+from exogym.membership.messages import END, ROUND, STATE_SYNC, VALIDATION
 from exogym.membership.reachability import Reachability, largest
 from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
 
@@ -100,7 +101,7 @@ def test_one_sides_word_is_enough_and_each_takes_back_its_own():
     assert reach.pairs(HOSTS) == []
 
 
-# the roster
+# the coordinator
 
 
 class Network(Meeting):
@@ -109,7 +110,7 @@ class Network(Meeting):
     def __init__(self, hosts=HOSTS, min_hosts=1, blocked=()):
         super().__init__(hosts, min_hosts)
         self.come(*hosts)
-        self.vote(ENTER)
+        self.vote(STATE_SYNC)
         self.vote(ROUND)
         self.blocked = {frozenset(pair) for pair in blocked}
 
@@ -117,7 +118,7 @@ class Network(Meeting):
         for host in hosts or self.members:
             unreached = [other for other in self.members if frozenset((host, other)) in self.blocked]
             about = {"generation": self.members[host].generation.number, "waits": waits, "unreached": unreached}
-            self.roster.reach(host, about | changes, doubtful=doubtful)
+            self.coordinator.reach(host, about | changes, doubtful=doubtful)
 
     def of(self, kind):
         return [event for event in self.events if event["type"] == kind]
@@ -129,10 +130,10 @@ def test_a_pair_is_found_and_the_larger_part_goes_on():
     assert net.wait(APART_S / 2) is None and len(net.generations()) == 1
     net.report("bob", "cy")  # which does not begin the wait again
     assert net.wait(APART_S / 2) is None
-    assert net.generations() == [HOSTS, ("ada", "bob")] and net.roster.generation.amid_round
-    assert net.sent[-1] == ("cy", {"type": "out"})
+    assert net.generations() == [HOSTS, ("ada", "bob")] and net.coordinator.generation.continues_round
+    assert net.sent[-1] == ("cy", {"type": "excluded"})
     assert net.of("apart") == [{"type": "apart", "pairs": [["bob", "cy"]], "hosts": ["cy"]}]
-    net.vote(ENTER)
+    net.vote(STATE_SYNC)
     for _ in range(3):
         net.report("cy", "bob", waits=False)
         net.wait(APART_S)
@@ -144,7 +145,7 @@ def test_both_come_back_at_the_next_round_when_they_reach_each_other():
     net = Network(blocked=[("bob", "cy")])
     net.report()
     net.wait(APART_S)
-    net.vote(ENTER)
+    net.vote(STATE_SYNC)
     net.blocked.clear()
     net.report("bob")
     net.vote(ROUND)
@@ -152,7 +153,7 @@ def test_both_come_back_at_the_next_round_when_they_reach_each_other():
     net.report("cy")
     assert net.of("reached") == [{"type": "reached", "pairs": [["bob", "cy"]]}]
     net.vote(ROUND)
-    assert net.generations() == [HOSTS, ("ada", "bob"), HOSTS] and not net.roster.generation.amid_round
+    assert net.generations() == [HOSTS, ("ada", "bob"), HOSTS] and not net.coordinator.generation.continues_round
 
 
 @pytest.mark.parametrize("alone", HOSTS)
@@ -170,7 +171,7 @@ def test_of_two_rank_0_goes_on_alone():
     net = Network(("ada", "bob"), blocked=[("ada", "bob")])
     net.report()
     net.wait(APART_S)
-    net.vote(ENTER)
+    net.vote(STATE_SYNC)
     net.vote(ROUND)
     assert net.generations() == [("ada", "bob"), ("ada",)] and net.members["ada"].mail[-1]["regroup"] is False
 
@@ -179,13 +180,13 @@ def test_of_two_none_goes_on_below_min_hosts():
     net = Network(("ada", "bob"), min_hosts=2, blocked=[("ada", "bob")])
     net.report()
     net.wait(APART_S)
-    net.vote(ENTER)
+    net.vote(STATE_SYNC)
     net.vote(ROUND)  # which had been begun
-    assert net.roster.generation is None
+    assert net.coordinator.generation is None
     assert net.of("paused") == [{"type": "paused", "hosts": ["ada"], "min_hosts": 2}]
     assert net.of("apart")[-1]["pairs"] == [["ada", "bob"]]
     net.report()
-    assert net.wait(RETURN_S) is None and net.roster.generation is None
+    assert net.wait(RETURN_S) is None and net.coordinator.generation is None
     net.blocked.clear()
     net.report()
     net.wait(0)
@@ -194,16 +195,16 @@ def test_of_two_none_goes_on_below_min_hosts():
 
 def test_who_alone_has_the_newest_state_is_not_left_behind():
     net = Network()
-    net.roster.lost("bob")
-    net.roster.lost("cy")
-    net.vote(ENTER)
+    net.coordinator.lost("bob")
+    net.coordinator.lost("cy")
+    net.vote(STATE_SYNC)
     net.vote(ROUND)
     net.come("bob", "cy")
     net.blocked = {frozenset(pair) for pair in (("ada", "bob"), ("ada", "cy"))}
     for host in ("bob", "cy"):
-        net.roster.reach(host, {"generation": 0, "waits": True, "unreached": ["ada"]})
+        net.coordinator.reach(host, {"generation": 0, "waits": True, "unreached": ["ada"]})
     net.vote(ROUND)
-    assert net.members["ada"].mail[-1]["regroup"] is False and net.roster.generation.members == ("ada",)
+    assert net.members["ada"].mail[-1]["regroup"] is False and net.coordinator.generation.members == ("ada",)
 
 
 def test_a_host_that_is_lost_anyway_costs_nobody_else_his_place():
@@ -211,22 +212,22 @@ def test_a_host_that_is_lost_anyway_costs_nobody_else_his_place():
     net.report("ada", "bob", "dee", doubtful=("cy",))
     assert net.wait(APART_S) is None and len(net.generations()) == 1
     net.report("ada")  # it was still heard
-    net.roster.lost("cy")
+    net.coordinator.lost("cy")
     net.report("ada", "bob", "dee")
-    net.vote(ENTER)
+    net.vote(STATE_SYNC)
     assert net.wait(10 * APART_S) is None
     assert net.generations() == [FOUR, ("ada", "bob", "dee")] and not net.of("apart")
     net.blocked.clear()
     net.come("cy")
     net.report("ada")
     net.vote(ROUND)
-    assert net.roster.generation.members == FOUR and not net.of("reached")
+    assert net.coordinator.generation.members == FOUR and not net.of("reached")
 
 
 def test_a_word_of_an_earlier_generation_only_says_who_is_reached():
     net = Network(FOUR, blocked=[("ada", "bob")])
-    net.roster.lost("dee")
-    net.vote(ENTER)
+    net.coordinator.lost("dee")
+    net.vote(STATE_SYNC)
     net.report("ada", generation=1)
     net.wait(APART_S)
     assert len(net.generations()) == 2
@@ -246,7 +247,7 @@ def test_a_vote_that_counts_shows_that_the_group_works():
     net.wait(APART_S)
     net.vote(ROUND)
     assert net.generations() == [HOSTS] and not net.of("apart")
-    net.roster.lost("ada")
+    net.coordinator.lost("ada")
     assert net.generations() == [HOSTS, ("bob",)], "but no other would"
 
 
@@ -255,20 +256,20 @@ def test_nobody_is_blamed_where_a_pair_is_known():
     for _ in range(FRUITLESS):
         net.trouble("bob")
         net.wait(PATIENCE_S)
-        net.vote(ENTER)
+        net.vote(STATE_SYNC)
     net.trouble("bob")
     net.now += PATIENCE_S
     net.report("bob")
-    assert net.roster.tick() is None and net.generations()[FRUITLESS + 1 :] == [("ada", "bob")]
+    assert net.coordinator.tick() is None and net.generations()[FRUITLESS + 1 :] == [("ada", "bob")]
 
 
 def test_one_that_is_lost_and_back_is_not_let_in_while_it_says_that_it_cannot():
     net = Network(blocked=[("bob", "cy")])
     net.report()
     net.wait(APART_S)
-    net.vote(ENTER)
-    net.roster.lost("cy")
-    net.roster.ready("cy", anew=False)
+    net.vote(STATE_SYNC)
+    net.coordinator.lost("cy")
+    net.coordinator.ready("cy", anew=False)
     net.report("cy")
     net.vote(ROUND)
     assert net.generations() == [HOSTS, ("ada", "bob")]
@@ -278,8 +279,8 @@ def test_what_was_said_of_one_that_is_lost_and_by_it_is_void():
     net = Network(blocked=[("bob", "cy")])
     net.report()
     net.wait(APART_S)
-    net.vote(ENTER)
-    net.roster.lost("cy")
+    net.vote(STATE_SYNC)
+    net.coordinator.lost("cy")
     net.come("cy")
     net.vote(ROUND)
     assert net.generations() == [HOSTS, ("ada", "bob"), HOSTS] and not net.of("reached")
@@ -317,7 +318,7 @@ class Networks(Meetings):
         self.forget(host)
         self.there.discard(host)
         self.awaited.discard(host)
-        self.roster.lost(host)
+        self.coordinator.lost(host)
 
     def forget(self, host):
         self.said.pop(host, None)
@@ -340,10 +341,10 @@ class Networks(Meetings):
         number = (member.generation.number if member.generation else 0) - late
         unreached = {other for other in self.there if frozenset((host, other)) in self.blocked}
         before = self.said.get(host, set())
-        is_old = self.roster._is_member(host) and number != self.last.number
-        if not self.roster.ended:
+        is_old = self.coordinator._is_member(host) and number != self.last.number
+        if not self.coordinator.ended:
             self.said[host] = unreached & before if is_old else unreached - (doubtful - before)
-        self.roster.reach(
+        self.coordinator.reach(
             host, {"generation": number, "waits": waits, "unreached": sorted(unreached)}, doubtful=doubtful
         )
 
@@ -359,12 +360,14 @@ class Networks(Meetings):
             return
         assert generation.number == (self.last.number if self.last else 0) + 1
         there = [host for host in self.members if host in self.there]
-        if generation.amid_round:
+        if generation.continues_round:
             there = [host for host in there if host in self.last.members]
         else:
-            assert self.roster.stopping or (not self.awaited and len(generation.members) >= self.roster.min_hosts)
+            assert self.coordinator.stopping or (
+                not self.awaited and len(generation.members) >= self.coordinator.min_hosts
+            )
         assert not self.known(generation.members), "a pair known to be apart"
-        knowing = self.roster._remembering & set(there) or self.roster._last & set(there)
+        knowing = self.coordinator.state.remembering & set(there) or self.coordinator.state.last & set(there)
         assert list(generation.members) == best_of_all(there, self.known(there), knowing)
         self.last = generation
 
@@ -380,41 +383,41 @@ class Networks(Meetings):
     @invariant()
     def nobody_waits_in_vain(self):
         there = [host for host in self.members if host in self.there]
-        knowing = self.roster._remembering & self.there or self.roster._last & self.there
+        knowing = self.coordinator.state.remembering & self.there or self.coordinator.state.last & self.there
         most = best_of_all(there, self.known(there), knowing) if there else []
-        ready = most and not self.awaited and self.roster._orphaned_since is None
-        if ready and (self.roster.stopping or len(most) >= self.roster.min_hosts):
-            self.roster.tick()  # it looks again when one of them reaches another
-            assert self.roster.generation
+        ready = most and not self.awaited and self.coordinator.state.orphaned_since is None
+        if ready and (self.coordinator.stopping or len(most) >= self.coordinator.min_hosts):
+            self.coordinator.tick()  # it looks again when one of them reaches another
+            assert self.coordinator.generation
 
     def teardown(self):
         """With links as they are it comes to a generation that lasts; when all are well, everybody is in."""
-        if not hasattr(self, "roster"):
+        if not hasattr(self, "coordinator"):
             return
         for _ in range(FRUITLESS + 8):
             self.go_on()
-        formed, rounds = self.roster._formed, len(self.meeting.commits())
+        formed, rounds = self.coordinator.state.formed, len(self.meeting.commits())
         for _ in range(5):
             self.go_on()
-        assert self.roster._formed == formed, "no end of generations"
-        if self.roster.generation and not self.roster.ended:
+        assert self.coordinator.state.formed == formed, "no end of generations"
+        if self.coordinator.generation and not self.coordinator.ended:
             assert self.works() and len(self.meeting.commits()) > rounds
         self.blocked.clear()
         for _ in range(FRUITLESS + 8):
             self.go_on()
-        if not self.roster.ended and not self.roster.stopping:
-            assert set(self.last.members) == set(self.members) and self.roster.generation == self.last
+        if not self.coordinator.ended and not self.coordinator.stopping:
+            assert set(self.last.members) == set(self.members) and self.coordinator.generation == self.last
         for _ in range(12):
             self.go_on(END)
-        assert self.roster.ended
+        assert self.coordinator.ended
 
     def go_on(self, what=ROUND):
         for host in self.members:
             self.come(host, anew=False)
         for host in self.members:
             self.report(host)
-        self.wait(RETURN_S if self.roster._orphaned_since is not None else PATIENCE_S)
-        for host in self.last.members if self.last and not self.roster.ended else ():
+        self.wait(RETURN_S if self.coordinator.state.orphaned_since is not None else PATIENCE_S)
+        for host in self.last.members if self.last and not self.coordinator.ended else ():
             self.vote(host, what)
 
 

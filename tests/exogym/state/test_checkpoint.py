@@ -2,12 +2,11 @@ import threading
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch
+from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, TrainNode
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, files
 from exogym.errors import CheckpointError
-from exogym.state import checkpoint
 
 STATE = {
     "steps": 3,
@@ -74,7 +73,7 @@ def test_what_a_killed_process_left_half_done_goes_with_the_next_write(tmp_path,
 
 @pytest.mark.parametrize("full_at", [1, 2])
 def test_one_that_cannot_be_written_again_stays_as_it_was(tmp_path, monkeypatch, full_at):
-    kept, synced, sync = Checkpoints(tmp_path, "rank0"), [], checkpoint._sync
+    kept, synced, sync = Checkpoints(tmp_path, "rank0"), [], files.sync
     kept.save(3, STATE)
 
     def sync_until_it_is_full(path):
@@ -83,7 +82,7 @@ def test_one_that_cannot_be_written_again_stays_as_it_was(tmp_path, monkeypatch,
             raise OSError("No space left on device")
         sync(path)
 
-    monkeypatch.setattr(checkpoint, "_sync", sync_until_it_is_full)
+    monkeypatch.setattr(files, "sync", sync_until_it_is_full)
     with pytest.raises(CheckpointError, match="No space left"):
         kept.save(3, {"steps": 4})
     assert list(kept.good()) == [3] and kept.load(3)["steps"] == STATE["steps"]
@@ -116,7 +115,7 @@ def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path
     source = Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4)
     strategy = DiLoCoStrategy(H=1, lr=0.01)
     kept = Checkpoints(tmp_path, "rank0")
-    node = TrainNode(
+    node = train_node(
         Line(), SingleComm(), strategy, source, epochs=1, device="cpu", events=events.append,
         checkpoints=kept, checkpoint_interval=1,
     )  # fmt: skip
@@ -127,12 +126,12 @@ def test_one_that_cannot_be_written_leaves_the_older_ones_and_a_warning(tmp_path
 
 
 def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
-    node = TrainNode(
+    node = train_node(
         Line(), SingleComm(), DiLoCoStrategy(H=1, lr=0.01), Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4),
         epochs=1, device="cpu", checkpoints=Checkpoints(tmp_path, "rank0"), checkpoint_interval=1, resume=True,
     )  # fmt: skip
     node.run()
-    assert node.checkpoints.good() and node.state.offers() == []
+    assert node.saved.checkpoints.good() and node.saved.offers() == []
 
 
 STRATEGIES = {
@@ -169,7 +168,7 @@ def two_ranks(make_strategy, folder=None, *, stop_at=(None, None), interval=0, r
         if die_at is not None and comm.rank == 1:
             model.register_forward_pre_hook(dies(die_at))
         kept = Checkpoints(folder, f"rank{comm.rank}") if folder else None
-        node = TrainNode(
+        node = train_node(
             model, comm, make_strategy(), Resumable(SOURCES[comm.rank].steps), epochs=4, device="cpu",
             val=Steps([[token_batch(3, seed=99)]]), val_interval=4, events=events.append,
             should_stop=lambda: stop_at[comm.rank] is not None and node.state.now.step + 1 >= stop_at[comm.rank],
@@ -282,7 +281,7 @@ def test_dropout_and_shuffled_data_go_on_too(tmp_path):
 def test_after_a_stop_inside_a_round_what_was_agreed_is_the_state_before_it():
     """Not the weights that the stop has forced, with the ledger of before: its clips would be trained twice."""
     asked = []
-    node = TrainNode(
+    node = train_node(
         Line(), SingleComm(), DiLoCoStrategy(lr=0.1, H=5), Resumable([[(torch.ones(2, 4), torch.ones(2, 1))]] * 20),
         epochs=1, device="cpu", should_stop=lambda: bool(asked),
         events=lambda event: asked.append(1) if event["type"] == "step" and event["step"] == 7 else None,
@@ -291,28 +290,28 @@ def test_after_a_stop_inside_a_round_what_was_agreed_is_the_state_before_it():
     assert node.strategy.cut_short and node.strategy.steps == 8
     agreed = node.state.agreed_state()
     assert agreed["strategy"]["steps"] == agreed["now"]["step"] == 5
-    node.state.back_to_agreed()
+    node.state.revert_to_agreed()
     assert node.strategy.steps == node.state.now.step == 5 and not node.strategy.cut_short
 
 
 def test_a_rescue_does_not_replace_what_is_just_being_written(tmp_path):
     """Its own part, the inner optimizer, would be lost."""
     kept = Checkpoints(tmp_path, "rank0")
-    node = TrainNode(
+    node = train_node(
         Line(), SingleComm(), DiLoCoStrategy(lr=0.1, H=2), Resumable([[(torch.ones(2, 4), torch.ones(2, 1))]] * 4),
         epochs=1, device="cpu", checkpoints=kept, checkpoint_interval=1,
     )  # fmt: skip
     in_background, rescues = kept.save_in_background, []
 
-    def slowly(number, state):
+    def slowly(number, state, *, describe):
         """The rescue looks for a checkpoint before this one is handed to the writer, and writes after it."""
         waiting = threading.Event()
-        look = node.state._is_kept
-        node.state._is_kept = lambda number: (waiting.set(), look(number))[1]
+        look = node.saved._is_kept
+        node.saved._is_kept = lambda number: (waiting.set(), look(number))[1]
         rescues.append(threading.Thread(target=node.save_agreed))
         rescues[-1].start()
         waiting.wait()
-        writing = in_background(number, state)
+        writing = in_background(number, state, describe=describe)
         rescues[-1].join()
         return writing
 

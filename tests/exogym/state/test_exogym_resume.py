@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exogym_toys import Line, Points, Steps, Tokens, run_threads
+from exogym_toys import Line, Points, Steps, Tokens, run_threads, train_node
 
 from exogym import (
     AllReduceStrategy,
     Checkpoints,
     DiLoCoStrategy,
+    ElasticSampler,
     FlatParameters,
     LocalTrainer,
-    SharedWork,
     SingleComm,
-    TrainNode,
 )
-from exogym.batches import DealtDataset
+from exogym.batches import DatasetSamples
 from exogym.config import ScheduleSpec
 from exogym.errors import CheckpointError
+from exogym.state.checkpoint import FORMAT
 from exogym.strategy.optim import Schedule
 
 CLIPS, BATCH, EPOCHS, WARMUP = 96, 2, 4, 12
@@ -49,14 +49,14 @@ def train(hosts, folder, strategy, *, epochs=EPOCHS, max_steps=None, stop_at=Non
             if event["type"] == "step":
                 rates.append(event["lr"])
 
-        work = SharedWork(DealtDataset(Points(CLIPS), batch_size=BATCH), comm.members, comm.members[comm.rank])
-        node = TrainNode(
+        work = ElasticSampler(DatasetSamples(Points(CLIPS), batch_size=BATCH), comm.members, comm.members[comm.rank])
+        node = train_node(
             Idle(), comm, strategy(), work, epochs=epochs, max_steps=max_steps, device="cpu", events=events,
             should_stop=lambda: stop_at is not None and node.state.now.step + 1 >= stop_at,
             checkpoints=Checkpoints(folder, f"rank{comm.rank}"), checkpoint_interval=1, resume=True,
         )  # fmt: skip
         result = node.run()
-        node.checkpoints._writer.shutdown()
+        node.saved.checkpoints._writer.shutdown()
         return rates, result
 
     return run_threads(hosts, rank_main)[0]
@@ -280,10 +280,10 @@ def test_looking_at_the_data_leaves_the_random_generators_alone(tmp_path):
 
 def test_an_epoch_that_is_done_between_others_that_are_not_is_passed_over():
     """After two losses in rounds longer than an epoch of few clips: the loop went on for ever, without a step."""
-    work = SharedWork(DealtDataset(Points(3), batch_size=1), ("rank0",), "rank0")
+    work = ElasticSampler(DatasetSamples(Points(3), batch_size=1), ("rank0",), "rank0")
     done = {0: torch.tensor([True, False, True]), 1: torch.tensor([True, True, True])}
-    work.load_state_dict(work.state_dict() | {"done": done, "done_at_deal": done, "is_stale": True})
-    node = TrainNode(Line(), SingleComm(), AllReduceStrategy(lr=0.05), work, epochs=3, device="cpu")
+    work.load_state_dict(work.state_dict() | {"done": done, "done_at_reshard": done, "needs_reshard": True})
+    node = train_node(Line(), SingleComm(), AllReduceStrategy(lr=0.05), work, epochs=3, device="cpu")
     assert node.run().steps == 1 + 3 and work.first_epoch == 3
 
 
@@ -321,7 +321,7 @@ def test_a_source_may_say_anything_of_itself(tmp_path, value):
     def fit(value, epochs):
         kept = Checkpoints(tmp_path, "rank0")
         about = {"device": "cpu", "checkpoints": kept, "checkpoint_interval": 1, "resume": True, "epochs": epochs}
-        return TrainNode(Line(), SingleComm(), DiLoCoStrategy(H=1, lr=0.01), Described(value), **about).run().steps
+        return train_node(Line(), SingleComm(), DiLoCoStrategy(H=1, lr=0.01), Described(value), **about).run().steps
 
     assert (fit(value, 1), fit(value, 2)) == (4, 8)
     with pytest.raises(CheckpointError, match=r"what was .*, and is other"):
@@ -353,6 +353,6 @@ def test_the_same_data_in_another_folder(tmp_path):
 def test_a_checkpoint_of_another_version_of_the_program_is_called_that(tmp_path):
     fit(tmp_path, model=Line, checkpoint_interval=1)
     for file in tmp_path.rglob("*.json"):
-        file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
+        file.write_text(file.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
     with pytest.raises(CheckpointError, match=r"another version of this program \(format 1\): resume with that one"):
         fit(tmp_path, model=Line, num_epochs=3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from exogym.comm.comm import Comm
 from exogym.errors import CheckpointError, PeerLost, RanksDiverged
 from exogym.state import transfer
-from exogym.state.state_sync import MARKS, MOST, NOT_BEGUN, Offer, Version, enter
+from exogym.state.state_sync import MOST, MUST_MATCH, NOT_BEGUN, Offer, Version, sync_state
 from exogym.state.transfer import receive_state, send_state
 
 STATE = {
@@ -185,19 +185,25 @@ def test_more_than_was_announced_is_refused_before_memory_is_taken(tape):
 class Rank:
     """A Replica whose state is a word. Its version is (term, count), its fingerprint a number."""
 
-    def __init__(self, state: str, version=NOT_BEGUN, *, mark=7, offers=(), marks=(1, 2, 3), damaged=False, own=True):
+    def __init__(
+        self, state: str, version=NOT_BEGUN, *, fingerprint=7, offers=(), fixed=(1, 2, 3), damaged=False, own=True
+    ):
         self.state, self.loaded, self._own = state, [], own
-        self._version, self._mark, self._offers = Version(*version), mark, [offer(*about) for about in offers]
-        self._marks, self._damaged = marks, damaged
+        self._version, self._fingerprint, self._offers = (
+            Version(*version),
+            fingerprint,
+            [offer(*about) for about in offers],
+        )
+        self._fixed, self._damaged = fixed, damaged
 
-    def marks(self):
-        return list(self._marks)
+    def fixed_fingerprints(self):
+        return list(self._fixed)
 
     def version(self):
         return self._version
 
     def fingerprint(self):
-        return self._mark
+        return self._fingerprint
 
     def offers(self):
         return list(self._offers)
@@ -217,9 +223,9 @@ class Rank:
         self.state = state["state"]
 
 
-def offer(count: int, *, term: int = 1, mark: int | None = None, inside: bool = False) -> Offer:
+def offer(count: int, *, term: int = 1, fingerprint: int | None = None, inside: bool = False) -> Offer:
     """A checkpoint after `count` agreements, each of them one change."""
-    return Offer(Version(term, count), 1000 + count if mark is None else mark, 2 * count + inside)
+    return Offer(Version(term, count), 1000 + count if fingerprint is None else fingerprint, 2 * count + inside)
 
 
 def offers(*counts: int) -> list[tuple[int]]:
@@ -227,7 +233,7 @@ def offers(*counts: int) -> list[tuple[int]]:
 
 
 def meet(*ranks: Rank) -> list:
-    return run_threads(len(ranks), lambda comm: enter(comm, ranks[comm.rank]))
+    return run_threads(len(ranks), lambda comm: sync_state(comm, ranks[comm.rank], ranks[comm.rank]))
 
 
 def states(*ranks: Rank) -> list[str]:
@@ -246,7 +252,7 @@ def test_alone_it_goes_on_with_what_it_has():
 
 
 def test_at_the_beginning_others_get_the_weights_of_rank_0_if_theirs_differ():
-    ranks = [Rank("a", mark=1), Rank("b", mark=2), Rank("c", mark=1), Rank("d", mark=3)]
+    ranks = [Rank("a", fingerprint=1), Rank("b", fingerprint=2), Rank("c", fingerprint=1), Rank("d", fingerprint=3)]
     assert [one.received for one in meet(*ranks)] == [False, True, False, True]
     assert [rank.state for rank in ranks] == ["a", "a", "c", "a"]
 
@@ -260,7 +266,11 @@ def test_those_who_are_behind_get_the_state_of_those_ahead():
 
 def test_of_one_version_and_another_fingerprint_the_first_one_is_right():
     """However they came to differ: after a validation that counted on some, or by rounding."""
-    assert states(Rank("a", (1, 2)), Rank("b", (1, 5), mark=1), Rank("c", (1, 5), mark=2)) == ["b", "b", "b"]
+    assert states(Rank("a", (1, 2)), Rank("b", (1, 5), fingerprint=1), Rank("c", (1, 5), fingerprint=2)) == [
+        "b",
+        "b",
+        "b",
+    ]
 
 
 def test_what_was_done_after_going_back_is_newer_than_what_had_been_done_before():
@@ -301,11 +311,11 @@ def test_a_part_of_a_round_is_each_ranks_own():
 def test_the_same_number_with_another_fingerprint_is_not_the_same_checkpoint():
     """One host kept a round that the others lost, and trained again."""
     ranks = [Rank("a", offers=offers(2, 3)), Rank("b", offers=offers(2))]
-    ranks[1]._offers += [offer(3, term=2, mark=5)]
+    ranks[1]._offers += [offer(3, term=2, fingerprint=5)]
     entered = meet(*ranks)
     assert [(one.checkpoint, one.exactly, one.term) for one in entered] == [(2, True, 3)] * 2
     ranks = [Rank("a", offers=offers(3)), Rank("b")]
-    ranks[1]._offers = [offer(3, term=2, mark=5)]
+    ranks[1]._offers = [offer(3, term=2, fingerprint=5)]
     assert [one.received for one in meet(*ranks)] == [True, False]
     assert [rank.loaded for rank in ranks] == [[], [(6, False, False)]]
 
@@ -343,9 +353,9 @@ def test_only_the_newest_of_many_checkpoints_are_offered():
     assert {one.checkpoint for one in meet(*ranks)} == {MOST}
 
 
-@pytest.mark.parametrize("number", range(len(MARKS)))
+@pytest.mark.parametrize("number", range(len(MUST_MATCH)))
 def test_what_ranks_do_not_share_is_named(number):
     other = [1, 2, 3]
     other[number] = -(2**63)
-    with pytest.raises(RanksDiverged, match=r"rank\d and rank\d do not share " + MARKS[number][:11]):
-        meet(Rank("a", (1, 4)), Rank("b", (1, 4)), Rank("c", marks=other))
+    with pytest.raises(RanksDiverged, match=r"rank\d and rank\d do not share " + MUST_MATCH[number][:11]):
+        meet(Rank("a", (1, 4)), Rank("b", (1, 4)), Rank("c", fixed=other))

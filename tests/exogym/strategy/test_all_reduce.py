@@ -1,9 +1,9 @@
 import pytest
 import torch
-from exogym_toys import Line, Scalar, Steps, Tokens, join_batches, run_threads, token_batch
+from exogym_toys import Line, Scalar, Steps, Tokens, join_batches, make_step, run_threads, token_batch, train_node
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, FlatParameters, SingleComm, TrainNode
+from exogym import AllReduceStrategy, Checkpoints, FlatParameters, SingleComm
 
 STEPS, NODES = 6, 3
 
@@ -15,7 +15,7 @@ def strategy():
 
 def train(comm, steps, **settings):
     model, events = Tokens(), []
-    node = TrainNode(model, comm, strategy(), Steps(steps), epochs=1, device="cpu", events=events.append, **settings)
+    node = train_node(model, comm, strategy(), Steps(steps), epochs=1, device="cpu", events=events.append, **settings)
     result = node.run()
     return FlatParameters(model).read(), [e for e in events if e["type"] == "step"], result
 
@@ -65,7 +65,7 @@ def test_a_gradient_missing_on_one_rank_counts_as_zeros_and_on_all_stays_missing
         model.a.grad = torch.ones(1, 1)
         if comm.rank == 0:
             model.b.grad = torch.ones(1, 1)
-        reduce_all.step(1.0, 1)
+        make_step(reduce_all, 1.0, 1)
         return model.a.item(), model.b.item(), model.never.item()
 
     # lr 1, decay 0.5: 1 - (mean gradient + 0.5); the parameter that nobody used does not even decay
@@ -76,7 +76,7 @@ def test_stopping_rides_on_each_step():
     def rank_main(comm):
         model, reduce_all = Scalar(), AllReduceStrategy()
         reduce_all.setup(model, comm, 9)
-        return [reduce_all.step(0.0, 0, stopping=comm.rank == 2 and step == 3).stop for step in range(5)]
+        return [make_step(reduce_all, 0.0, 0, stopping=comm.rank == 2 and step == 3).stop for step in range(5)]
 
     assert run_threads(3, rank_main) == [[False, False, False, True, False]] * 3
 
@@ -85,7 +85,7 @@ def test_nothing_moves_without_work():
     def rank_main(comm):
         model, reduce_all = Scalar(), AllReduceStrategy(weight_decay=0.5)
         reduce_all.setup(model, comm, 1)
-        result = reduce_all.step(0.0, 0)
+        result = make_step(reduce_all, 0.0, 0)
         return model.w.item(), result.grad_norm
 
     assert run_threads(2, rank_main) == [(1.0, None)] * 2
@@ -101,8 +101,8 @@ def test_one_collective_a_step():
         reduce_all.setup(model, comm, 4)
         for _ in range(4):
             model.w.grad = torch.ones(1)
-            reduce_all.step(1.0, 1)
-        assert reduce_all.finish() is None
+            make_step(reduce_all, 1.0, 1)
+        assert not reduce_all.has_open_round
 
     run_threads(2, rank_main)
     assert calls == [1 + 1 + 2] * 8  # gradient, who has one, weight, stopping
@@ -124,11 +124,11 @@ def test_ranks_whose_arithmetic_differs_end_with_the_same_weights(interval, tmp_
     def rank_main(comm):
         events, optimizer = [], OtherArithmetic if comm.rank else torch.optim.AdamW
         strategy = AllReduceStrategy(inner_optim=optimizer, lr=0.01, weight_decay=0.0, check_interval=interval)
-        node = TrainNode(
+        node = train_node(
             Line(), comm, strategy, Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 10), epochs=1, device="cpu",
             events=events.append, checkpoints=Checkpoints(tmp_path, f"rank{comm.rank}"), checkpoint_interval=3,
         )  # fmt: skip
-        digest, kept = node.run().digest, node.checkpoints.good()
+        digest, kept = node.run().digest, node.saved.checkpoints.good()
         drifts = [event["difference"] for event in events if event["type"] == "drift"]
         return digest, [about["fingerprint"] for about in kept.values()], drifts
 
@@ -152,7 +152,7 @@ def test_batch_norm_buffers_agree_and_constants_stay():
         model = Normed()
         table = model.table.clone()
         source = Steps([[torch.full((4, 2), float(comm.rank)) + torch.eye(4, 2)]] * 3)
-        TrainNode(model, comm, AllReduceStrategy(lr=0.1), source, epochs=1, device="cpu").run()
+        train_node(model, comm, AllReduceStrategy(lr=0.1), source, epochs=1, device="cpu").run()
         return model.norm.running_mean, torch.equal(model.table, table)
 
     ranks = run_threads(3, rank_main)

@@ -2,10 +2,10 @@ import copy
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Scalar, Steps, run_threads
+from exogym_toys import Line, Points, Scalar, Steps, end_round, make_step, run_threads, train_node
 from torch import nn
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm, TrainNode
+from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm
 from exogym.config import OptimSpec
 from exogym.errors import RanksDiverged, SettingError
 from exogym.flat import digest
@@ -21,7 +21,7 @@ def drive(comm, strategy, gradients, model=None, samples=1, total=None):
     for gradient in gradients:
         weight = 0 if gradient is None else 2.0
         model.w.grad = None if gradient is None else torch.tensor([gradient * weight])
-        results.append(strategy.step(weight, samples if weight else 0))
+        results.append(make_step(strategy, weight, samples if weight else 0))
         model.w.grad = None
     return model, results
 
@@ -63,7 +63,7 @@ def test_identical_ranks_stay_where_they_are():
         strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1)
         strategy.setup(model, comm, 1)
         model.w.grad = torch.ones(1000)
-        strategy.step(1.0, 1)
+        make_step(strategy, 1.0, 1)
         return torch.equal(before, model.w)
 
     assert all(run_threads(3, rank_main))
@@ -75,9 +75,10 @@ def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
     model, results = drive(SingleComm(), strategy, [1.0] * steps)
     assert [i + 1 for i, r in enumerate(results) if r.round is not None] == ends
     assert [r.agreed for r in results] == [r.round is not None for r in results]
-    last = strategy.finish()
-    assert (last is None) == (steps % H == 0)
-    assert strategy.finish() is None
+    assert strategy.has_open_round == (steps % H != 0)
+    if strategy.has_open_round:
+        end_round(strategy)
+    assert not strategy.has_open_round
     assert model.w.item() == pytest.approx(1 - 0.1 * steps, rel=1e-6)
     assert strategy.agreed_weights().item() == model.w.item()
     assert strategy.rounds == -(-steps // H)
@@ -86,7 +87,7 @@ def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
 def test_a_short_tail_is_an_ordinary_outer_step():
     strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5, **PAPER)
     model, _ = drive(SingleComm(), strategy, [1.0, 1.0])
-    strategy.finish()
+    end_round(strategy)
     assert model.w.item() == pytest.approx(1 - 0.7 * (0.2 + 0.9 * 0.2), rel=1e-6)
 
 
@@ -99,7 +100,7 @@ def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
     positions = []
     for _ in range(3):
         model.w.grad = torch.tensor([1.0])
-        strategy.step(1.0, 1)
+        make_step(strategy, 1.0, 1)
         positions.append(model.w.item())
     assert positions == pytest.approx([0.8, 0.7, 0.6], rel=1e-5)
 
@@ -129,7 +130,7 @@ def test_H_1_with_plain_averaging_is_all_reduce_with_sgd():
             mine = [(points.x[i::2], points.y[i::2]) for i in range(2)][comm.rank]
             steps = [[(mine[0][s : s + 3], mine[1][s : s + 3])] for s in range(0, 12, 3)]
             model = Line()
-            TrainNode(model, comm, copy.deepcopy(strategy), Steps(steps), epochs=2, device="cpu").run()
+            train_node(model, comm, copy.deepcopy(strategy), Steps(steps), epochs=2, device="cpu").run()
             return FlatParameters(model).read()
 
         return run_threads(2, rank_main)
@@ -147,10 +148,10 @@ def test_all_learn_of_one_rank_that_wants_to_stop():
         strategy.setup(model, comm, 20)
         for step in range(1, 21):
             model.w.grad = torch.tensor([1.0])
-            result = strategy.step(1.0, 1, stopping=comm.rank == 1 and step == 6)
+            result = make_step(strategy, 1.0, 1, stopping=comm.rank == 1 and step == 6)
             if result.stop:
                 break
-        assert strategy.finish() is None
+        assert not strategy.has_open_round
         return step, model.w.item(), result.digest
 
     (step0, w0, digest0), (step1, w1, digest1) = run_threads(2, rank_main)
@@ -165,10 +166,10 @@ def test_stop_meets_the_short_tail_of_the_others():
         strategy.setup(model, comm, 4)
         for step in range(4):
             model.w.grad = torch.tensor([1.0])
-            result = strategy.step(1.0, 1, stopping=comm.rank == 1 and step == 2)
+            result = make_step(strategy, 1.0, 1, stopping=comm.rank == 1 and step == 2)
             if result.stop:
                 return result.stop
-        return strategy.finish().stop
+        return end_round(strategy).stop
 
     assert run_threads(2, rank_main) == [True, True]
 
@@ -187,7 +188,7 @@ def test_buffers_take_the_mean_and_no_momentum():
         for _ in range(2):
             model.mean += comm.rank + 1
             model.w.grad = torch.ones(1)
-            strategy.step(1.0, 1)
+            make_step(strategy, 1.0, 1)
         return model.mean.tolist()
 
     assert run_threads(2, rank_main) == [[3.0, 3.0]] * 2
@@ -210,7 +211,7 @@ def test_divergence_is_noticed():
         strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
         strategy.setup(Scalar(), comm, 2)
         strategy.agreed_weights().add_(comm.rank)
-        strategy.step(0.0, 0)
+        make_step(strategy, 0.0, 0)
 
     with pytest.raises(RanksDiverged, match=r"after round 1 the weights of rank \[1\]"):
         run_threads(2, rank_main)
@@ -234,7 +235,7 @@ def test_state_returns_to_the_last_round():
     assert digest(resumed.agreed_weights()) == digest(strategy.agreed_weights()) and torch.equal(other.w, model.w)
     for gradient in (0.5, 3.0):
         other.w.grad = torch.tensor([gradient])
-        resumed.step(1.0, 1)
+        make_step(resumed, 1.0, 1)
     assert torch.equal(other.w, whole.w) and resumed.rounds == 2
 
 
@@ -245,7 +246,7 @@ def test_outer_adam_and_pieces_of_a_flat(monkeypatch):
         monkeypatch.setattr("exogym.strategy.diloco.CHUNK", chunk)
         strategy = DiLoCoStrategy(outer_optim="adam", outer_lr=0.1, inner_optim="sgd", lr=0.1, H=1)
         model, points = Line(), Points(8)
-        TrainNode(model, SingleComm(), strategy, Steps([[(points.x, points.y)]]), epochs=3, device="cpu").run()
+        train_node(model, SingleComm(), strategy, Steps([[(points.x, points.y)]]), epochs=3, device="cpu").run()
         return FlatParameters(model).read()
 
     assert torch.equal(train(2), train(10**6))

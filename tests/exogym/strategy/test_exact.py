@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from exogym_toys import Steps, Tokens, token_batch
+from exogym_toys import Steps, Tokens, token_batch, train_node
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, TrainNode, digest
-from exogym.comm.local_store import join_local_store, local_store, loopback_interface
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, digest
+from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.config import OptimSpec
 from exogym.strategy.optim import exact_from_spec, from_spec
@@ -82,19 +82,18 @@ STEPS = 100
 
 def train(name: str, rank: int, port: int, folder: str) -> None:
     """One of two ranks, in a process of its own; says what it ended with, and what it compares within itself."""
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
-    comm = ProcessGroupComm(rank=rank, world_size=2, store=join_local_store(port), timeout=60)
+    comm = ProcessGroupComm(rank=rank, world_size=2, store=join_local_store(port), address=LOOPBACK, timeout=60)
     source = Steps([[token_batch(4, seed=10 * i + rank)] for i in range(STEPS)])
     model, events = Tokens(), []
     with torch.no_grad():  # what is frozen comes from a file; random numbers that are drawn here may differ
         model.frozen.weight.copy_(torch.eye(8))
         model.frozen.bias.zero_()
-    node = TrainNode(
+    node = train_node(
         model, comm, STRATEGIES[name](), source, epochs=1, device="cpu", events=events.append,
         checkpoints=Checkpoints(folder, f"rank{rank}"), checkpoint_interval=15,
     )  # fmt: skip
     result = node.run()
-    kept = {number: about["fingerprint"] for number, about in node.checkpoints.good().items()}
+    kept = {number: about["fingerprint"] for number, about in node.saved.checkpoints.good().items()}
     drifts = sum(event["type"] == "drift" and event["difference"] > 0 for event in events)
     print(result.digest == digest(FlatParameters(model).read()), result.digest, kept, drifts, sep="|")
     alone, _ = steps_with(exact_from_spec, SPECS["nesterov"])

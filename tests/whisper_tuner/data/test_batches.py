@@ -318,12 +318,12 @@ def test_equal_shares_have_the_plans_that_they_had(tmp_path, deal, hosts, batch_
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == expected
 
 
-def test_marks_tell_other_plans_apart(tmp_path, make_batches):
+def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):
     samples = samples_of(9, tmp_path)
     others = [make_batches(samples[:8]), make_batches(samples, seed=1), make_batches(samples, batch_size=3)]
     others += [make_batches(samples_of(9, tmp_path, seed=1)), make_batches(samples, shuffle=False)]
-    marks = {json.dumps(batches.mark()) for batches in [make_batches(samples), *others]}
-    assert len(marks) == 6 and json.dumps(make_batches(samples).mark()) in marks
+    told = {json.dumps(batches.plan_settings()) for batches in [make_batches(samples), *others]}
+    assert len(told) == 6 and json.dumps(make_batches(samples).plan_settings()) in told
 
 
 # the batches themselves
@@ -406,12 +406,12 @@ def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_b
 
 def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, clips):
     batches, plan = make_batches(clips, batch_size=8), make_batches(clips, batch_size=8).plan(0, None, HOSTS[:1], [1.0])
-    mark = batches.mark()
+    planned_by = batches.plan_settings()
     assert batches.clips_at_once == 8
     batches.compute_at_most(5)
     assert batches.clips_at_once == 4  # and not 5 and 3: few shapes
     assert [[len(part["ids"]) for part in step] for step in read(batches)].count([4, 4]) == 2
-    assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.mark() == mark
+    assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.plan_settings() == planned_by
     batches.compute_at_most(100)
     assert batches.clips_at_once == 8
 

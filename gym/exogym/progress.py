@@ -1,0 +1,88 @@
+"""What a rank tells of its work, and how fast it is."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+import torch
+
+from exogym import device as devices
+from exogym.comm.comm import Comm
+from exogym.logger import Events
+from exogym.mean import Mean
+from exogym.membership.messages import SPEEDS
+from exogym.micro_batches import StepWork
+from exogym.state.node_state import NodeState
+from exogym.strategy.strategy import StepResult
+
+SPEED_MEMORY = 0.9  # of a step's speed in the next
+MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
+
+
+class Progress:
+    """Emits events with the rank, and with the epoch and step that this rank has reached."""
+
+    def __init__(self, events: Events, comm: Comm, state: NodeState):
+        self._events, self._comm, self._state = events, comm, state
+        self.epoch = 0  # of the last step
+        self.speed = Mean()  # samples a second, over the last steps
+
+    @property
+    def rank(self) -> int:
+        return self._comm.rank
+
+    @property
+    def step(self) -> int:
+        return self._state.now.step
+
+    def emit(self, kind: str, **values: Any) -> None:
+        self._events({"type": kind, "rank": self.rank, "epoch": self.epoch, "step": self.step, **values})
+
+    def start(self, device: torch.device) -> None:
+        state = self._state
+        steps = {"steps_per_epoch": state.sampler.steps_per_epoch, "total_steps": state.total_steps}
+        trainable = state.strategy.parameters.num_parameters
+        self._events({"type": "start", "rank": self.rank, **steps, "trainable": trainable, "device": str(device)})
+
+    def step_made(
+        self, result: StepResult, work: StepWork, *, seconds: float, computing: float, device: torch.device
+    ) -> None:
+        """computing: those of `seconds` in which this rank did not wait for others."""
+        self.speed.fade(SPEED_MEMORY)
+        self.speed.add(work.samples, computing if work.samples else 0.0)
+        norm = result.grad_norm
+        spent = {}
+        if result.agreed and result.round is None:  # a round tells its own
+            spent = {"seconds_communicating": result.seconds_communicating}
+        self.emit(
+            "step",
+            loss=work.loss.value(),
+            lr=result.lr,
+            tokens=work.loss.weight,
+            samples=work.samples,
+            seconds=seconds,
+            grad_norm=norm if norm is not None and isfinite(norm) else None,
+            bytes=result.bytes,
+            memory=devices.memory_in_use(device),
+            **spent,
+        )
+
+    def round_ended(self, result: StepResult) -> None:
+        about = {"round": result.round, "digest": result.digest}
+        spent = {"bytes": result.bytes, "seconds": result.seconds_communicating}
+        if result.stop:
+            self.emit("stop", **about, **spent)
+        elif result.round is not None:
+            self.emit("round", **about, **spent)
+
+    def planned(self) -> None:
+        self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)
+
+    def shares(self) -> list[float]:
+        """Each rank's speed, within limits; the mean of the others' for one that has not been measured."""
+        mine = torch.tensor([self.speed.value() or 0.0], dtype=torch.float64)
+        speeds = [float(speed) for speed in self._comm.commit_together(SPEEDS, lambda: self._comm.all_gather(mine))]
+        known = [speed for speed in speeds if speed > 0]
+        mean = sum(known) / len(known) if known else 1.0
+        return [min(max(speed or mean, mean / MOST_UNEQUAL), mean * MOST_UNEQUAL) for speed in speeds]

@@ -1,0 +1,71 @@
+"""How far a run has come, and how long it goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from exogym.errors import SettingError
+from exogym.fixed_sampler import Sampler
+from exogym.strategy.optim import Schedule
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far ranks have come together, and what is due next. `in_epoch` counts steps since the last reshard.
+
+    validation_waits: the work was just resharded, so data of the validation may still be on their way. resharded_in:
+    the epoch in which that was last done.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    in_epoch: int = 0
+    rounds: int = 0
+    val_loss: float | None = None
+    validated_at: int = 0
+    validation_due: bool = False
+    validation_waits: bool = False
+    resharded_in: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.step, self.epoch, self.in_epoch
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """A run goes on for so many epochs or optimizer steps, whichever ends first."""
+
+    epochs: int | None
+    max_steps: int | None
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        if steps_per_epoch < 1:
+            raise SettingError("there is nothing to train on: an epoch has no steps")
+        by_epochs = None if self.epochs is None else self.epochs * steps_per_epoch
+        total = min(limit for limit in (by_epochs, self.max_steps) if limit is not None)
+        if total < 1:
+            raise SettingError(f"nothing to do: epochs = {self.epochs}, max_steps = {self.max_steps}")
+        return total
+
+    def steps_left(self, now: Position, sampler: Sampler) -> int:
+        """After `now`, as the work is shared at present."""
+        limits = [math.inf if self.max_steps is None else self.max_steps - now.step]
+        if self.epochs is not None:
+            limits.append(sum(map(sampler.steps_in, range(now.epoch, self.epochs))) - now.in_epoch)
+        return int(max(0, min(limits)))
+
+    def next_epoch(self, epoch: int, sampler: Sampler) -> int:
+        """The first one from `epoch` on that has steps: all of it may be done while an earlier one is not."""
+        while sampler.steps_in(epoch) == 0 and (self.epochs is None or epoch < self.epochs):
+            epoch += 1
+        return epoch
+
+    def extend(self, schedule: Schedule, planned: RunLength, now: Position, sampler: Sampler) -> None:
+        """Let the learning rate go on from `now` as if the run had been `planned` for this length."""
+        # What a step of an epoch of which nothing is done yet is worth on the curve.
+        whole = max(1, sampler.steps_in((self.epochs or now.epoch + 2) - 1))
+        limits = [planned.max_steps or math.inf, (planned.epochs or math.inf) * whole]
+        pace = schedule.planned_steps / min(limits)
+        schedule.extend(now.step, planned.steps_left(now, sampler), self.steps_left(now, sampler), pace)

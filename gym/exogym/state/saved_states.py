@@ -1,0 +1,159 @@
+"""A rank's checkpoints as its training loop uses them: what it can begin from, and what it keeps."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import cached_property
+from typing import Any
+
+from exogym.comm.comm import Comm
+from exogym.errors import CheckpointError
+from exogym.state.checkpoint import About, Checkpoints
+from exogym.state.fixed_settings import check_settings, fixed_settings
+from exogym.state.node_state import NodeState
+from exogym.state.state_sync import NOT_BEGUN, Offer, Version
+
+RESCUE_S = 5.0  # that a rescue waits for the end of a change
+
+
+class NoSavedStates:
+    """Of a rank that keeps nothing."""
+
+    def look_at_data(self) -> None:
+        pass
+
+    def offers(self) -> list[Offer]:
+        return []
+
+    def is_damaged(self) -> bool:
+        return False
+
+    def save(self, *, at_once: bool = False) -> None:
+        pass
+
+    def note_written(self, *, at_once: bool = False) -> None:
+        pass
+
+    def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
+        return True
+
+
+class SavedStates:
+    """Offers checkpoints when ranks meet (see Offers in state_sync.py), and writes them in the background.
+
+    What there is to tell goes to `emit(type, **values)`.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, state: NodeState, comm: Comm, *, resume: bool, emit: Callable[..., None]
+    ):
+        self.checkpoints, self.state, self.comm = checkpoints, state, comm
+        self._resume, self._emit = resume, emit
+        self._kept: dict[int, About] | None = None
+        self._writing: tuple[int, float, Future[int]] | None = None
+        self._disk_trouble = False
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return fixed_settings(self.state.strategy, self.state.sampler)
+
+    def look_at_data(self) -> None:
+        """For `settings`, once: nothing else should read the data while they are trained on."""
+        _ = self.settings
+
+    # What ranks can begin from.
+
+    def offers(self) -> list[Offer]:
+        """Raises CheckpointError if they are of a run with other settings."""
+        found = self._found()
+        if found:
+            where = self.checkpoints.folder
+            check_settings(found[max(found)]["settings"], self.settings, where)
+        return [Offer(Version(*about["version"]), about["fingerprint"], number) for number, about in found.items()]
+
+    def is_damaged(self) -> bool:
+        return self._may_load() and not self._found() and bool(self.checkpoints.damaged())
+
+    def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
+        saved = self.checkpoints.load(offer.number)
+        self.state.load_whole(saved, exactly=exactly, inside=inside, members=self.comm.members)
+        return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
+
+    def _may_load(self) -> bool:
+        """Once it has begun it remembers more than is on the disk."""
+        return self._resume and self.state.version() == NOT_BEGUN
+
+    def _found(self) -> dict[int, About]:
+        """Read once: each look hashes gigabytes. Raises CheckpointError for those of another version of the program."""
+        if not self._may_load():
+            return {}
+        if self._kept is None:
+            self._kept = self.checkpoints.good()
+        if not self._kept and (formats := self.checkpoints.other_formats()):
+            what = f"checkpoints of another version of this program (format {formats[0]})"
+            raise CheckpointError(f"{self.checkpoints.folder} has {what}: resume with that one, or begin a new run")
+        return self._kept
+
+    # What it keeps.
+
+    @property
+    def _number(self) -> int:
+        """A state inside a round is later than the agreement before it, and earlier than the next one."""
+        return 2 * self.state.strategy.agreements + self.state.strategy.cut_short
+
+    def save(self, *, at_once: bool = False) -> None:
+        """All of it, in the background unless at_once."""
+        self.note_written(at_once=True)
+        whole = {"settings": self.settings, **self.state.whole()}
+        writing = self.checkpoints.save_in_background(self._number, whole, describe=self._describe)
+        self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
+        self.note_written(at_once=at_once)
+
+    def note_written(self, *, at_once: bool = False) -> None:
+        """Tell of the checkpoint that was being written, once it is."""
+        if self._writing is None or not (at_once or self._writing[2].done()):
+            return
+        (agreements, started, writing), self._writing = self._writing, None
+        try:
+            written = writing.result()
+        except CheckpointError as error:
+            if not self._disk_trouble:
+                self._emit("warning", what=f"no checkpoint is kept here while this lasts: {error}")
+            self._disk_trouble = True
+            return
+        self._disk_trouble = False
+        self._emit("checkpoint", round=agreements, bytes=written, seconds=time.perf_counter() - started)
+
+    def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
+        """From another thread, when this process must end: what ranks last agreed on.
+
+        False if what they have in common was changing all the time that it waited.
+        """
+        state = self.state
+        if not state.has_synced:
+            return True
+        if writing := self._writing:
+            wait([writing[2]])
+        with state.unchanging(patience_s) as is_whole:
+            if not is_whole:
+                return False
+            number = self._number
+            if self._is_kept(number):
+                return True
+            saved = state.whole() if state.strategy.cut_short else {"agreed": state.agreed_state(), "own": None}
+            saved = copy.deepcopy({"settings": self.settings, **saved})
+        self.checkpoints.save(number, saved, describe=self._describe, unless=lambda: self._is_kept(number))
+        return True
+
+    def _is_kept(self, number: int) -> bool:
+        """Of this term; then it also has what is this rank's own, and a later change of the count is not worth that."""
+        about = self.checkpoints.about(number)
+        return about is not None and about["version"][0] == self.state.version().term
+
+    def _describe(self, saved: dict[str, Any]) -> About:
+        agreed = saved["agreed"]
+        fingerprint = self.state.fingerprint_of(agreed)
+        return {"version": list(agreed["version"]), "fingerprint": fingerprint, "settings": saved["settings"]}

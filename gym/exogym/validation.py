@@ -1,0 +1,74 @@
+"""The loss on data that are not trained on, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+
+from exogym.batches import BatchSource
+from exogym.comm.comm import Comm
+from exogym.fixed_sampler import sampler_of
+from exogym.mean import Mean
+from exogym.membership.messages import VALIDATION
+from exogym.micro_batches import Forward
+from exogym.progress import Progress
+from exogym.state.node_state import NodeState
+
+
+class NoValidation:
+    """Of a run without validation data."""
+
+    def follow(self) -> None:
+        pass
+
+    def run(self) -> None:
+        pass
+
+
+class Validation:
+    def __init__(
+        self, source: BatchSource, model: nn.Module, forward: Forward, comm: Comm, state: NodeState, progress: Progress
+    ):
+        self._sampler, self._model, self._forward = sampler_of(source, comm.members), model, forward
+        self._comm, self._state, self._progress = comm, state, progress
+
+    def follow(self) -> None:
+        """Share the data among the present members."""
+        self._sampler.follow(self._comm.members)
+
+    def run(self) -> None:
+        sums = self._comm.commit_together(VALIDATION, self._sums)
+        loss = Mean(*sums.tolist()).value()
+        self._state.validated(loss)
+        self._progress.emit("validation", loss=loss)
+
+    def _sums(self) -> Tensor:
+        """Over all ranks: the sum of the losses, and of their weights [2 float64]."""
+        self.follow()
+        mean = Mean()
+        with modes_kept(self._model), torch.no_grad():
+            self._model.eval()
+            for batches in self._sampler.epoch(0):
+                self._comm.alive()
+                for batch in batches:
+                    loss, weight, _ = self._forward(batch)
+                    if weight > 0 and isfinite(value := loss.item()):
+                        mean.add(value * weight, weight)
+        sums = torch.tensor([mean.total, mean.weight], dtype=torch.float64)
+        self._comm.all_reduce_(sums)
+        return sums
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put each module back into train or eval mode as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
