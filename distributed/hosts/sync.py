@@ -197,7 +197,7 @@ class _HostSync:
         )
 
     def check(self) -> dict:
-        wanted = [[file.item.remote, file.size, file.sha256, file.item.keep] for file in self.files]
+        wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
         state = ask(self.remote, "check", root=self.root, files=wanted, prune=self.prune)
         if state["foreign"]:
             names = ", ".join(state["foreign"][:3])
