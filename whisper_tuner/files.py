@@ -1,32 +1,91 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, and so that they outlast a power cut."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, also after a power cut."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def write_atomically(path: Path, text: str, *, durable: bool = True, mode: int = 0o600) -> None:
+    """Replace the text of a file. Readers see the old text or the new one."""
+    with atomic_path(path, durable=durable, mode=mode) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def write_shared(path: Path, text: str) -> None:
     """The same for a file that others may read: with the mode that it has; what a link points to, not the link."""
     path = path.resolve()
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-    write_atomically(path, text)
-    path.chmod(mode)
+    write_atomically(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, *, durable: bool = True, mode: int = 0o600) -> Iterator[Path]:
+    """A file beside `path` to write to. It is renamed to `path` at the end, or removed after an error.
+
+    durable=False is for caches: then a power cut may leave an empty file.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(mode)
+        if durable:
+            sync(part)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder, which appears whole or not at all. What was there stays as `path`.old until then."""
+    part, old = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.old")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        for folder, _, files in os.walk(part):
+            for file in files:
+                sync(Path(folder, file))
+            sync_folder(Path(folder))
+        if path.exists():  # a folder cannot be renamed over one that is not empty
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk itself. On macOS, fsync leaves it in the memory of the drive."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if sys.platform == "darwin":
+            with contextlib.suppress(OSError):  # some file systems refuse it: network drives, FAT
+                fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+                return
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was renamed in a folder outlast a power cut, where the file system can do that."""
+    with contextlib.suppress(OSError):  # network drives sync no folders
+        sync(path)

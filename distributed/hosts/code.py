@@ -15,17 +15,20 @@ PACKAGES = {"distributed": "distributed", "whisper_tuner": "whisper_tuner", "exo
 
 @dataclass(frozen=True, kw_only=True)
 class SyncItem:
-    """A local file and its name on the host, relative to the project folder. keep: never replace a stranger's."""
+    """A local file and its name on the host, relative to the project folder.
+
+    refuse_foreign: raise an error if the host has another file of that name which no sync has put there.
+    """
 
     local: Path
     remote: str
-    keep: bool = False
+    refuse_foreign: bool = False
 
 
 def code_items(project: Path = PROJECT) -> list[SyncItem]:
     """All source files of PACKAGES."""
     found = [path for folder in code_folders() for path in sorted((project / folder).rglob("*")) if is_source(path)]
-    return [SyncItem(local=path, remote=path.relative_to(project).as_posix(), keep=True) for path in found]
+    return [SyncItem(local=path, remote=path.relative_to(project).as_posix(), refuse_foreign=True) for path in found]
 
 
 def code_folders() -> list[str]:

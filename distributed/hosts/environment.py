@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import ConfigError, HostError
+from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
 from . import wheelhouse
@@ -272,7 +273,5 @@ def write_lists(pins: Pins) -> tuple[Path, Path]:
     for name, text in texts.items():
         path = LISTS / name
         if not path.exists() or path.read_text() != text:
-            temporary = path.with_suffix(".new")
-            temporary.write_text(text)
-            temporary.replace(path)
+            write_atomically(path, text, durable=False)
     return LISTS / "requirements.txt", LISTS / "constraints.txt"

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import NoReturn
 
 from distributed.ssh.connection import Append, Remote
 from whisper_tuner.errors import DataError, HostError
+from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
 from .agent_call import ask
@@ -136,14 +135,9 @@ class LocalHashes:
         """A full disk here keeps no host away: then files are hashed again the next time."""
         if not self.changed:
             return
-        temporary = self.index.with_name(f"{self.index.name}.{os.getpid()}-{threading.get_ident()}")
-        try:
+        with contextlib.suppress(OSError):
             self.index.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self.known))
-            temporary.replace(self.index)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            write_atomically(self.index, json.dumps(self.known), durable=False)
 
 
 def _unreadable(item: SyncItem, error: OSError) -> DataError:
@@ -203,7 +197,7 @@ class _HostSync:
         )
 
     def check(self) -> dict:
-        wanted = [[file.item.remote, file.size, file.sha256, file.item.keep] for file in self.files]
+        wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
         state = ask(self.remote, "check", root=self.root, files=wanted, prune=self.prune)
         if state["foreign"]:
             names = ", ".join(state["foreign"][:3])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from distributed.plan.run_spec import RunSpec, profile_from_json
+from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.features import FeatureCache
@@ -20,11 +20,11 @@ from whisper_tuner.files import write_atomically
 
 def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> None:
     """Events `evaluating` as it goes, `evaluation` with `when` = before | after; also written to run_dir/wer.json."""
-    profile = profile_from_json(spec.profile)
+    profile = spec.profile
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     samples = check_manifest(test, profile.max_duration_s, Path(spec.cache_dir).parent).samples
-    device = devices.choose(None if profile.device == "auto" else profile.device)
+    device = devices.choose(spec.wanted_device)
     figures, folder = {}, Path(spec.run_dir)
     for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
         model, processor = load_model(path)

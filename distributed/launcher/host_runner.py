@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from distributed.plan.run_spec import CHECKPOINTS, Rendezvous, RunSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine, Machine, Process
 from whisper_tuner.errors import DataError, HostError, RunError
+from whisper_tuner.files import atomic_folder
 
 from .reattach import WorkerProcess
 
@@ -214,13 +214,9 @@ def _readable(item: SyncItem) -> bool:
 
 def fetch_folder(machine: Machine, there: str, here: Path) -> None:
     """The files of a folder there; `here` appears whole or not at all. Raises HostError."""
-    part = here.with_name(here.name + ".part")
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        for name in machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines():
-            machine.get(f"{there}/{name}", part / name)
-        shutil.rmtree(here, ignore_errors=True)
-        part.replace(here)
+        with atomic_folder(here) as part:
+            for name in machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines():
+                machine.get(f"{there}/{name}", part / name)
     except OSError as error:
         raise HostError(machine.name, f"{there} cannot be copied to {here}: {error.strerror}") from error

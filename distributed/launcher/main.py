@@ -106,7 +106,7 @@ class Launcher:
         from whisper_tuner.export.final import name_base
 
         if profile := self.launch.ranks[0].spec.profile:
-            name_base(self.run_dir / "final", profile["base_model"])
+            name_base(self.run_dir / "final", profile.base_model)
 
     def _open_store(self) -> Rendezvous:
         """Listen on the one address where the ranks meet, never on all interfaces."""

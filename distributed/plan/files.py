@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from distributed.hosts.code import SyncItem
@@ -14,15 +15,22 @@ from whisper_tuner.json_text import parse_json
 SHIPMENT = "shipment.json"
 
 
-def save_items(run_dir: Path, items: dict[str, list[SyncItem]], audio: Sequence[SyncItem]) -> None:
-    """Model, manifests and audio of each host, and all audio, for later; the code is looked for anew then."""
-    if items:
-        hosts = {host: _listed(item for item in own if not item.keep) for host, own in items.items()}
-        write_atomically(run_dir / SHIPMENT, json.dumps({"hosts": hosts, "audio": _listed(audio)}))
+def save_items(run_dir: Path, items: Mapping[str, Sequence[SyncItem]], audio: Sequence[SyncItem]) -> None:
+    """Model, manifests and audio of each host, and all audio, for later; the code is looked for anew then.
+
+    Hosts that the run had before keep theirs: it goes on with them if it never begins with these.
+    """
+    if not items:
+        return
+    before = {}
+    with contextlib.suppress(RunError):  # there is none yet, or it is damaged
+        before = load_items(run_dir)
+    hosts = {host: _listed(own) for host, own in {**before, **items}.items()}
+    write_atomically(run_dir / SHIPMENT, json.dumps({"hosts": hosts, "audio": _listed(audio)}))
 
 
 def _listed(items: Iterable[SyncItem]) -> list[list[str]]:
-    return [[str(item.local), item.remote] for item in items]
+    return [[str(item.local), item.remote] for item in items if not item.refuse_foreign]
 
 
 def load_items(run_dir: Path) -> dict[str, list[SyncItem]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 from distributed.hosts.paths import PROJECT
@@ -12,7 +11,7 @@ from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
-from .run_spec import RunSpec, build
+from .run_spec import RunSpec, build, json_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class Launch:
     versions: dict = dataclasses.field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
-        write_atomically(run_dir / "run.json", json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n")
+        write_atomically(run_dir / "run.json", json_of(self, indent=2) + "\n")
 
     @classmethod
     def load(cls, run_dir: Path) -> Launch:

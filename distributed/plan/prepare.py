@@ -7,11 +7,10 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import quote
 
 from distributed.hosts.code import SyncItem, code_items, folder_items
 from distributed.hosts.paths import PROJECT, STORE
@@ -27,9 +26,9 @@ from whisper_tuner.model.check import check_model
 from .files import save_items
 from .job import Job
 from .launch import Launch, Rank
-from .run_spec import CHECKPOINTS, RunSpec, profile_from_json, profile_to_json
+from .run_spec import RunSpec
 
-Busy = Callable[[str], AbstractContextManager]
+ShowStatus = Callable[[str], AbstractContextManager]
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
 
 
@@ -45,6 +44,23 @@ class Prepared:
     manifests: tuple[Manifest, ...]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Clips:
+    """By kind, which is train or validation: the user's manifest, and the shard that each rank begins with."""
+
+    manifests: dict[str, Manifest]
+    shards: dict[str, list[list[Sample]]]
+
+    @classmethod
+    def dealt(cls, manifests: dict[str, Manifest], names: Sequence[str]) -> _Clips:
+        shards = {kind: assign_shards(manifest.samples, names) for kind, manifest in manifests.items()}
+        return cls(manifests=manifests, shards=shards)
+
+    @property
+    def audio(self) -> list[SyncItem]:
+        return [item for kind, manifest in self.manifests.items() for item in _audio(kind, manifest)]
+
+
 def prepare_run(
     job: Job,
     run_dir: Path,
@@ -52,111 +68,73 @@ def prepare_run(
     hosts: Hosts | None = None,
     local_ranks: int = 1,
     address: str = "127.0.0.1",
-    busy: Busy = nullcontext,
+    show_status: ShowStatus = nullcontext,
     machine_workers: Sequence[int] = (),
 ) -> Prepared:
     """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError.
 
-    `busy` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`.
+    `show_status` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`.
     """
-    profile = job.profile
-    labels = [host.address for host in hosts.all] if hosts else _local_labels(local_ranks)
-    if local_ranks > 1 and not profile.num_threads:
-        profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
-    if profile.shards and len(labels) > 1:
-        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
-    check_model(profile)
-    with busy("reading the manifests, and the headers of the audio"):
-        checked = check_data(profile, run_dir, PROJECT / STORE)
-    model_folder(profile.base_model, show=True)  # a download may take long: in sight, before any worker waits for it
+    labels = tuple(host.address for host in hosts.all) if hosts else _local_labels(local_ranks)
+    profile = _with_threads(job.profile, local_ranks)
+    checked = _checked(profile, len(labels), run_dir, show_status)
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
-    shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
-    steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in shards["train"])
-    total_steps = min(steps_per_epoch * profile.epochs, profile.max_steps or math.inf)
-    base = RunSpec(
-        run_id=run_dir.name,
-        run_dir=str(run_dir),
-        cache_dir=str(PROJECT / STORE / "cache"),
-        world_size=len(labels),
-        hosts=tuple(labels),
-        strategy=job.distribution.strategy,
-        strategy_settings=_settings(job, total_steps),
-        shares=job.distribution.shares,
-        checkpoint_interval=profile.checkpoint_interval or _twentieth(job, total_steps),
-        keep_checkpoints=profile.keep_checkpoints,
-    )
+    clips = _Clips.dealt(manifests, profile.shards or labels)
+    steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in clips.shards["train"])
+    all_steps = steps_per_epoch * profile.epochs
+    total_steps = min(all_steps, profile.max_steps or all_steps)
+    spec = _common_spec(job, profile, labels, total_steps, run_dir)
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
-    ranks, items = _ranks(profile, base, hosts, sharing, manifests, shards, run_dir)
-    launch = Launch(
-        run_id=run_dir.name,
-        name=job.name,
-        ranks=ranks,
-        address=address,
-        timeout_s=job.distribution.round_timeout_s,
-        min_hosts=min(job.distribution.min_hosts, len(labels)),
-        manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
-        test=str(profile.test) if profile.test else None,
-        master=hosts.master if hosts else None,
-        created=time.time(),
-        versions={name: metadata.version(name) for name in RECORDED},
-    )
-    save_items(run_dir, items, [item for manifest in manifests.items() for item in _audio(*manifest)] if hosts else [])
+    ranks, items = _ranks(spec, hosts, sharing, clips, run_dir)
+    save_items(run_dir, items, clips.audio)
     return Prepared(
-        launch=launch,
+        launch=_launch(job, ranks, clips, address, hosts),
         items=items,
-        shards=shards["train"],
+        shards=clips.shards["train"],
         steps_per_epoch=steps_per_epoch,
-        total_steps=int(total_steps),
+        total_steps=total_steps,
         manifests=tuple(checked.values()),
     )
 
 
-def rehost(
-    launch: Launch, hosts: Hosts, run_dir: Path, machine_workers: Sequence[int]
-) -> tuple[Launch, dict[str, list[SyncItem]]]:
-    """The same run on other hosts: their specs, and their files. Raises RunError, DataError."""
-    labels = tuple(host.address for host in hosts.all)
-    first = launch.ranks[0]
-    profile = profile_from_json(first.spec.profile)
-    manifests = {
-        kind: Manifest(Path(path), load_manifest(run_dir / f"{kind}.csv").samples, ())
-        for kind, path in launch.manifests.items()
-    }
-    shards = {kind: assign_shards(manifest.samples, labels) for kind, manifest in manifests.items()}
-    base = dataclasses.replace(first.spec, world_size=len(labels), hosts=labels)
-    ranks, items = _ranks(profile, base, hosts, machine_workers, manifests, shards, run_dir)
-    save_items(run_dir, items, [item for manifest in manifests.items() for item in _audio(*manifest)])
-    for old in (run_dir / CHECKPOINTS).glob(f"*/{quote(first.label, safe='')}.*"):  # this machine has another address
-        old.rename(old.with_name(old.name.replace(quote(first.label, safe=""), quote(labels[0], safe=""))))
-    min_hosts = min(launch.min_hosts, len(labels))
-    return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items
+def _local_labels(ranks: int) -> tuple[str, ...]:
+    return ("localhost",) if ranks == 1 else tuple(f"rank{number}" for number in range(ranks))
 
 
-def _ranks(
-    profile: Profile,
-    base: RunSpec,
-    hosts: Hosts | None,
-    machine_workers: Sequence[int],
-    manifests: dict[str, Manifest],
-    shards: dict[str, list[list[Sample]]],
-    run_dir: Path,
-) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
-    """What each rank is told, and the files of each host but the master."""
-    ranks, items = [], {}
-    for number, label in enumerate(base.hosts):
-        host = hosts.all[number] if hosts else None
-        base = dataclasses.replace(base, machine_workers=machine_workers[number])
-        if host is None or number == 0:
-            here = _on_master(profile, run_dir, host)
-            spec = dataclasses.replace(base, rank=number, profile=here, interface=(host and host.interface) or "")
-            ranks.append(Rank(label=label, spec=spec))
-        else:
-            own = {kind: lists[number] for kind, lists in shards.items()}
-            spec, items[host.address] = for_host(profile, base, number, host, manifests, own, run_dir)
-            ranks.append(Rank(label=label, spec=spec, host=host))
-    return tuple(ranks), items
+def _with_threads(profile: Profile, local_ranks: int) -> Profile:
+    """Ranks of one machine share its cores, unless the profile says how many threads each has."""
+    if local_ranks == 1 or profile.num_threads:
+        return profile
+    return dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
+
+
+def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:
+    """The manifests by kind, once model and data are known to be usable. Raises ConfigError, DataError, ModelError."""
+    if profile.shards and ranks > 1:
+        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
+    check_model(profile)
+    with show_status("reading the manifests, and the headers of the audio"):
+        checked = check_data(profile, run_dir, PROJECT / STORE)
+    model_folder(profile.base_model, show=True)  # a download may take long: in sight, before any worker waits for it
+    return checked
+
+
+def _common_spec(job: Job, profile: Profile, labels: tuple[str, ...], total_steps: int, run_dir: Path) -> RunSpec:
+    """What all ranks are told alike; the files are still the user's own."""
+    interval = profile.checkpoint_interval or _twentieth(job, total_steps)
+    return RunSpec(
+        run_id=run_dir.name,
+        run_dir=str(run_dir),
+        cache_dir=str(PROJECT / STORE / "cache"),
+        world_size=len(labels),
+        hosts=labels,
+        profile=dataclasses.replace(profile, checkpoint_interval=interval),
+        strategy=job.distribution.strategy,
+        strategy_settings=job.strategy_config(total_steps),
+        shares=job.distribution.shares,
+    )
 
 
 def _twentieth(job: Job, total_steps: int) -> int:
@@ -165,57 +143,110 @@ def _twentieth(job: Job, total_steps: int) -> int:
     return max(1, round(total_steps / round_steps / 20))
 
 
-def _settings(job: Job, total_steps: int) -> dict:
-    config = dataclasses.asdict(job.strategy_config(total_steps))
-    return {key: value for key, value in config.items() if value is not None}
+def _launch(job: Job, ranks: tuple[Rank, ...], clips: _Clips, address: str, hosts: Hosts | None) -> Launch:
+    return Launch(
+        run_id=ranks[0].spec.run_id,
+        name=job.name,
+        ranks=ranks,
+        address=address,
+        timeout_s=job.distribution.round_timeout_s,
+        min_hosts=min(job.distribution.min_hosts, len(ranks)),
+        manifests={kind: str(manifest.path) for kind, manifest in clips.manifests.items()},
+        test=str(job.profile.test) if job.profile.test else None,
+        master=hosts.master if hosts else None,
+        created=time.time(),
+        versions={name: metadata.version(name) for name in RECORDED},
+    )
 
 
-def _local_labels(ranks: int) -> list[str]:
-    return ["localhost"] if ranks == 1 else [f"rank{number}" for number in range(ranks)]
+def rehost(
+    launch: Launch, hosts: Hosts, run_dir: Path, machine_workers: Sequence[int]
+) -> tuple[Launch, dict[str, list[SyncItem]]]:
+    """The same run on other hosts, or on the same ones with other settings: run.json, and each host's files.
+
+    Nothing of the run is changed yet: see `change_hosts`. Raises RunError, DataError.
+    """
+    labels = tuple(host.address for host in hosts.all)
+    manifests = {kind: _manifest_of(run_dir, kind, Path(path)) for kind, path in launch.manifests.items()}
+    clips = _Clips.dealt(manifests, labels)
+    spec = dataclasses.replace(launch.ranks[0].spec, world_size=len(labels), hosts=labels)
+    ranks, items = _ranks(spec, hosts, machine_workers, clips, run_dir)
+    save_items(run_dir, items, clips.audio)
+    min_hosts = min(launch.min_hosts, len(labels))
+    return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items
 
 
-def _on_master(profile: Profile, run_dir: Path, host: Host | None) -> dict:
-    values = profile_to_json(profile) | {"train": str(run_dir / "train.csv"), "test": None}
-    values["validation"] = str(run_dir / "validation.csv") if profile.validation else None
-    if host and host.device:
-        values["device"] = host.device
-    return values
+def _manifest_of(run_dir: Path, kind: str, users_own: Path) -> Manifest:
+    """The rows that the run began with, also where a clip is gone by now: all ranks must have the same list."""
+    return Manifest(users_own, load_manifest(run_dir / f"{kind}.csv", check_audio=False).samples, ())
+
+
+def _ranks(
+    spec: RunSpec, hosts: Hosts | None, machine_workers: Sequence[int], clips: _Clips, run_dir: Path
+) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
+    """What each rank is told, and the files of each host but the master."""
+    ranks, items = [], {}
+    for number, label in enumerate(spec.hosts):
+        own = dataclasses.replace(spec, rank=number, machine_workers=machine_workers[number])
+        host = hosts.all[number] if hosts else None
+        if host is None or number == 0:
+            ranks.append(Rank(label=label, spec=_for_this_machine(own, host, run_dir)))
+        else:
+            shard = {kind: shards[number] for kind, shards in clips.shards.items()}
+            own, items[host.address] = for_host(own, host, clips.manifests, shard, run_dir)
+            ranks.append(Rank(label=label, spec=own, host=host))
+    return tuple(ranks), items
+
+
+def _for_this_machine(spec: RunSpec, host: Host | None, run_dir: Path) -> RunSpec:
+    """It reads the run's own lists, which name the audio where the user has it."""
+    validation = run_dir / "validation.csv" if spec.profile.validation else None
+    profile = dataclasses.replace(spec.profile, train=run_dir / "train.csv", validation=validation, test=None)
+    return dataclasses.replace(spec, profile=profile, **_said_of(host))
 
 
 def for_host(
-    profile: Profile,
-    base: RunSpec,
-    rank: int,
+    spec: RunSpec,
     host: Host,
-    manifests: dict[str, Manifest],
-    shards: dict[str, Sequence[Sample]],
+    manifests: Mapping[str, Manifest],
+    shard: Mapping[str, Sequence[Sample]],
     run_dir: Path,
 ) -> tuple[RunSpec, list[SyncItem]]:
-    """One host's spec and files. Paths in the spec are relative to its project folder, where its worker runs."""
-    model = model_folder(profile.base_model)
+    """One host's spec and files. Paths in the spec are relative to its project folder, where its worker runs.
+
+    manifests, shard: by kind, all clips of the run, and those that are sent to this host before it starts.
+    """
+    model = model_folder(spec.profile.base_model)
     model_name = f"{STORE}/models/{model.name}-{_short_hash(str(model))}"
-    items = [*code_items(), *folder_items(model, model_name)]
-    values = profile_to_json(profile) | {"base_model": model_name, "test": None, "validation": None}
-    values |= {"runs_dir": "runs", "device": host.device or profile.device}
+    items, lists = [*code_items(), *folder_items(model, model_name)], {}
     for kind, manifest in manifests.items():
-        folder = _folder_on_hosts(kind, manifest)
-        listing = run_dir / f"{kind}-on-hosts.csv"
-        there = {sample.id: _name_on_host(sample, manifest) for sample in manifest.samples}
-        # The same list for every host: relative names, so that it can stand beside any host's audio.
-        write_manifest(listing, [dataclasses.replace(s, audio=run_dir / there[s.id]) for s in manifest.samples])
-        items.append(SyncItem(local=listing, remote=f"{folder}/{kind}.csv"))
-        own = {sample.audio for sample in shards[kind]}
-        items += [item for item in _audio(kind, manifest) if item.local in own]
-        values[kind] = f"{folder}/{kind}.csv"
-    spec = dataclasses.replace(
-        base,
-        rank=rank,
-        run_dir=f"runs/{base.run_id}",
-        cache_dir=f"{STORE}/cache",
-        profile=values,
-        interface=host.interface or "",
+        listing = _list_for_hosts(kind, manifest, run_dir)
+        audio = {sample.audio for sample in shard[kind]}
+        items += [listing, *(item for item in _audio(kind, manifest) if item.local in audio)]
+        lists[kind] = Path(listing.remote)
+    profile = dataclasses.replace(
+        spec.profile,
+        base_model=model_name,
+        train=lists["train"],
+        validation=lists.get("validation"),
+        test=None,
+        runs_dir=Path("runs"),
     )
-    return spec, items
+    folders = {"run_dir": f"runs/{spec.run_id}", "cache_dir": f"{STORE}/cache"}
+    return dataclasses.replace(spec, profile=profile, **folders, **_said_of(host)), items
+
+
+def _said_of(host: Host | None) -> dict[str, str]:
+    """What the hosts file says of a host that its worker has to know."""
+    return {"interface": (host and host.interface) or "", "device": (host and host.device) or ""}
+
+
+def _list_for_hosts(kind: str, manifest: Manifest, run_dir: Path) -> SyncItem:
+    """The same list for every host: its names are relative, so that it can stand beside any host's audio."""
+    listing = run_dir / f"{kind}-on-hosts.csv"
+    samples = [dataclasses.replace(s, audio=run_dir / _name_on_host(s, manifest)) for s in manifest.samples]
+    write_manifest(listing, samples)
+    return SyncItem(local=listing, remote=f"{_folder_on_hosts(kind, manifest)}/{kind}.csv")
 
 
 def _folder_on_hosts(kind: str, manifest: Manifest) -> str:

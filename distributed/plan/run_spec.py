@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import os
+import types
 import typing
 from pathlib import Path
+from typing import Any
 
+from exogym.config import STRATEGIES, StrategyConfig
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
@@ -37,9 +40,10 @@ class Bundle:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """`profile` holds the fields of Profile as JSON values; a run of a user's own model has a `bundle` instead.
+    """A run of a user's own model has a `bundle`, in place of a profile and of a strategy with its settings.
 
     hosts: the names of all ranks, as the run begins. machine_workers: how many of them share this rank's machine.
+    interface, device: what the hosts file says of this host, or "".
     """
 
     run_id: str
@@ -50,14 +54,13 @@ class RunSpec:
     hosts: tuple[str, ...] = ("localhost",)
     machine_workers: int = 1
     strategy: str = "diloco"
-    strategy_settings: dict = dataclasses.field(default_factory=dict)
-    profile: dict | None = None
+    strategy_settings: StrategyConfig | None = None
+    profile: Profile | None = None
     bundle: Bundle | None = None
     rendezvous: Rendezvous | None = None
     interface: str = ""
+    device: str = ""
     shares: str = "fixed"
-    checkpoint_interval: int = 0
-    keep_checkpoints: int = 2
     resume: bool = False
 
     def __post_init__(self) -> None:
@@ -68,8 +71,14 @@ class RunSpec:
     def name(self) -> str:
         return self.hosts[self.rank]
 
+    @property
+    def wanted_device(self) -> str | None:
+        """Where the hosts file or else the profile wants this rank to train; None: on the machine's best device."""
+        wanted = self.device or self.profile.device
+        return None if wanted == "auto" else wanted
+
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
+        return json_of(self)
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
@@ -81,51 +90,77 @@ class RunSpec:
         return build(cls, data, "run spec")
 
 
-def profile_to_json(profile: Profile) -> dict:
-    """The fields as they come back from JSON."""
-    return json.loads(json.dumps(dataclasses.asdict(profile), default=str))
+def json_of(instance: Any, **options: Any) -> str:
+    """A dataclass and all that is in it as JSON. `build` is the way back."""
+    return json.dumps(dataclasses.asdict(instance), default=os.fspath, **options)
 
 
-def profile_from_json(data: dict) -> Profile:
-    return build(Profile, data, "run spec: profile")
+def build(hint: Any, data: Any, where: str) -> Any:
+    """`data`, as it comes from JSON, as what a field annotated `hint` holds. No value is converted to another type.
+
+    Raises ConfigError naming the place of what is missing, unknown, of the wrong type or out of range.
+    """
+    if isinstance(hint, types.UnionType):
+        if data is None and types.NoneType in typing.get_args(hint):
+            return None
+        hint = typing.get_args(hint)[0]
+    if dataclasses.is_dataclass(hint):
+        return _object(hint, _exactly(dict, data, where), where)
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        return tuple(build(item, part, f"{where}[{n}]") for n, part in enumerate(_exactly(list, data, where)))
+    if hint is Path:
+        return Path(_exactly(str, data, where))
+    if hint is float and type(data) is int:
+        return _float(data, where)
+    return _exactly(hint, data, where)
 
 
-def build(cls, data, where: str):
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected an object")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    if unknown := sorted(set(data) - set(fields)):
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}")
+def _object(cls: type, data: dict[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(cls)
-    values = {key: _value(hints[key], item, f"{where}: {key}") for key, item in data.items()}
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in values and field.default is field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ConfigError(f"{where}: no {missing[0]!r}")
+    if cls is RunSpec:
+        data = _of_today(data)
+        hints["strategy_settings"] = _settings_class(data, where) | None
+        for key in () if data.get("bundle") else ("profile", "strategy_settings"):
+            if data.get(key) is None:
+                raise ConfigError(f"{where}: no {key!r}, and no 'bundle'")
+    for key in sorted(set(data) - set(hints)):
+        raise ConfigError(f"{where}: unknown key {key!r}")
+    for field in dataclasses.fields(cls):
+        if field.name not in data and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{where}: no {field.name!r}")
+    values = {key: build(hints[key], item, f"{where}: {key}") for key, item in data.items()}
     try:
         return cls(**values)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _value(hint, item, where: str):
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, type(int | None)) else (hint,)
-    if item is None and type(None) in options:
-        return None
-    hint = next(option for option in options if option is not type(None))
-    if dataclasses.is_dataclass(hint):
-        return build(hint, item, where)
-    if typing.get_origin(hint) is tuple and isinstance(item, list):
-        return tuple(_value(typing.get_args(hint)[0], part, where) for part in item)
-    if hint is Path and isinstance(item, str):
-        return Path(item)
-    if hint is float and isinstance(item, int) and not isinstance(item, bool):
-        if abs(item) > sys.float_info.max:
-            raise ConfigError(f"{where}: a number of {len(str(abs(item)))} digits")
-        return float(item)
-    if typing.get_origin(hint) is None and isinstance(item, hint) and not (hint is int and isinstance(item, bool)):
-        return item
-    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {type(item).__name__}")
+def _exactly(kind: type, value: Any, where: str) -> Any:
+    if type(value) is not kind:
+        raise ConfigError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _float(number: int, where: str) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ConfigError(f"{where}: a number of {len(str(abs(number)))} digits") from None
+
+
+def _settings_class(spec: dict[str, Any], where: str) -> type[StrategyConfig]:
+    name = spec.get("strategy", "diloco")
+    if not isinstance(name, str) or name not in STRATEGIES:
+        raise ConfigError(f"{where}: unknown strategy {name!r}")
+    return STRATEGIES[name][0]
+
+
+def _of_today(spec: dict[str, Any]) -> dict[str, Any]:
+    """Version 0.1 wrote these two beside the profile, where an interval of 0 had been replaced by one that fits."""
+    moved = {key: spec[key] for key in ("checkpoint_interval", "keep_checkpoints") if key in spec}
+    if not moved:
+        return spec
+    profile = spec.get("profile")
+    kept = {key: value for key, value in spec.items() if key not in moved}
+    return kept | ({"profile": profile | moved} if isinstance(profile, dict) else {})

@@ -180,7 +180,8 @@ def _asked(asked: dict[str, Any]) -> dict[str, Any]:
     ranks = asked["ranks"]
     spec = ranks[0]["spec"]
     profile = spec.get("profile") or {}
-    strategy = {f"{spec['strategy']}: {key}": value for key, value in (spec.get("strategy_settings") or {}).items()}
+    chosen = {key: value for key, value in (spec.get("strategy_settings") or {}).items() if value is not None}
+    strategy = {f"{spec['strategy']}: {key}": value for key, value in chosen.items()}
     settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
     return {
         "name": str(asked["name"]),

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration
 
 from distributed.control.channel import Lifeline
-from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
-from exogym.config import build_strategy
+from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
+from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
 from exogym.trainer import FitSettings
 from whisper_tuner.config import Profile
@@ -20,7 +20,6 @@ from whisper_tuner.data.batches import BatchShape, ShardBatches
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.features import FeatureCache
 from whisper_tuner.data.labels import label_encoder, split_encodable
-from whisper_tuner.errors import ConfigError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import LoraSettings, load_base, prepare, set_language
@@ -40,23 +39,21 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
         from .user_model import run_bundle  # and all that a launcher needs: a quarter of a second
 
         return run_bundle(spec, events=events, lifeline=lifeline)
-    if spec.profile is None:
-        raise ConfigError("run spec: neither a profile nor a bundle")
-    profile = profile_from_json(spec.profile)
+    profile = spec.profile
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)
     events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
-    data = _Data(spec, profile, model, processor, events, lifeline)
+    data = _Data(spec, model, processor, events, lifeline)
     model = prepared(model, profile)
     wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
     trainer = RankTrainer(spec, lifeline, wrapper, data.train, data.validation)
     lifeline.rescue = trainer.rescue
     if spec.rendezvous:
         keep_spec(spec)
-    settings = _fit_settings(spec, profile)
+    settings = _fit_settings(spec)
     fit_into_memory(
         wrapper,
         data.train.samples,
@@ -94,18 +91,19 @@ def keep_spec(spec: RunSpec) -> None:
     write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", spec.to_json())
 
 
-def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
+def _fit_settings(spec: RunSpec) -> FitSettings:
+    profile = spec.profile
     return FitSettings(
-        strategy=build_strategy(spec.strategy, spec.strategy_settings),
+        strategy=strategy_of(spec.strategy_settings),
         num_epochs=profile.epochs,
         max_steps=profile.max_steps or None,
         num_nodes=spec.world_size,
-        device=None if profile.device == "auto" else profile.device,
+        device=spec.wanted_device,
         precision=profile.precision,
         seed=profile.seed,
         checkpoint_dir=str(Path(spec.run_dir) / CHECKPOINTS),
-        checkpoint_interval=spec.checkpoint_interval,
-        keep_checkpoints=spec.keep_checkpoints,
+        checkpoint_interval=profile.checkpoint_interval,
+        keep_checkpoints=profile.keep_checkpoints,
         resume=spec.resume,
         auto_shares=spec.shares == "auto",
     )
@@ -114,8 +112,9 @@ def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
 class _Data:
     """The work of all ranks. All read the same lists of samples, and so come to the same plans."""
 
-    def __init__(self, spec: RunSpec, profile: Profile, model, processor, events: Events, lifeline: Lifeline):
-        self._spec, self._profile, self._events = spec, profile, events
+    def __init__(self, spec: RunSpec, model, processor, events: Events, lifeline: Lifeline):
+        self._spec, self._events = spec, events
+        profile = spec.profile
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
         self._delivery = Delivery(events, lifeline)
@@ -123,7 +122,7 @@ class _Data:
         self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 
     def _work(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
-        spec, profile = self._spec, self._profile
+        spec, profile = self._spec, self._spec.profile
         # Audio of other hosts' shards is not on this machine, at first.
         samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
         samples, problems = split_encodable(samples, self._encoder)

@@ -172,8 +172,12 @@ def strategy_config(name: str, settings: Mapping[str, Any]) -> StrategyConfig:
 
 def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:
     """A strategy, ready for `setup`, from its name and its keys. Imports torch."""
-    config = strategy_config(name, settings)
-    module, class_name = STRATEGIES[name][1].split(":")
+    return strategy_of(strategy_config(name, settings))
+
+
+def strategy_of(config: StrategyConfig) -> Any:
+    """The strategy that these are the settings of, ready for `setup`. Imports torch."""
+    module, class_name = next(place for kind, place in STRATEGIES.values() if kind is type(config)).split(":")
     return getattr(importlib.import_module(module), class_name).from_config(config)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_runner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
-from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
+from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.run_dir.folder import is_running
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
@@ -118,7 +118,7 @@ def _recover(one: Kept) -> Path:
         fetch_folder(one.machine, f"{one.folder}/{one.number:07d}", here / f"{one.number:07d}")
         one.machine.get(f"{one.folder}/{one.name}{SPEC}", here / f"{one.name}{SPEC}")
     spec = RunSpec.from_json((here / f"{one.name}{SPEC}").read_text(encoding="utf-8"))
-    profile = profile_from_json(spec.profile or {})
+    profile = spec.profile
     is_sent = not Path(profile.base_model).is_absolute() and not isinstance(one.machine, LocalMachine)
     if is_sent and not (PROJECT / profile.base_model).exists():
         fetch_folder(one.machine, f"{one.project}/{profile.base_model}", PROJECT / profile.base_model)

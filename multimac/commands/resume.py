@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.launch import Launch
-from distributed.plan.run_spec import profile_from_json
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import FINISHED, read_run
@@ -74,22 +72,12 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
 
 def _check_files(launch: Launch) -> None:
     """What rank 0 reads is on this machine."""
-    profile = profile_from_json(launch.ranks[0].spec.profile or {})
+    profile = launch.ranks[0].spec.profile
     manifests = [path for path in (profile.train, profile.validation, launch.test and Path(launch.test)) if path]
     for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
         if not _is_there(path):
             raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)
     check_model(profile)
-
-
-def _on_the_same(launch: Launch, hosts: Hosts, machine_workers: Sequence[int]) -> Launch:
-    """With what the hosts file says of them now, and with how many of them are one machine today."""
-    places = zip(launch.ranks, (None, *hosts.workers), machine_workers, strict=True)
-    ranks = [
-        dataclasses.replace(rank, host=host, spec=dataclasses.replace(rank.spec, machine_workers=workers))
-        for rank, host, workers in places
-    ]
-    return dataclasses.replace(launch, ranks=tuple(ranks), master=hosts.master)
 
 
 def _is_there(path: Path) -> bool:
@@ -102,9 +90,8 @@ def _is_there(path: Path) -> bool:
 def _bring_up_to_date(
     console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool
 ) -> Launch:
-    """Files, and where the ranks meet: this machine's address may be another one today. Returns the new run.json."""
-    from distributed.hosts.code import code_items
-    from distributed.plan.files import load_items
+    """Files, what the hosts file says now, and where the ranks meet today. Returns what run.json holds then."""
+    from distributed.plan.change_hosts import change_hosts
     from distributed.plan.prepare import rehost
     from distributed.plan.rendezvous import meeting_address
     from distributed.preflight.run import preflight
@@ -122,15 +109,11 @@ def _bring_up_to_date(
         show_preflight(console, report)
         if others:
             console.print("the hosts are others than before: the work that is left is dealt out among these")
-            launch, items = rehost(launch, hosts, run_dir, report.machine_workers)
-        else:
-            launch = _on_the_same(launch, hosts, report.machine_workers)
-            items = {} if no_sync else load_items(run_dir)
+        changed, items = rehost(launch, hosts, run_dir, report.machine_workers)
         if not no_sync:
-            code = code_items()
             with Transfers(console) as show:
-                reports = sync_items({host: [*code, *own] for host, own in items.items()}, report.remotes, show)
+                reports = sync_items(items, report.remotes, show)
             show_sync(console, reports)
-        launch = dataclasses.replace(launch, address=meeting_address(hosts, report.remotes))
-    launch.save(run_dir)
-    return launch
+        changed = dataclasses.replace(changed, address=meeting_address(hosts, report.remotes))
+    change_hosts(run_dir, launch, changed)
+    return changed

@@ -10,7 +10,7 @@ from distributed.hosts.code import SyncItem, code_folders
 from distributed.hosts.each import on_each
 from distributed.hosts.sync import Progress, SyncReport, no_progress, sync
 from distributed.plan.job import Job
-from distributed.plan.prepare import Busy, Prepared, prepare_run
+from distributed.plan.prepare import Prepared, ShowStatus, prepare_run
 from distributed.plan.rendezvous import meeting_address
 from distributed.run_dir.folder import new_run
 from distributed.ssh.connection import Remote
@@ -18,10 +18,10 @@ from distributed.ssh.host import Hosts
 from whisper_tuner.errors import ConfigError
 
 
-def prepare_local(job: Job, ranks: int, busy: Busy = nullcontext) -> tuple[Path, Prepared]:
+def prepare_local(job: Job, ranks: int, show_status: ShowStatus = nullcontext) -> tuple[Path, Prepared]:
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
-        prepared = prepare_run(job, run_dir, local_ranks=ranks, busy=busy)
+        prepared = prepare_run(job, run_dir, local_ranks=ranks, show_status=show_status)
         prepared.launch.save(run_dir)
     return run_dir, prepared
 
@@ -49,12 +49,14 @@ def prepare_hosts(
     hosts: Hosts,
     remotes: Sequence[Remote],
     run_dir: Path,
-    busy: Busy = nullcontext,
+    show_status: ShowStatus = nullcontext,
     *,
     machine_workers: Sequence[int] = (),
 ) -> Prepared:
     address = meeting_address(hosts, remotes)
-    return prepare_run(job, run_dir, hosts=hosts, address=address, busy=busy, machine_workers=machine_workers)
+    return prepare_run(
+        job, run_dir, hosts=hosts, address=address, show_status=show_status, machine_workers=machine_workers
+    )
 
 
 def sync_hosts(prepared: Prepared, remotes: Sequence[Remote], progress: Progress = no_progress) -> list[SyncReport]:

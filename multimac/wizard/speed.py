@@ -74,7 +74,7 @@ def measure(
     specs, items = [spec], {}
     for host in hosts.workers:
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
-        theirs, items[host.address] = for_host(alone.profile, spec, 0, host, manifests, {"train": clips}, folder)
+        theirs, items[host.address] = for_host(spec, host, manifests, {"train": clips}, folder)
         specs.append(theirs)
     sync(remotes, items, progress, prune=code_folders())
     sharing = zip(specs, machine_workers, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -13,21 +12,22 @@ from hypothesis import example
 from distributed.hosts.sync import checked
 from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.run_spec import Rendezvous, RunSpec, profile_from_json, profile_to_json
+from distributed.plan.run_spec import Rendezvous, RunSpec, build, json_of
 from distributed.ssh.host import Host
+from exogym.config import STRATEGIES, DiLoCoConfig
 from multimac.commands import resume
 from multimac.view.comparison import origin_of
 from whisper_tuner.config import Profile
 from whisper_tuner.json_text import parse_json
 
-PROFILE = profile_to_json(Profile(base_model="model", train=Path("clips.csv"), lora_targets=("q_proj",)))
+PROFILE = Profile(base_model="model", train=Path("clips.csv"), lora_targets=("q_proj",))
 SPEC = RunSpec(
     run_id="20251121-120000-mine",
     run_dir="runs/20251121-120000-mine",
     cache_dir=".multimac/cache",
     world_size=2,
     hosts=("mini.local", "10.0.0.2"),
-    strategy_settings={"H": 5, "outer_lr": 0.7},
+    strategy_settings=DiLoCoConfig(H=5, outer_lr=0.7),
     profile=PROFILE,
     rendezvous=Rendezvous(address="10.0.0.1", port=29500, prefix="f00"),
 )
@@ -37,7 +37,7 @@ LAUNCH = Launch(
     ranks=(Rank(label="mini.local", spec=SPEC), Rank(label="10.0.0.2", spec=SPEC, host=Host(address="10.0.0.2"))),
     master=Host(address="mini.local"),
 )
-RUN = json.loads(json.dumps(dataclasses.asdict(LAUNCH), default=str))
+RUN = json.loads(json_of(LAUNCH))
 AUDIO = [["/data/a.wav", ".multimac/data/a.wav"], ["/data/b.wav", ".multimac/data/b.wav"]]
 SHIPMENT = {"hosts": {"10.0.0.2": AUDIO[:1]}, "audio": AUDIO}
 
@@ -54,10 +54,12 @@ def test_what_a_worker_is_told(data: bytes):
     told(data.decode("utf-8", "replace"))
 
 
-@fuzz("RunSpec, its profile", damaged_json(PROFILE).map(parsed))
+@fuzz("RunSpec, its profile", damaged_json(json.loads(json_of(PROFILE))).map(parsed))
 def test_what_a_worker_trains(data: object):
-    profile = outcome(profile_from_json, data, names="run spec: profile")
-    assert profile is None or isinstance(profile.train, Path)
+    profile = outcome(trained, data, names="run spec: profile")
+    if profile:
+        assert trained(json.loads(json_of(profile))) == profile
+        assert isinstance(profile.train, Path)
 
 
 @fuzz("run.json", damaged_json(RUN))
@@ -81,7 +83,12 @@ def test_the_files_of_a_resumed_run(folder: Path, data: bytes):
 def told(text: str) -> None:
     spec = outcome(RunSpec.from_json, text, names="run spec: ")
     if spec:
-        assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+        assert RunSpec.from_json(spec.to_json()) == spec
+        assert type(spec.strategy_settings) is STRATEGIES[spec.strategy][0] or spec.bundle
+
+
+def trained(data: object) -> Profile:
+    return build(Profile, data, "run spec: profile")
 
 
 def goes_on(folder: Path, data: bytes) -> None:
@@ -103,7 +110,7 @@ def test_a_spec_of_brackets():
 
 
 def test_a_learning_rate_of_400_digits():
-    outcome(profile_from_json, PROFILE | {"learning_rate": 10**400})
+    outcome(trained, json.loads(json_of(PROFILE)) | {"learning_rate": 10**400})
 
 
 def test_a_run_of_brackets(folder: Path):

@@ -106,7 +106,7 @@ class AudioIndex:
             files = {path: astuple(header) for path, header in self._fresh.items()}
             with contextlib.suppress(OSError):  # no permission, disk full: then they are looked at again
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}))
+                write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}), durable=False)
 
     def _unopened(self, path: Path) -> Header:
         """What is known of a file without opening it."""

@@ -51,7 +51,7 @@ def pad_log_mel(mel: np.ndarray, frames: int) -> np.ndarray:
 class FeatureCache:
     """Log-mels on disk under the hash of the audio's content and of the extractor's settings.
 
-    Safe for several processes at once: entries are renamed into place, and a damaged one is computed again.
+    Safe for several processes at once: an entry that is half written fails its hash, and is computed again.
     """
 
     def __init__(self, directory: str | Path, extractor: WhisperFeatureExtractor):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 from peft import PeftModel
@@ -18,7 +17,7 @@ from torch import nn
 from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from whisper_tuner.errors import ModelError, RunError
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import atomic_folder, write_atomically
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.loading import loading
 from whisper_tuner.model.base_model import load_base, whisper_of
@@ -35,19 +34,14 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
     Raises RunError: disk full, no permission.
     """
     out = Path(out)
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
     try:
-        part.mkdir(parents=True)
-        if isinstance(model, PeftModel):
-            _save_adapter(model, part, _portable_name(base_model, out))
-        else:
-            model.save_pretrained(part)
-        _save_processor(processor, part)
-        _sync(part)
-        _replace_folder(part, out)
+        with atomic_folder(out) as part:
+            if isinstance(model, PeftModel):
+                _save_adapter(model, part, _portable_name(base_model, out))
+            else:
+                model.save_pretrained(part)
+            _save_processor(processor, part)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(part, ignore_errors=True)
         remedy = "Free some space, or choose another folder with runs_dir."
         raise RunError(f"{out}: the model cannot be written: {error}", remedy=remedy) from error
     return out
@@ -131,23 +125,6 @@ def base_of(folder: Path) -> str | Path:
     except OSError as error:  # a name longer than names can be
         what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
         raise ModelError(what, remedy="copy the folder again") from None
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-def _replace_folder(part: Path, out: Path) -> None:
-    """Rename `part` to `out`; a folder cannot be renamed over a filled one, so the old one steps aside first."""
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    part.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 _ADAPTER_CARD = """---

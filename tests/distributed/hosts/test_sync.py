@@ -200,7 +200,7 @@ def test_stale_code_is_removed_but_nothing_of_others(remote, there, tmp_path):
 
 
 def test_a_folder_with_somebody_elses_code_is_refused(remote, there, tmp_path):
-    items = [replace(item, keep=True) for item in make(tmp_path / "src", {"a.py": b"ours", "b.py": b"same"})]
+    items = [replace(item, refuse_foreign=True) for item in make(tmp_path / "src", {"a.py": b"ours", "b.py": b"same"})]
     (there / "data").mkdir(parents=True)
     (there / "data/a.py").write_bytes(b"unsaved work")
     (there / "data/b.py").write_bytes(b"same")

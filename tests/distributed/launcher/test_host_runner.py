@@ -15,7 +15,7 @@ from distributed.launcher import host_runner as post_module
 from distributed.launcher.host_runner import WORKER, HostPost
 from distributed.plan.files import save_items
 from distributed.plan.launch import Rank
-from distributed.plan.run_spec import RunSpec
+from distributed.plan.run_spec import Bundle, RunSpec
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import DataError, HostError
 
@@ -45,7 +45,8 @@ def post(ssh_server, tmp_path, there):
         item.local.parent.mkdir(exist_ok=True)
         item.local.write_bytes(item.remote.encode() * 1000)
     save_items(tmp_path, {host.address: items[:4]}, items[1:])
-    spec = RunSpec(run_id="run", run_dir="runs/run", cache_dir="cache")
+    bundle = Bundle(path="bundle.pickle", sha256="0" * 64)
+    spec = RunSpec(run_id="run", run_dir="runs/run", cache_dir="cache", bundle=bundle)
     post = HostPost(Rank(label="host", spec=spec, host=host), tmp_path, None, resume=False)
     yield post
     post.leave()

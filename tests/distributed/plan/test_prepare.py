@@ -1,41 +1,190 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
+from small_run import CLIPS, MASTER, PAIR, PROJECT
 
-from distributed.plan.job import resolve
-from distributed.plan.prepare import prepare_run, rehost
+from distributed.hosts.paths import STORE
+from distributed.plan.files import load_audio, load_items
+from distributed.plan.launch import Launch
+from distributed.plan.prepare import for_host, prepare_run, rehost
 from distributed.ssh.host import Host, Hosts
-from multimac.commands.resume import _on_the_same
-from whisper_tuner.config import ConfigFile
-
-PROJECT = Path(__file__).parents[3]
-CONFIG = f"""
-[profile:tiny]
-base_model = {PROJECT}/bundled/model
-train = {PROJECT}/bundled/data/train.csv
-"""
-MASTER, TWIN, OTHER = (Host(address=name) for name in ("127.0.0.1", "twin", "other"))
-PAIR = Hosts(master=MASTER, workers=(TWIN,))
+from exogym.config import DiLoCoConfig
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.errors import ConfigError, DataError
 
 
-@pytest.fixture
-def job(tmp_path):
-    (tmp_path / "config.ini").write_text(CONFIG)
-    return resolve(ConfigFile(tmp_path / "config.ini"), "tiny")
+def names(items) -> set[str]:
+    return {item.remote for item in items if not item.refuse_foreign}
 
 
-def told(launch) -> list[int]:
-    return [rank.spec.machine_workers for rank in launch.ranks]
+def audio_of(items) -> set[Path]:
+    return {item.local for item in items if item.local.suffix == ".ogg"}
 
 
-def test_local_ranks_are_told_how_many_they_are(job, tmp_path):
-    assert told(prepare_run(job, tmp_path, local_ranks=3).launch) == [3, 3, 3]
-    assert told(prepare_run(job, tmp_path).launch) == [1]
+def test_every_rank_is_told_the_run_that_the_profile_asks_for(job, run_dir, prepared):
+    master, twin = (rank.spec for rank in prepared.launch.ranks)
+    assert (prepared.steps_per_epoch, prepared.total_steps) == (3, 9)
+    assert (master.rank, twin.rank, master.hosts) == (0, 1, ("127.0.0.1", "twin"))
+    assert isinstance(master.strategy_settings, DiLoCoConfig)
+    assert (master.strategy_settings.H, master.strategy_settings.warmup_steps) == (2, 1)
+    assert dataclasses.replace(master.profile, train=twin.profile.train) != master.profile
+    for spec in (master, twin):
+        assert (spec.profile.epochs, spec.profile.batch_size, spec.profile.checkpoint_interval) == (3, 2, 1)
 
 
-def test_hosts_are_told_how_many_share_their_machine_also_when_they_change(job, tmp_path):
-    launch = prepare_run(job, tmp_path, hosts=PAIR, machine_workers=(2, 2)).launch
-    assert told(launch) == [2, 2]
-    assert told(_on_the_same(launch, PAIR, (1, 1))) == [1, 1]
-    three = Hosts(master=MASTER, workers=(TWIN, OTHER))
-    assert told(rehost(launch, three, tmp_path, (2, 2, 1))[0]) == [2, 2, 1]
+def test_the_master_reads_the_runs_own_lists_of_the_users_audio(folder, run_dir, prepared):
+    spec = prepared.launch.ranks[0].spec
+    assert (spec.profile.train, spec.profile.test) == (run_dir / "train.csv", None)
+    assert spec.run_dir == str(run_dir) and spec.profile.base_model == f"{PROJECT}/bundled/model"
+    for kind, count in list(CLIPS.items())[:2]:
+        samples = load_manifest(run_dir / f"{kind}.csv").samples
+        assert len(samples) == count and {sample.audio.parent for sample in samples} == {folder / kind}
+    assert "127.0.0.1" not in prepared.items
+
+
+def test_a_host_gets_model_lists_and_its_own_shard_and_names_them_from_its_project_folder(run_dir, prepared):
+    spec, items = prepared.launch.ranks[1].spec, prepared.items["twin"]
+    profile, sent = spec.profile, names(items)
+    assert {str(profile.train), str(profile.validation), f"{profile.base_model}/config.json"} <= sent
+    assert all(name.startswith(f"{STORE}/") for name in sent)
+    assert (spec.run_dir, spec.cache_dir, profile.runs_dir) == ("runs/a-run", f"{STORE}/cache", Path("runs"))
+    mine = {sample.audio for sample in prepared.shards[1]}
+    assert {path for path in audio_of(items) if path.parent.name == "train"} == mine
+    assert 0 < len(mine) < CLIPS["train"]
+    assert any(item.refuse_foreign and item.remote == "distributed/worker/main.py" for item in items)
+
+
+def test_the_list_on_a_host_names_the_audio_beside_it(run_dir, prepared):
+    [listing] = [item for item in prepared.items["twin"] if item.remote.endswith("/train.csv")]
+    rows = load_manifest(listing.local, check_audio=False).samples
+    folder = listing.remote.rpartition("/")[0]
+    there = {f"{folder}/{sample.audio.relative_to(run_dir)}" for sample in rows}
+    assert len(rows) == CLIPS["train"] and names(i for i in prepared.items["twin"] if i.local.suffix == ".ogg") & there
+    assert there <= set(load_audio(run_dir))
+
+
+def test_what_hosts_need_is_remembered_without_the_code(run_dir, prepared):
+    assert names(prepared.items["twin"]) == {item.remote for item in load_items(run_dir)["twin"]}
+    assert len(load_audio(run_dir)) == CLIPS["train"] + CLIPS["validation"]
+
+
+def test_audio_that_is_not_below_its_manifest_gets_a_name_on_hosts(folder, job, run_dir, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "a.ogg"
+    (folder / "train/000.ogg").rename(elsewhere)
+    listing = (folder / "train.csv").read_text()
+    (folder / "train.csv").write_text(listing.replace("train/000.ogg", str(elsewhere)))
+    prepare_run(job, run_dir, hosts=PAIR)
+    [item] = [item for item in load_audio(run_dir).values() if item.local == elsewhere]
+    assert "/elsewhere/" in item.remote and item.remote.endswith(".ogg")
+
+
+def test_local_ranks_share_the_cores_and_are_told_how_many_they_are(job, run_dir, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    found = prepare_run(job, run_dir, local_ranks=3)
+    assert [rank.label for rank in found.launch.ranks] == ["rank0", "rank1", "rank2"]
+    assert {(rank.spec.machine_workers, rank.spec.profile.num_threads) for rank in found.launch.ranks} == {(3, 2)}
+    assert not found.items and not (run_dir / "shipment.json").exists()
+
+
+def test_one_process_has_the_machine_for_itself(job, run_dir):
+    [rank] = prepare_run(job, run_dir).launch.ranks
+    assert (rank.label, rank.spec.machine_workers, rank.spec.profile.num_threads) == ("localhost", 1, 0)
+
+
+def test_max_steps_end_a_run_sooner(job, run_dir):
+    short = dataclasses.replace(job, profile=dataclasses.replace(job.profile, max_steps=4, checkpoint_interval=7))
+    found = prepare_run(short, run_dir)
+    assert (found.steps_per_epoch, found.total_steps) == (6, 4)
+    assert found.launch.ranks[0].spec.profile.checkpoint_interval == 7
+
+
+def test_shards_of_others_are_for_one_machine(job, run_dir):
+    alone = dataclasses.replace(job, profile=dataclasses.replace(job.profile, shards=("a", "b")))
+    assert len(prepare_run(alone, run_dir).shards) == 2
+    with pytest.raises(ConfigError, match="one machine"):
+        prepare_run(alone, run_dir, hosts=PAIR)
+
+
+def test_a_manifest_without_a_usable_row_is_refused(folder, job, run_dir):
+    for clip in (folder / "train").iterdir():
+        clip.unlink()
+    with pytest.raises(DataError, match=r"train\.csv: no usable row"):
+        prepare_run(job, run_dir)
+
+
+def test_a_host_trains_where_the_hosts_file_says(job, run_dir):
+    workers = (Host(address="a", interface="en7", device="cpu"), Host(address="b", device="cuda:1"), Host(address="c"))
+    launch = prepare_run(job, run_dir, hosts=Hosts(master=MASTER, workers=workers)).launch
+    assert [rank.spec.interface for rank in launch.ranks] == ["", "en7", "", ""]
+    assert [rank.spec.wanted_device for rank in launch.ranks] == [None, "cpu", "cuda:1", None]
+
+
+def test_a_run_without_validation_sends_none(job, run_dir, prepared):
+    spec = dataclasses.replace(prepared.launch.ranks[0].spec, rank=1)
+    manifest = load_manifest(run_dir / "train.csv")
+    told, items = for_host(spec, Host(address="twin"), {"train": manifest}, {"train": manifest.samples[:1]}, run_dir)
+    assert told.profile.validation is None and len(audio_of(items)) == 1
+
+
+# ---- Going on, on the same hosts or on others -------------------------------------------------------------------
+
+THREE = Hosts(master=MASTER, workers=(Host(address="twin"), Host(address="other")))
+
+
+def test_a_run_that_goes_on_as_it_was_is_told_the_same(run_dir, prepared):
+    launch, items = rehost(prepared.launch, PAIR, run_dir, (1, 1))
+    assert launch == prepared.launch and items == prepared.items
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ({"interface": "en7"}, lambda rank: rank.spec.interface == "en7"),
+        ({"device": "cpu"}, lambda rank: rank.spec.wanted_device == "cpu"),
+        ({"user": "eve"}, lambda rank: rank.host.user == "eve"),
+        ({"port": 2222}, lambda rank: rank.host.port == 2222),
+        ({"python_env": "/env"}, lambda rank: rank.host.python == "/env/bin/python"),
+        ({"project_path": "/data/w"}, lambda rank: rank.host.project_path == "/data/w"),
+    ],
+)
+def test_what_the_hosts_file_says_now_counts(run_dir, prepared, change, seen):
+    changed = Hosts(master=MASTER, workers=(dataclasses.replace(PAIR.workers[0], **change),))
+    launch, _ = rehost(prepared.launch, changed, run_dir, (1, 1))
+    assert seen(launch.ranks[1]) and not seen(prepared.launch.ranks[1])
+    assert rehost(launch, PAIR, run_dir, (1, 1))[0] == prepared.launch  # and again, once it says so no more
+
+
+def test_the_masters_interface_and_device_may_change(run_dir, prepared):
+    master = dataclasses.replace(MASTER, interface="en7", device="cpu")
+    launch, _ = rehost(prepared.launch, dataclasses.replace(PAIR, master=master), run_dir, (1, 1))
+    assert (launch.ranks[0].spec.interface, launch.ranks[0].spec.wanted_device) == ("en7", "cpu")
+    assert launch.ranks[1].spec.wanted_device is None and launch.master == master
+
+
+def test_other_hosts_share_the_work_anew(run_dir, prepared):
+    launch, items = rehost(prepared.launch, THREE, run_dir, (2, 2, 1))
+    assert [rank.label for rank in launch.ranks] == ["127.0.0.1", "twin", "other"]
+    assert [rank.spec.machine_workers for rank in launch.ranks] == [2, 2, 1]
+    assert {rank.spec.world_size for rank in launch.ranks} == {3}
+    assert set(items) == {"twin", "other"} and audio_of(items["other"])
+    assert Launch.load(run_dir) == prepared.launch  # nothing has changed yet
+
+
+def test_hosts_that_a_run_had_keep_their_files_in_mind(run_dir, prepared):
+    """The run goes on with them if the change of hosts fails on its way."""
+    rehost(prepared.launch, Hosts(master=MASTER, workers=(Host(address="other"),)), run_dir, (1, 1))
+    assert set(load_items(run_dir)) == {"twin", "other"}
+
+
+def test_a_clip_that_is_gone_changes_no_list(folder, run_dir, prepared):
+    """Ranks with different lists could not go on together; the sync names what is gone."""
+    before = (run_dir / "train-on-hosts.csv").read_text()
+    (folder / "train/000.ogg").unlink()
+    launch, _ = rehost(prepared.launch, THREE, run_dir, (1, 1, 1))
+    assert (run_dir / "train-on-hosts.csv").read_text() == before and len(launch.ranks) == 3
+
+
+def test_fewer_hosts_than_a_run_needs_at_least(run_dir, prepared):
+    launch = dataclasses.replace(prepared.launch, min_hosts=2)
+    assert rehost(launch, Hosts(master=MASTER, workers=()), run_dir, (1,))[0].min_hosts == 1

@@ -1,10 +1,13 @@
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from distributed.plan.run_spec import Rendezvous, RunSpec, profile_from_json, profile_to_json
+from distributed.plan.run_spec import Bundle, Rendezvous, RunSpec, build, json_of
+from exogym.config import AllReduceConfig, DiLoCoConfig, OptimSpec
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 
@@ -16,15 +19,30 @@ SPEC = RunSpec(
     rank=1,
     world_size=2,
     hosts=("a", "b"),
-    profile=profile_to_json(PROFILE),
+    profile=PROFILE,
+    strategy_settings=DiLoCoConfig(H=5, lr=1e-4, outer_momentum=0.9),
     rendezvous=Rendezvous(address="10.0.0.1", port=4000, prefix="p"),
 )
 
 
-def test_a_spec_survives_the_journey():
-    arrived = RunSpec.from_json(SPEC.to_json())
-    assert arrived == SPEC
-    assert profile_from_json(arrived.profile) == PROFILE
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        dataclasses.replace(SPEC, strategy="allreduce", strategy_settings=AllReduceConfig(check_interval=3)),
+        RunSpec(run_id="r", run_dir=".", cache_dir=".", bundle=Bundle(path="p", sha256="s")),
+    ],
+    ids=["diloco", "allreduce", "own model"],
+)
+def test_a_spec_survives_the_journey(spec):
+    assert RunSpec.from_json(spec.to_json()) == spec
+
+
+def test_only_names_travel():
+    """An optimizer as an object is a user's own, and goes with their model."""
+    spec = dataclasses.replace(SPEC, strategy_settings=DiLoCoConfig(outer_optim=OptimSpec(name="sgd", lr=1.0)))
+    with pytest.raises(ConfigError, match="outer_optim: expected str, found dict"):
+        RunSpec.from_json(spec.to_json())
 
 
 @pytest.mark.parametrize(
@@ -32,15 +50,42 @@ def test_a_spec_survives_the_journey():
     [
         ({"rank": "1"}, "rank: expected int, found str"),
         ({"rank": True}, "rank: expected int, found bool"),
-        ({"hosts": "ab"}, "hosts"),
-        ({"rendezvous": {"address": "10.0.0.1", "port": 1}}, "no 'prefix'"),
+        ({"rank": 1.0}, "rank: expected int, found float"),
+        ({"resume": 1}, "resume: expected bool, found int"),
+        ({"hosts": "ab"}, "hosts: expected list, found str"),
+        ({"hosts": ["a", 2]}, r"hosts\[1\]: expected str, found int"),
+        ({"rendezvous": {"address": "10.0.0.1", "port": 1}}, "rendezvous: no 'prefix'"),
+        ({"rendezvous": []}, "rendezvous: expected dict, found list"),
         ({"shell": "rm"}, "unknown key 'shell'"),
         ({"run_id": None}, "run_id: expected str, found NoneType"),
+        ({"machine_workers": 0}, "machine_workers = 0"),
+        ({"profile": None}, "no 'profile', and no 'bundle'"),
+        ({"strategy_settings": None}, "no 'strategy_settings', and no 'bundle'"),
+        ({"strategy": "dilco"}, "unknown strategy 'dilco'"),
+        ({"strategy": ["diloco"]}, "unknown strategy"),
+        ({"strategy": "allreduce"}, "strategy_settings: unknown key 'H'"),
     ],
 )
 def test_a_wrong_spec_is_refused_by_key(change, words):
     data = json.loads(SPEC.to_json()) | change
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=f"run spec: .*{words}"):
+        RunSpec.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("H", "5", "H: expected int, found str"),
+        ("H", 0, "H must be at least 1"),
+        ("lr", 10**400, "lr: a number of 401 digits"),
+        ("outer_optim", "adam", "outer_optim = adam needs outer_lr"),
+        ("momentum", 1, "unknown key 'momentum'"),
+    ],
+)
+def test_wrong_settings_of_a_strategy_are_refused_by_key(key, value, words):
+    data = json.loads(SPEC.to_json())
+    data["strategy_settings"][key] = value
+    with pytest.raises(ConfigError, match=f"run spec: strategy_settings: {words}"):
         RunSpec.from_json(json.dumps(data))
 
 
@@ -50,9 +95,33 @@ def test_what_is_no_spec_is_refused(text):
         RunSpec.from_json(text)
 
 
-def test_values_out_of_range_are_refused_as_in_config_ini():
-    with pytest.raises(ConfigError, match="epochs"):
-        profile_from_json(profile_to_json(PROFILE) | {"epochs": 0})
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epochs": 0}, "epochs = 0: expected a number at least 1"),
+        ({"epochs": "3"}, "epochs: expected int, found str"),
+        ({"learning_rate": 1}, ""),
+        ({"learning_rate": 10**400}, "learning_rate: a number of 401 digits"),
+        ({"learning_rate": True}, "learning_rate: expected float, found bool"),
+        ({"train": 3}, "train: expected str, found int"),
+        ({"lora_targets": ["q", None]}, r"lora_targets\[1\]: expected str, found NoneType"),
+        ({"epoch": 3}, "unknown key 'epoch'"),
+    ],
+)
+def test_a_profile_is_as_strict_as_in_config_ini(change, words):
+    data = json.loads(json_of(PROFILE)) | change
+    if not words:
+        assert build(Profile, data, "profile").learning_rate == 1.0
+        return
+    with pytest.raises(ConfigError, match=f"profile: {words}"):
+        build(Profile, data, "profile")
+
+
+def test_a_spec_is_read_before_torch_is_there():
+    read = "import sys; from distributed.plan.run_spec import RunSpec; RunSpec.from_json(sys.argv[1])"
+    watch = f"{read}; print({{'torch', 'numpy', 'transformers'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", watch, SPEC.to_json()], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 def test_every_profile_field_has_a_help_text():

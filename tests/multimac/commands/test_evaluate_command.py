@@ -13,7 +13,7 @@ from distributed.launcher.evaluate import evaluate_run
 from distributed.plan.run_spec import RunSpec
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import candidates, labels
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base
 
@@ -160,8 +160,8 @@ def test_a_lost_base_is_named_with_the_way_round(run_folder, few, capsys, tmp_pa
 
 def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
     profile = ConfigFile(PROJECT / "config.ini").profile("demo")
-    values = {"base_model": profile.base_model, "train": str(profile.train), "device": "cpu"}
-    spec = RunSpec(run_id="x", run_dir=str(run_folder), rank=0, profile=values, cache_dir=str(tmp_path / "cache"))
+    profile = Profile(base_model=profile.base_model, train=profile.train, device="cpu")
+    spec = RunSpec(run_id="x", run_dir=str(run_folder), profile=profile, cache_dir=str(tmp_path / "cache"))
     events = []
     evaluate_run(spec, few, events.append)
     figures = json.loads((run_folder / "wer.json").read_text())

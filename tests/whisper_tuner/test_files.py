@@ -1,0 +1,172 @@
+"""The order in which a file gets to the disk, and what is left when something fails on the way."""
+
+import errno
+import fcntl
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from whisper_tuner import files
+from whisper_tuner.files import atomic_folder, atomic_path, write_atomically, write_shared
+
+F_FULLFSYNC = 51  # Linux's fcntl has none
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path) -> list[tuple[str, str]]:
+    """What was asked of the disk, as (call, name of the file); a temporary file has the name `part`."""
+    made, opened = [], {}
+
+    def name(path) -> str:
+        path = Path(path)
+        return "part" if path.name.startswith(".") or path.name.endswith(".part") else path.name
+
+    def record(module, call: str, of):
+        real = getattr(module, call)
+
+        def recorded(*arguments, **named):
+            made.append((call, of(*arguments)))
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(module, call, recorded)
+
+    real_open = os.open
+
+    def open_(path, *arguments, **named):
+        handle = real_open(path, *arguments, **named)
+        opened[handle] = path
+        return handle
+
+    monkeypatch.setattr(os, "open", open_)
+    record(os, "fsync", lambda handle: name(opened[handle]))
+    record(Path, "replace", lambda _, target: name(target))
+    record(Path, "rename", lambda _, target: name(target))
+    monkeypatch.setattr(
+        fcntl, "fcntl", lambda handle, command: made.append((f"fcntl {command}", name(opened[handle]))), raising=False
+    )
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", F_FULLFSYNC, raising=False)
+    return made
+
+
+def test_a_file_is_on_the_disk_before_its_name_and_the_name_before_anything_else(calls, tmp_path):
+    write_atomically(tmp_path / "run.json", "{}")
+    assert calls == [("fsync", "part"), ("replace", "run.json"), ("fsync", tmp_path.name)]
+
+
+def test_a_mac_empties_the_memory_of_the_drive(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    write_atomically(tmp_path / "run.json", "{}")
+    full = f"fcntl {F_FULLFSYNC}"
+    assert calls == [(full, "part"), ("replace", "run.json"), (full, tmp_path.name)]
+
+
+def test_a_network_drive_on_a_mac_gets_an_ordinary_sync(calls, tmp_path, monkeypatch):
+    def refuse(handle, command):
+        calls.append(("refused", ""))
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    write_atomically(tmp_path / "run.json", "{}")
+    refused = ("refused", "")
+    assert calls == [refused, ("fsync", "part"), ("replace", "run.json"), refused, ("fsync", tmp_path.name)]
+
+
+def test_a_cache_waits_for_no_disk(calls, tmp_path):
+    write_atomically(tmp_path / "index.json", "{}", durable=False)
+    assert calls == [("replace", "index.json")]
+
+
+def test_a_folder_is_on_the_disk_with_all_that_is_in_it_before_it_gets_its_name(calls, tmp_path):
+    with atomic_folder(tmp_path / "final") as part:
+        (part / "deep").mkdir()
+        (part / "deep" / "weights").write_text("1")
+    assert calls == [
+        ("fsync", "part"),
+        ("fsync", "weights"),
+        ("fsync", "deep"),
+        ("rename", "final"),
+        ("fsync", tmp_path.name),
+    ]
+
+
+def test_a_folder_that_syncs_no_folders_keeps_nothing_away(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "a network drive")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomically(tmp_path / "run.json", "{}")
+    assert (tmp_path / "run.json").read_text() == "{}"
+
+
+def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path):
+    path = tmp_path / "run.json"
+    write_atomically(path, "old")
+    with pytest.raises(KeyboardInterrupt), atomic_path(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("run.json", "old")]
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_file(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "run.json", "old")
+
+    def fsync(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "run.json", "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("run.json", "old")]
+
+
+def test_after_an_error_the_old_folder_is_there_and_nothing_else(tmp_path):
+    final = tmp_path / "final"
+    for text in ("1", "2"):
+        with atomic_folder(final) as part:
+            (part / "weights").write_text(text)
+    with pytest.raises(OSError, match="full"), atomic_folder(final) as part:
+        (part / "weights").write_text("3")
+        raise OSError("full")
+    assert list(tmp_path.iterdir()) == [final]
+    assert (final / "weights").read_text() == "2"
+
+
+def test_an_old_folder_stays_until_the_new_one_has_its_name(tmp_path):
+    """As a power cut leaves it between the two renames: `.old` may be the only model that there is."""
+    (tmp_path / "final.old").mkdir()
+    (tmp_path / "final.old" / "weights").write_text("1")
+    with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "final"):
+        raise OSError("full")
+    assert (tmp_path / "final.old" / "weights").read_text() == "1"
+    with atomic_folder(tmp_path / "final"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+def test_what_others_may_read_keeps_its_mode_and_its_link(tmp_path):
+    write_atomically(tmp_path / "private", "1")
+    write_shared(tmp_path / "shared", "1")
+    (tmp_path / "shared").chmod(0o664)
+    (tmp_path / "link").symlink_to("shared")
+    write_shared(tmp_path / "link", "2")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "shared").read_text() == "2"
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "shared")] == [0o600, 0o664]
+
+
+def test_no_other_file_of_these_packages_renames_into_place():
+    project = Path(files.__file__).parents[1]
+    found = {
+        path.relative_to(project).as_posix()
+        for package in ("whisper_tuner", "distributed", "multimac")
+        for path in (project / package).rglob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in ("os.replace(", "os.fsync(", "mkstemp("))
+    }
+    assert {name for name in found if not name.endswith("/agent.py")} == {"whisper_tuner/files.py"}  # agents run alone
