@@ -1,4 +1,4 @@
-"""What events.jsonl must say for its followers: a line that a disk has damaged may still be JSON."""
+"""The fields of each type of event that readers rely on: a line that a disk has damaged may still be JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from whisper_tuner.errors import ExitStatus
 
-MOST = 1e15  # of anything that is counted: bytes, steps, seconds
+MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
 
 
 def _number(value: Any) -> bool:
@@ -38,18 +38,22 @@ def _maybe(known: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or known(value)
 
 
-OF_ALL = {"type": _text, "host": _maybe(_text)}
+OF_ALL = {"time": _number, "type": _text, "host": _maybe(_text), "step": _maybe(_count)}
 OF_HOST = {"host": _text}
+SPENT = {"step": _count, "bytes": _maybe(_count), "seconds": _maybe(_number)}
 FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "phase": {"phase": _text, "hosts": _maybe(_texts)},
     "start": {"total_steps": _count, "device": _text},
     "plan": {"total_steps": _count},
     "step": {
-        **{"step": _count, "epoch": _count, "samples": _count, "seconds": _number},
-        **{"loss": _maybe(_number), "bytes": _maybe(_count), "memory": _maybe(_count)},
-    },
-    "round": {"round": _count},
-    "validation": {"step": _count, "loss": _number},
+        **{"step": _count, "epoch": _count, "samples": _count, "seconds": _number, "loss": _maybe(_number)},
+        **{"lr": _maybe(_number), "bytes": _maybe(_count), "memory": _maybe(_count)},
+        **{"seconds_communicating": _maybe(_number)},
+    }
+    | OF_HOST,
+    "round": {"round": _count} | SPENT,
+    "stop": SPENT,
+    "validation": {"step": _count, "loss": _maybe(_number)},
     "resume": {"step": _count, "round": _count, "epoch": _count} | OF_HOST,
     "lost": {"reason": _text, "given_up": _flag} | OF_HOST,
     "generation": {"number": _count, "hosts": _texts},
@@ -66,9 +70,11 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
 }
 
 
+CHECKS = {kind: tuple((OF_ALL | fields).items()) for kind, fields in FIELDS.items()}
+
+
 def makes_sense(event: Any) -> bool:
-    """Whether it is an event with the fields that its type needs; of a type that is not followed anything goes."""
-    if not isinstance(event, dict):
+    """Whether it is an event with the fields that its type needs; of an unknown type only the common ones are."""
+    if not isinstance(event, dict) or not isinstance(kind := event.get("type"), str):
         return False
-    needed = OF_ALL | FIELDS.get(event.get("type") if _text(event.get("type")) else "", {})
-    return all(known(event.get(name)) for name, known in needed.items())
+    return all(known(event.get(name)) for name, known in CHECKS.get(kind, OF_ALL.items()))

@@ -9,7 +9,8 @@ from whisper_tuner.errors import ConfigError
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
-from .summary import FINISHED, RunSummary, date_in, read_run
+from .folder import date_in
+from .summary import FINISHED, RunSummary, read_run
 
 SHOWN = 10
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import DISK
 
+STAMP = "%Y%m%d-%H%M%S"  # how the name of a run begins
 DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 
 
@@ -38,7 +39,7 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
 
 def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
     """The new folder, and those above it that there were not."""
-    stem = time.strftime("%Y%m%d-%H%M%S-") + re.sub(r"[^\w.-]+", "-", name)
+    stem = time.strftime(f"{STAMP}-") + re.sub(r"[^\w.-]+", "-", name)
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         path = runs_dir / (stem + suffix)
         try:
@@ -51,6 +52,14 @@ def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
             raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
         return path, above
     raise RunError(f"{runs_dir}: no free name for {stem}")
+
+
+def date_in(name: str) -> float | None:
+    """When a run of this name was made."""
+    try:
+        return time.mktime(time.strptime(name[:15], STAMP))
+    except (ValueError, OverflowError):
+        return None
 
 
 @contextlib.contextmanager

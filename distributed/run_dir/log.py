@@ -1,11 +1,11 @@
-"""events.jsonl: what happened in a run, one JSON object a line."""
+"""events.jsonl: what happened in a run, one JSON object a line. The launcher writes it; others only read it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from whisper_tuner.files import DISK
@@ -17,7 +17,7 @@ from .event_fields import makes_sense
 class EventLog:
     """Appends one JSON object a line; every event gets a `time` (Unix seconds).
 
-    What a full disk does not take waits for the next event: a run does not end for its log.
+    What a full disk does not take is kept until the next event: a full disk must not end the run.
     """
 
     def __init__(self, path: Path):
@@ -38,14 +38,29 @@ class EventLog:
         self._file.close()
 
     def _end_a_cut_line(self, path: Path) -> None:
-        """What a killed launcher left half written must not swallow the first event of the next."""
+        """A killed launcher may have left half a line; the next launcher's first event must not become part of it."""
         with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
                 self._waiting = b"\n"
 
 
+class Senseless(ValueError):
+    """A line of JSON that is no event: it has no known shape, or lacks a field that its type must have."""
+
+
+def decode(line: bytes) -> dict:
+    """The event in a line. Raises Senseless, and another ValueError for what is no JSON, such as a line cut short."""
+    event = parse_json(line)
+    if not makes_sense(event):
+        raise Senseless
+    return event
+
+
 def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
-    """Whole lines from byte `start` on, and where to go on from. A half-written last line is left for the next call."""
+    """Whole lines from byte `start` on, and where to go on from. A half-written last line is left for the next call.
+
+    Lines that are no events are left out.
+    """
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -53,14 +68,8 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
     except FileNotFoundError:
         return [], start
     whole = data[: data.rfind(b"\n") + 1]
-    return list(_decode(whole)), start + len(whole)
-
-
-def _decode(data: bytes) -> Iterator[dict]:
-    for line in data.splitlines():
-        try:
-            event = parse_json(line)
-        except ValueError:
-            continue  # a line cut short by a crash
-        if makes_sense(event):
-            yield event
+    events = []
+    for line in whole.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            events.append(decode(line))
+    return events, start + len(whole)

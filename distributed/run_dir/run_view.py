@@ -1,11 +1,13 @@
-"""What a run is at, from its events alone: one HostView for each host, and lines to be said once."""
+"""What a run is doing now, from its events alone: one HostView for each host, and lines that are printed once."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
-RECENT_STEPS = 10
+from .events import problem_line
+
+RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 APART = (
     "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
 )
@@ -13,7 +15,7 @@ APART = (
 
 @dataclass
 class HostView:
-    """The latest of one host."""
+    """The latest that the events tell of one host."""
 
     name: str
     state: str = "starting"
@@ -69,7 +71,7 @@ class HostView:
 
 
 class RunView:
-    """Follows one run; `lines` collects what is to be said once, above the table."""
+    """Follows one run; `lines` collects what is printed once, above the table."""
 
     def __init__(self) -> None:
         self.hosts: dict[str, HostView] = {}
@@ -82,11 +84,12 @@ class RunView:
         self._validated = 0
 
     def take(self, event: dict) -> None:
+        """`event` is one that read_events gave: its fields are there and of their types."""
         kind, host = event["type"], event.get("host")
         if host is not None:
             self.hosts.setdefault(host, HostView(host)).take(event)
         if kind == "phase" and host is None:
-            self.phase, self.end = event["phase"], None  # an end was that of an earlier attempt
+            self.phase, self.end = event["phase"], None  # an end that was read before is an earlier attempt's
             for name in event.get("hosts") or ():
                 self.hosts.setdefault(name, HostView(name))
                 self._resumed, self._validated = False, 0  # a launcher has just started
@@ -106,13 +109,11 @@ class RunView:
             self._take_apart(event["pairs"], event["hosts"])
         elif kind == "reached":
             self.lines.append(f"{named(event['pairs'])} reach each other again")
-        elif kind == "validation" and event["step"] > self._validated:
+        elif kind == "validation" and event["step"] > self._validated and event.get("loss") is not None:
             self._validated = event["step"]
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
-        elif kind == "problem":
-            self.lines.append(f"{host or 'data'}: skipped: {event['what']}")
-        elif kind == "warning":
-            self.lines.append(f"{host}: {event['what']}")
+        elif kind in ("problem", "warning"):
+            self.lines.append(problem_line(event))
         elif kind == "resume":
             self._take_resume(host, event)
         elif kind == "model":

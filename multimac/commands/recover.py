@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -14,14 +15,13 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.run_dir.folder import is_running
 from distributed.ssh.connection import Remote
-from distributed.ssh.host import Host
 from distributed.ssh.machine import LocalMachine, Machine
 from whisper_tuner.errors import ExitStatus, HostError, RunError, TunerError
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint on some host. `agreements` counts rounds, or steps of a strategy without rounds."""
+    """A checkpoint on some host, in that host's project folder. `name` is the rank's, as it stands in file names."""
 
     machine: Machine
     project: str
@@ -31,7 +31,8 @@ class Kept:
 
     @property
     def agreements(self) -> int:
-        return self.number // 2
+        """Rounds that the ranks agreed on, or steps of a strategy without rounds."""
+        return self.number // 2  # odd numbers are states inside a round
 
     @property
     def folder(self) -> str:
@@ -43,20 +44,26 @@ def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     machines = _machines(console, hosts_file)
     try:
-        kept = [one for machine, project in machines for one in _kept(machine, project)]
-        chosen = _of_one_run(kept, run)
-        for one in sorted(chosen, key=lambda kept: kept.number, reverse=True):
-            console.print(f"{one.machine.name}: {one.run}, agreed {one.agreements} times", soft_wrap=True)
-            try:
-                final = _recover(one)
-            except (TunerError, OSError) as error:
-                console.print(f"  {error}", soft_wrap=True)
-                continue
-            console.print(f"model: {final}", soft_wrap=True)
-            return ExitStatus.OK
+        final = recover(run, machines, PROJECT, lambda line: console.print(line, soft_wrap=True))
+        console.print(f"model: {final}", soft_wrap=True)
     finally:
         for machine, _ in machines:
             machine.close()
+    return ExitStatus.OK
+
+
+def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell: Callable[[str], None]) -> Path:
+    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises RunError.
+
+    machines: each with its project folder.
+    """
+    kept = [one for machine, project in machines for one in _kept(machine, project)]
+    for one in sorted(_of_one_run(kept, run), key=lambda kept: kept.number, reverse=True):
+        tell(f"{one.machine.name}: {one.run}, agreed {one.agreements} times")
+        try:
+            return _recover(one, here)
+        except (TunerError, OSError) as error:
+            tell(f"  {error}")
     raise RunError(f"no host has a checkpoint of {run} that is whole")
 
 
@@ -65,19 +72,15 @@ def _machines(console: Console, hosts_file: Path) -> list[tuple[Machine, str]]:
     found: list[tuple[Machine, str]] = [(LocalMachine(), str(PROJECT))]
     for host in load_hosts(hosts_file).workers:
         try:
-            found.append(_reached(host))
+            remote = Remote.connect(host)
+            found.append((remote, remote.expand(host.project_path)))
         except HostError as error:
             console.print(str(error), soft_wrap=True)
     return found
 
 
-def _reached(host: Host) -> tuple[Machine, str]:
-    remote = Remote.connect(host)
-    return remote, remote.expand(host.project_path)
-
-
 def _kept(machine: Machine, project: str) -> list[Kept]:
-    """From names alone; whether a checkpoint is whole is seen once it is here."""
+    """What a host has, judged by file names alone; whether a checkpoint is whole is seen once it is here."""
     listing = machine.run(["find", f"{project}/runs", "-path", f"*/{CHECKPOINTS}/*/*.json"], timeout=30).stdout
     found = []
     for line in listing.splitlines():
@@ -99,7 +102,7 @@ def _of_one_run(kept: list[Kept], run: str) -> list[Kept]:
     return [one for one in kept if one.run == wanted[0]]
 
 
-def _recover(one: Kept) -> Path:
+def _recover(one: Kept, here: Path) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
     from distributed.worker.train import prepared
     from distributed.worker.whisper_wrapper import WhisperModelWrapper
@@ -109,25 +112,37 @@ def _recover(one: Kept) -> Path:
     from whisper_tuner.export.final import save_final
     from whisper_tuner.model.base_model import load_base, set_language
 
-    run_dir = PROJECT / "runs" / one.run
+    run_dir = here / "runs" / one.run
     if is_running(run_dir):
         raise RunError(f"run {one.run} is going on here", remedy=f"See it with: multimac runs attach {one.run}")
-    here = run_dir / CHECKPOINTS
-    if one.folder != str(here):
-        here = run_dir / "recovered" / quote(one.machine.name, safe="")
-        fetch_folder(one.machine, f"{one.folder}/{one.number:07d}", here / f"{one.number:07d}")
-        one.machine.get(f"{one.folder}/{one.name}{SPEC}", here / f"{one.name}{SPEC}")
-    spec = RunSpec.from_json((here / f"{one.name}{SPEC}").read_text(encoding="utf-8"))
-    profile = spec.profile
-    is_sent = not Path(profile.base_model).is_absolute() and not isinstance(one.machine, LocalMachine)
-    if is_sent and not (PROJECT / profile.base_model).exists():
-        fetch_folder(one.machine, f"{one.project}/{profile.base_model}", PROJECT / profile.base_model)
+    folder = _fetched(one, run_dir)
+    profile = RunSpec.from_json((folder / f"{one.name}{SPEC}").read_text("utf-8")).profile
+    base = _fetched_base(one, profile.base_model, here)
     try:
-        state = Checkpoints(here, unquote(one.name)).load(one.number)["agreed"]["strategy"]
+        state = Checkpoints(folder, unquote(one.name)).load(one.number)["agreed"]["strategy"]
     except CheckpointError as error:
         raise RunError(str(error)) from None
-    model, processor = load_base(profile.base_model)
+    model, processor = load_base(base)
     set_language(model, profile.language or None, profile.task)
     model = prepared(model, profile)
     FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(state.get("master", state.get("weights")))
-    return save_final(model, processor, run_dir / "final", profile.base_model)
+    return save_final(model, processor, run_dir / "final", base)
+
+
+def _fetched(one: Kept, run_dir: Path) -> Path:
+    """The folder here that holds the checkpoint and its spec. Raises HostError."""
+    if one.folder == str(run_dir / CHECKPOINTS):
+        return run_dir / CHECKPOINTS
+    folder = run_dir / "recovered" / quote(one.machine.name, safe="")
+    fetch_folder(one.machine, f"{one.folder}/{one.number:07d}", folder / f"{one.number:07d}")
+    one.machine.get(f"{one.folder}/{one.name}{SPEC}", folder / f"{one.name}{SPEC}")
+    return folder
+
+
+def _fetched_base(one: Kept, base_model: str, here: Path) -> str:
+    """The base model: the master's spec names it as the user did, a host's by its place in the project folder there."""
+    if one.project == str(here) or Path(base_model).is_absolute():
+        return base_model
+    if not (here / base_model).exists():
+        fetch_folder(one.machine, f"{one.project}/{base_model}", here / base_model)
+    return str(here / base_model)

@@ -1,6 +1,6 @@
-"""What a model wrote for each clip of a test set, and what is wrong with it: `predictions.csv`, the worst rows.
+"""What a model wrote for each clip of a test set, and its errors: `predictions.csv`, the worst rows, the words aligned.
 
-Rates and counts of a row are those of the normalised texts, as in the corpus figures.
+A row's rates and counts are those of its normalised texts, as in the corpus figures.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import jiwer
@@ -19,10 +20,11 @@ from whisper_tuner.files import write_atomically
 
 PREDICTIONS = "predictions.csv"
 EMPTY, REPETITION, LENGTH_RATIO = "empty", "repetition", "length-ratio"
-REPEATED_WORDS = 6  # a loop is up to so many words
-REPEATED_TIMES = 4  # said so often in a row, and more often than in the reference
-LONGEST_RATIO = 2.0  # words heard to words said; or the other way round
-RATIO_WORDS = 5  # the longer text has at least so many words
+REPEATED_WORDS = 6  # the longest phrase that counts as a loop
+REPEATED_TIMES = 4  # a loop comes at least this often in a row, and more often than in the reference
+LONGEST_RATIO = 2.0  # of the longer text to the shorter one, in words
+RATIO_WORDS = 5  # with fewer words in both texts the ratio tells nothing
+MARKS = {"equal": "", "substitute": "S", "delete": "D", "insert": "I"}  # jiwer's words for them
 
 _COLUMNS = "id audio reference hypothesis reference_normalized hypothesis_normalized wer cer substitutions deletions"
 COLUMNS = (*_COLUMNS.split(), "insertions", "duration_s", "flags")
@@ -41,7 +43,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Aligned:
-    """A word said and a word heard in its place; `mark` is S, D, I or empty."""
+    """A word said and the word heard in its place; one of them is empty for a deletion or an insertion.
+
+    `mark` is S, D, I, or empty where both are equal.
+    """
 
     reference: str
     hypothesis: str
@@ -56,7 +61,7 @@ def predictions(rows: Iterable[Row]) -> list[Prediction]:
 
 
 def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
-    """What a person should look at: nothing heard, a loop, or far too much or little."""
+    """What a person should look at: nothing was heard, a phrase loops, or one text is far longer than the other."""
     said, heard = reference.split(), hypothesis.split()
     found = []
     if said and not heard:
@@ -91,26 +96,18 @@ def write_predictions(path: Path, found: Iterable[Prediction]) -> Path:
 
 
 def align(reference: str, hypothesis: str) -> list[Aligned]:
-    """The words of both texts side by side, in order."""
-    said, heard = reference.split(), hypothesis.split()
-    if not said:
-        return [Aligned("", word, "I") for word in heard]
+    """The words of both texts side by side, in order, as the error rates count them."""
+    output = jiwer.process_words(reference, hypothesis)
     pairs: list[Aligned] = []
-    for chunk in jiwer.process_words(" ".join(said), " ".join(heard)).alignments[0]:
-        left = said[chunk.ref_start_idx : chunk.ref_end_idx]
-        right = heard[chunk.hyp_start_idx : chunk.hyp_end_idx]
-        if chunk.type == "insert":
-            pairs += [Aligned("", word, "I") for word in right]
-        elif chunk.type == "delete":
-            pairs += [Aligned(word, "", "D") for word in left]
-        else:
-            mark = "S" if chunk.type == "substitute" else ""
-            pairs += [Aligned(*words, mark) for words in zip(left, right, strict=True)]
+    for chunk in output.alignments[0]:
+        said = output.references[0][chunk.ref_start_idx : chunk.ref_end_idx]
+        heard = output.hypotheses[0][chunk.hyp_start_idx : chunk.hyp_end_idx]
+        pairs += [Aligned(*words, MARKS[chunk.type]) for words in zip_longest(said, heard, fillvalue="")]
     return pairs
 
 
 def _repeats(words: Sequence[str]) -> int:
-    """How often the most repeated run of up to REPEATED_WORDS words stands in a row."""
+    """How many times in a row the most repeated phrase of up to REPEATED_WORDS words comes."""
     most = 1 if words else 0
     for length in range(1, REPEATED_WORDS + 1):
         matches = 0  # words equal to the one `length` before, in a row

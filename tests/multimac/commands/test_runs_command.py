@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import cli_typer
-from distributed.run_dir.events import STEP
+from distributed.run_dir.events import scan
 from distributed.run_dir.folder import is_running
-from distributed.run_dir.log import EventLog
+from distributed.run_dir.log import EventLog, read_events
 from distributed.run_dir.summary import read_run
 
 PROJECT = Path(__file__).parents[3]
@@ -137,10 +137,11 @@ def test_the_figures_of_a_real_run_are_those_of_its_events(trained):
     assert abs(run.created - steps[0]["time"]) < 120
 
 
-def test_steps_as_they_are_written_take_the_quick_way(trained):
+def test_every_event_of_a_real_run_has_the_fields_that_readers_rely_on(trained):
     lines = (trained / "events.jsonl").read_bytes().splitlines()
-    steps = [line for line in lines if b'"type": "step"' in line]
-    assert len(steps) == 3 and all(STEP.fullmatch(line) for line in steps)
+    [attempt] = (found := scan(trained / "events.jsonl")).attempts
+    assert found.damage == "" and len(attempt.steps) == 3
+    assert len(attempt.steps) + len(attempt.others) == len(lines) == len(read_events(trained / "events.jsonl")[0])
 
 
 def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeypatch):

@@ -27,7 +27,7 @@ EVENTS = [
 
 
 def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str]:
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events))
     launcher = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
     console = Console(file=io.StringIO(), width=100, highlight=False)
     return follow(tmp_path, launcher, console), console.file.getvalue()
@@ -175,10 +175,18 @@ def test_a_half_written_line_waits_for_its_end(tmp_path):
     from distributed.run_dir.log import read_events
 
     path = tmp_path / "events.jsonl"
-    path.write_text('{"type": "a"}\n{"type"')
+    one, other = {"time": 1.0, "type": "a"}, {"time": 2.0, "type": "b"}
+    path.write_text(f"{json.dumps(one)}\n{json.dumps(other)[:9]}")
     first, position = read_events(path)
-    path.write_text('{"type": "a"}\n{"type": "b"}\n')
-    assert [first, read_events(path, position)[0]] == [[{"type": "a"}], [{"type": "b"}]]
+    path.write_text(f"{json.dumps(one)}\n{json.dumps(other)}\n")
+    assert [first, read_events(path, position)[0]] == [[one], [other]]
+
+
+def test_a_warning_about_no_host_names_none():
+    view = RunView()
+    for event in ({"type": "warning", "what": "votes differ"}, {"type": "warning", "what": "slow", "host": "h1"}):
+        view.take(event)
+    assert view.lines == ["votes differ", "h1: slow"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, ""), (0, "0:00"), (61, "1:01"), (3661, "1:01:01")])

@@ -1,4 +1,5 @@
 import csv
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,14 @@ from whisper_tuner.eval.predictions import (
     EMPTY,
     LENGTH_RATIO,
     REPETITION,
+    Aligned,
     align,
     flags,
     predictions,
     worst,
     write_predictions,
 )
+from whisper_tuner.eval.wer import error_rates
 
 
 def row(name: str, reference: str, hypothesis: str) -> Row:
@@ -73,6 +76,15 @@ def test_alignment_keeps_every_word_and_marks_what_differs():
     assert "".join(pair.mark for pair in pairs) in ("DSI", "SDI")
     assert [pair.mark for pair in align("", "you know")] == ["I", "I"]
     assert align("", "") == []
+    assert align("no one", "") == [Aligned("no", "", "D"), Aligned("one", "", "D")]
+    assert align("日 本", "日 木") == [Aligned("日", "日"), Aligned("本", "木", "S")]
+
+
+@pytest.mark.parametrize(("said", "heard"), [("", "a b"), ("a b", ""), ("a b c d", "b x d e f"), ("日 本 語", "日 本")])
+def test_marks_of_an_alignment_are_the_counted_errors(said, heard):
+    rates = error_rates([said], [heard])
+    counted = {"S": rates.substitutions, "D": rates.deletions, "I": rates.insertions}
+    assert Counter(pair.mark for pair in align(said, heard) if pair.mark) == Counter(counted)
 
 
 def test_rows_of_an_evaluation_add_up_to_its_rates(multilingual, clips):

@@ -1,0 +1,166 @@
+"""What a run's events add up to: steps, clips, seconds and bytes, of the whole run and of each host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .event_fields import MOST
+from .events import Attempt, RunEvents, problem_line
+
+Points = tuple[tuple[float, float], ...]
+
+
+def check_numbers(figures: object) -> None:
+    """Raises ValueError for a field that cannot have been counted: infinite, no number, or too much."""
+    for name, value in vars(figures).items():
+        if isinstance(value, int | float) and not abs(value) < MOST:
+            raise ValueError(f"events.jsonl makes no sense: {name} cannot be {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFigures:
+    """One rank. `communicating` (seconds) is None where events do not tell.
+
+    memory: the most bytes that were held after a step: the accelerator's, or of a rank on the CPU its resident size.
+    """
+
+    name: str
+    device: str = ""
+    steps: int = 0
+    clips: int = 0
+    clips_per_s: float | None = None
+    communicating: float | None = None
+    bytes: int = 0
+    memory: int = 0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """(step, value); losses and rates are means over the ranks."""
+
+    loss: Points = ()
+    validation: Points = ()
+    lr: Points = ()
+
+
+def figures(events: RunEvents) -> dict[str, Any]:
+    """The fields of a RunSummary that events tell. Raises ValueError for sums beyond belief."""
+    attempts = events.attempts
+    all_steps = [step for attempt in attempts for step in attempt.steps]
+    steps, others = _kept(attempts)
+    seconds = sum(attempt.seconds for attempt in attempts)
+    per_host = tuple(_host(name, events) for name in _names(events, all_steps))
+    return {
+        "steps": max((step["step"] for step in steps), default=0),
+        "total_steps": _total_steps(events.of_type("start"), [e for e in others if e["type"] == "plan"]),
+        "lost": dict(Counter(event["host"] for event in events.of_type("lost"))),
+        "apart": dict(_pairs(attempts)),
+        "rounds": max((event["round"] for event in others if event["type"] == "round"), default=0),
+        "clips": sum(step["samples"] for step in steps),
+        "seconds": seconds,
+        "clips_per_s": sum(step["samples"] for step in all_steps) / seconds if seconds > 0 else None,
+        "bytes": sum(host.bytes for host in per_host),
+        "attempts": len(attempts),
+        "problems": tuple(dict.fromkeys(map(problem_line, events.of_type("problem", "warning")))),
+        "per_host": per_host,
+        "curves": Curves(
+            loss=_mean_by_step(steps, "loss"),
+            lr=_mean_by_step(steps, "lr"),
+            validation=_mean_by_step((e for e in others if e["type"] == "validation"), "loss"),
+        ),
+    }
+
+
+def _kept(attempts: Sequence[Attempt]) -> tuple[list[dict], list[dict]]:
+    """Steps and other events that count: what a resumed run did again replaces what it had done before."""
+    steps: list[dict] = []
+    others: list[dict] = []
+    for attempt in attempts:
+        if attempt.steps:
+            first = min(step["step"] for step in attempt.steps)
+            steps = [step for step in steps if step["step"] < first]
+            others = [event for event in others if event.get("step") is None or event["step"] < first]
+        steps += attempt.steps
+        others += attempt.others
+    return steps, others
+
+
+def _names(events: RunEvents, steps: Sequence[dict]) -> list[str]:
+    """Every host of the run, in the order in which it was first named."""
+    named = [name for event in events.of_type("phase") for name in event.get("hosts") or ()]
+    return list(dict.fromkeys([*named, *(step["host"] for step in steps)]))
+
+
+def _total_steps(starts: Sequence[dict], plans: Sequence[dict]) -> int:
+    """As the newest plan says: the one made when hosts were lost or came back, else the first one."""
+    newest = {event.get("host"): event for event in starts}
+    return max((event["total_steps"] for event in plans[-1:] or newest.values()), default=0)
+
+
+def _pairs(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
+    """How often each pair of hosts came apart; an event also names pairs that were apart before it."""
+    found: Counter[tuple[str, str]] = Counter()
+    for attempt in attempts:
+        now: set[tuple[str, str]] = set()
+        for event in attempt.of_type("apart", "reached"):
+            named = {(one, other) for one, other in event["pairs"]}
+            found.update(named - now if event["type"] == "apart" else ())
+            now = now | named if event["type"] == "apart" else now - named
+    return found
+
+
+def _host(name: str, events: RunEvents) -> HostFigures:
+    own = [_of_host(name, attempt) for attempt in events.attempts]
+    steps = [step for attempt in own for step in attempt.steps]
+    seconds = sum(step["seconds"] for step in steps)
+    clips = sum(step["samples"] for step in steps)
+    told = [spent for attempt in own if (spent := _communicating(attempt)) is not None]
+    starts = [event for attempt in own for event in attempt.of_type("start")]
+    return HostFigures(
+        name=name,
+        device=starts[-1]["device"] if starts else "",
+        steps=max((step["step"] for step in steps), default=0),
+        clips=clips,
+        clips_per_s=clips / seconds if seconds else None,
+        communicating=sum(told) if told else None,
+        bytes=sum(map(_sent, own)),
+        memory=max((step.get("memory") or 0 for step in steps), default=0),
+    )
+
+
+def _of_host(name: str, attempt: Attempt) -> Attempt:
+    steps = [step for step in attempt.steps if step["host"] == name]
+    return Attempt(steps, [event for event in attempt.others if event.get("host") == name])
+
+
+def _sent(attempt: Attempt) -> int:
+    """Bytes that one host sent. A step's event has those of the round that it ended, so each counts once.
+
+    The last round of a run comes after its last step, whose event lacks its bytes.
+    """
+    of_rounds = {event["step"]: event.get("bytes") or 0 for event in attempt.of_type("round", "stop")}
+    return sum((of_rounds | {step["step"]: step["bytes"] for step in attempt.steps if step.get("bytes")}).values())
+
+
+def _communicating(attempt: Attempt) -> float | None:
+    """Seconds that one host spent in agreements: its steps tell it, or with rounds the rounds do."""
+    steps = [step["seconds_communicating"] for step in attempt.steps if step.get("seconds_communicating") is not None]
+    if steps:
+        return sum(steps)
+    if not attempt.of_type("round"):
+        return None  # a stop's seconds alone are no measure of all steps
+    return sum(event.get("seconds") or 0.0 for event in attempt.of_type("round", "stop"))
+
+
+def _mean_by_step(events: Iterable[dict], name: str) -> Points:
+    values: dict[int, list[float]] = {}
+    for event in events:
+        if event.get(name) is not None:
+            values.setdefault(event["step"], []).append(event[name])
+    return tuple((float(step), sum(found) / len(found)) for step, found in sorted(values.items()))

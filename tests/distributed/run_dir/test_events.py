@@ -1,0 +1,97 @@
+"""Whole histories: attempts, damage, and what the events add up to."""
+
+import json
+
+import pytest
+
+from distributed.run_dir.events import scan
+from distributed.run_dir.figures import Curves, figures
+from distributed.run_dir.log import read_events
+
+BEGIN = {"time": 1.0, "type": "phase", "phase": "start", "hosts": ["a", "b"]}
+START = {"time": 2.0, "type": "start", "total_steps": 4, "device": "cpu"}
+END = {"time": 99.0, "type": "end", "status": 0, "message": ""}
+STEP = {"type": "step", "epoch": 0, "samples": 4, "seconds": 0.5, "lr": 1e-4, "loss": 2.0, "bytes": 0, "memory": 0}
+
+
+def step(host: str, number: int, **more) -> dict:
+    return {**STEP, "time": 10.0 + number, "host": host, "step": number, **more}
+
+
+def a_round(host: str, number: int, *, kind: str = "round", **more) -> dict:
+    return {"time": 11.0 + number, "type": kind, "host": host, "step": number, "round": 1, "seconds": 0.1, **more}
+
+
+@pytest.fixture
+def history(tmp_path):
+    """Scans a file of these events; text stands for a line as it is."""
+
+    def of(*events: dict | str):
+        lines = [event if isinstance(event, str) else json.dumps(event) + "\n" for event in events]
+        (tmp_path / "events.jsonl").write_text("".join(lines))
+        return scan(tmp_path / "events.jsonl")
+
+    return of
+
+
+def test_a_run_that_has_not_begun_has_no_attempts_and_no_damage(tmp_path):
+    found = scan(tmp_path / "events.jsonl")
+    assert (found.attempts, found.damage) == ([], "")
+
+
+@pytest.mark.parametrize("cut", ['{"time": 1', '{"time": 1\n'])
+def test_a_line_cut_short_is_no_damage_where_a_launcher_was_killed(history, cut):
+    assert history(BEGIN, step("a", 1), cut).damage == ""
+    if cut.endswith("\n"):  # the next launcher ends it
+        resumed = history(BEGIN, step("a", 1), cut, BEGIN, step("a", 2), END)
+        assert resumed.damage == "" and [len(attempt.steps) for attempt in resumed.attempts] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("events", "damage"),
+    [
+        ((BEGIN, "{\n", END), "events.jsonl:2 is damaged"),
+        ((BEGIN, "{\n", "{\n"), "events.jsonl:2 is damaged"),
+        ((BEGIN, '{"type": "end"}\n'), "events.jsonl:2 makes no sense"),
+        ((BEGIN, {**END, "status": 77}, "{\n", END), "events.jsonl:2 makes no sense"),
+        (("{\n",), "events.jsonl holds no event that can be read"),
+        (("{",), "events.jsonl holds no event that can be read"),
+    ],
+)
+def test_the_first_damaged_line_is_named(history, events, damage):
+    assert history(*events).damage == damage
+
+
+def test_followers_and_histories_read_the_same_events(history, tmp_path):
+    found = history(BEGIN, START, "{\n", step("a", 1), step("a", 2, loss="low"), END)
+    read, position = read_events(tmp_path / "events.jsonl")
+    assert read == [BEGIN, START, step("a", 1), END] == [*found.attempts[0].others[:2], step("a", 1), END]
+    assert position == (tmp_path / "events.jsonl").stat().st_size
+
+
+def test_bytes_of_a_round_count_once_and_its_seconds_are_communication(history):
+    steps = [step("a", 1), step("a", 2, bytes=100), step("a", 3)]
+    rounds = [a_round("a", 2, bytes=100), a_round("a", 3, bytes=50)]
+    found = figures(history(BEGIN, *steps, *rounds, END))
+    assert (found["bytes"], found["rounds"]) == (150, 1)
+    assert found["per_host"][0].communicating == pytest.approx(0.2)
+    alone = figures(history(BEGIN, *steps, a_round("a", 3, kind="stop", bytes=50), END))
+    assert (alone["bytes"], alone["per_host"][0].communicating) == (150, None)
+
+
+def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(history):
+    first = [step("a", 1), step("a", 2, loss=9.0), {"time": 13.0, "type": "validation", "step": 2, "loss": 9.0}]
+    again = [
+        step("a", 2, loss=1.0),
+        step("b", 2, loss=2.0),
+        {"time": 20.0, "type": "validation", "step": 2, "loss": 3.0},
+    ]
+    found = figures(history(BEGIN, *first, BEGIN, *again, END))
+    assert found["curves"] == Curves(loss=((1, 2.0), (2, 1.5)), validation=((2, 3.0),), lr=((1, 1e-4), (2, 1e-4)))
+    assert (found["steps"], found["clips"], found["attempts"]) == (2, 12, 2)
+    assert [(host.name, host.clips) for host in found["per_host"]] == [("a", 12), ("b", 4)]
+
+
+def test_numbers_beyond_belief_are_refused(history):
+    with pytest.raises(ValueError, match="clips"):
+        figures(history(BEGIN, step("a", 1, samples=9 * 10**14), step("a", 2, samples=9 * 10**14)))

@@ -1,0 +1,124 @@
+"""`runs recover` without SSH: the other host is a second project folder on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import WhisperForConditionalGeneration
+
+from distributed.plan.run_spec import CHECKPOINTS, RunSpec, profile_to_json
+from distributed.ssh.machine import LocalMachine
+from distributed.worker.train import keep_spec, prepared
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.flat import FlatParameters
+from exogym.state.checkpoint import Checkpoints
+from multimac.commands.recover import recover
+from whisper_tuner.config import Profile
+from whisper_tuner.errors import RunError
+from whisper_tuner.export.final import load_model
+from whisper_tuner.model.base_model import load_base
+
+BUNDLED = Path(__file__).parents[3] / "bundled" / "model"
+RUN = "20251121-101010-mine"
+BASE = ".multimac/models/small-1234"  # where a host keeps the model that it was sent
+
+
+class Hosts:
+    """Two project folders; what ranks leave in them is written by the code that ranks run."""
+
+    def __init__(self, folder: Path):
+        self.here, self.there = folder / "here", folder / "there"
+        for project in (self.here, self.there):
+            (project / "runs").mkdir(parents=True)
+        (self.there / BASE).parent.mkdir(parents=True)
+        (self.there / BASE).symlink_to(BUNDLED)
+        self.said: list[str] = []
+
+    def keep(self, project: Path, number: int, shift: float, *, method: str = "full") -> torch.Tensor:
+        """A checkpoint of weights that are the base's moved by `shift`; returns the flat of them."""
+        base = BASE if project == self.there else str(BUNDLED)
+        profile = Profile(base_model=base, train=Path("clips.csv"), method=method)
+        name = "mini" if project == self.there else "localhost"
+        spec = RunSpec(run_id=RUN, run_dir=f"runs/{RUN}", cache_dir="c", world_size=2, hosts=("localhost", "mini"))
+        spec = replace(spec, rank=int(project == self.there), profile=profile_to_json(profile))
+        keep_spec(replace(spec, run_dir=str(project / spec.run_dir)))
+        model, processor = load_base(BUNDLED)
+        parameters = FlatParameters(WhisperModelWrapper(prepared(model, profile), processor, "cpu"))
+        flat = parameters.read() + shift
+        Checkpoints(project / "runs" / RUN / CHECKPOINTS, name).save(number, {"agreed": {"strategy": {"master": flat}}})
+        return flat
+
+    def recover(self, run: str = RUN) -> Path:
+        machines = [(LocalMachine("laptop"), str(self.here)), (LocalMachine("mini"), str(self.there))]
+        return recover(run, machines, self.here, self.said.append)
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch) -> Hosts:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return Hosts(tmp_path)
+
+
+def flat_of(folder: Path, method: str = "full") -> torch.Tensor:
+    model, processor = load_base(folder)
+    profile = Profile(base_model=str(folder), train=Path("clips.csv"), method=method)
+    return FlatParameters(WhisperModelWrapper(prepared(model, profile), processor, "cpu")).read()
+
+
+def test_the_newest_checkpoint_of_any_host_becomes_a_model_that_transformers_loads(hosts):
+    hosts.keep(hosts.here, 4, 0.1)
+    newest = hosts.keep(hosts.there, 8, 0.2)
+    final = hosts.recover()
+    assert final == hosts.here / "runs" / RUN / "final"
+    assert hosts.said == [f"mini: {RUN}, agreed 4 times"]
+    assert torch.equal(flat_of(final), newest)
+    plain = WhisperForConditionalGeneration.from_pretrained(final)
+    assert plain.generate(torch.zeros(1, plain.config.num_mel_bins, 3000), max_new_tokens=2).ndim == 2
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_next(hosts):
+    older = hosts.keep(hosts.here, 4, 0.1)
+    hosts.keep(hosts.there, 8, 0.2)
+    weights = hosts.there / "runs" / RUN / CHECKPOINTS / "0000008" / "mini.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert torch.equal(flat_of(hosts.recover()), older)
+    assert [line.split(",")[0] for line in hosts.said] == [f"mini: {RUN}", said_damage(hosts), f"laptop: {RUN}"]
+    (hosts.here / "runs" / RUN / CHECKPOINTS / "0000004" / "localhost.json").write_text("{}")
+    with pytest.raises(RunError, match="no host has a checkpoint"):
+        hosts.recover()
+
+
+def said_damage(hosts: Hosts) -> str:
+    [said] = [line for line in hosts.said if "damaged" in line]
+    return said
+
+
+def test_an_adapter_is_recovered_with_the_base_that_the_host_was_sent(hosts):
+    lora = hosts.keep(hosts.there, 2, 0.1, method="lora")
+    final = hosts.recover("2025")
+    model, _ = load_model(final, merge=False)
+    trained = torch.cat([p.detach().flatten() for name, p in model.named_parameters() if "lora_" in name])
+    assert trained.numel() == lora.numel() and (hosts.here / BASE / "config.json").is_file()
+    torch.testing.assert_close(trained.sort().values, lora.sort().values, rtol=0, atol=0)
+
+
+def test_which_run_is_meant_must_be_clear(hosts):
+    hosts.keep(hosts.here, 2, 0.1)
+    (hosts.here / "runs" / RUN).rename(hosts.here / "runs" / "20251120-101010-older")
+    hosts.keep(hosts.here, 2, 0.1)
+    with pytest.raises(RunError, match=f"2 runs begin with 2025(.|\n)*20251120-101010-older, {RUN}"):
+        hosts.recover("2025")
+    with pytest.raises(RunError, match="no host has checkpoints of a run 2024"):
+        hosts.recover("2024")
+    assert hosts.recover("last").parent.name == RUN
+
+
+def test_a_strategy_without_rounds_keeps_its_weights(hosts):
+    weights = hosts.keep(hosts.here, 2, 0.1)
+    strategy = {"weights": weights}
+    Checkpoints(hosts.here / "runs" / RUN / CHECKPOINTS, "localhost").save(4, {"agreed": {"strategy": strategy}})
+    assert torch.equal(flat_of(hosts.recover()), weights)
