@@ -27,7 +27,7 @@ FLOORS = [
     ["distributed"],
     ["distributed.worker"],
     ["distributed.launcher", "distributed.preflight"],
-    ["distributed.plan"],
+    ["distributed.plan", "distributed.hosts.agent"],
     ["distributed.hosts"],
     ["distributed.ssh", "distributed.run_dir", "distributed.control"],
     ["exogym", "whisper_tuner.eval"],

@@ -24,7 +24,7 @@ from whisper_tuner.errors import ConfigError, HostError
 from whisper_tuner.json_text import parse_json
 
 from . import wheelhouse
-from .agent_call import ask
+from .agent_call import agent_call
 from .code import SyncItem
 from .each import on_each
 from .paths import PROJECT
@@ -180,7 +180,7 @@ class _HostSetup:
             )
 
     def install(self, new: bool) -> str:
-        facts = ask(self.remote, "facts")
+        facts = agent_call(self.remote, "system")
         if new:
             self.make_venv(facts)
         if self.remote.run([self.python, "-m", "pip", "--version"], timeout=60).returncode:  # as uv makes environments
