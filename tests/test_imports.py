@@ -141,7 +141,7 @@ def importers(package: str) -> set[str]:
 
 
 def test_paramiko_stays_in_its_room():
-    assert importers("paramiko") == {"distributed.ssh.connection"}
+    assert {name.rpartition(".")[0] for name in importers("paramiko")} == {"distributed.ssh"}
 
 
 def test_the_lab_stays_in_tests():
