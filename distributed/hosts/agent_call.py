@@ -1,10 +1,13 @@
-"""Asks a host's own Python: sends host_agent.py there as text, with one JSON request, and reads one JSON answer."""
+"""The caller's side of the agent: what is sent to start it, and what is made of its answers.
+
+A host's answer is never trusted: one of another shape than SHAPES counts as none.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,52 +15,164 @@ from distributed.ssh.machine import Machine
 from whisper_tuner.errors import HostError
 from whisper_tuner.json_text import parse_json
 
-AGENT = Path(__file__).with_name("agent.py")
-BOOT = """import sys
-f = sys.stdin.buffer
-exec(compile(f.read(int(f.readline())), "host_agent", "exec"), {"__name__": "__main__"})"""
-# A shim (pyenv) is slow, so it is asked once for the interpreter behind it. Without the command line tools, macOS's
-# /usr/bin/python3 only opens a dialogue: it comes last, and only after asking.
-FIND_PYTHON = """
+from .paths import PROJECT
+
+# In this order, each after those that it imports. All must run with Python 3.9 and without packages.
+SENT = (
+    "whisper_tuner.errors",
+    "whisper_tuner.files",
+    "whisper_tuner.model.machine_memory",
+    "distributed.hosts.interfaces",
+    "distributed.hosts.agent.session",
+    "distributed.hosts.agent.files",
+    "distributed.hosts.agent.facts",
+    "distributed.hosts.agent.links",
+    "distributed.hosts.agent.main",
+)
+# The alarm ends an agent whose link was cut, which brings no end of stdin.
+BOOT = """import sys  # multimac agent
+sys.path[:] = [entry for entry in sys.path if entry]
+import json, signal, types
+signal.alarm(int(sys.argv[1]))
+for name, text in json.loads(sys.stdin.buffer.readline()):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__package__ = name.rpartition(".")[0]
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main()"""
+# $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that does not run,
+# any other can still tell of disk, memory and clock. A shim (pyenv) is slow, so it is asked once for the interpreter
+# behind it. Without the command line tools, macOS's /usr/bin/python3 only opens a dialogue: it comes last, and only
+# after asking.
+START = """
 fit() {
     case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
     "$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)' 2>/dev/null
 }
+[ -n "$2" ] && fit "$2" >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
 for p in "$(command -v python3)" /opt/homebrew/bin/python3 /usr/local/bin/python3 "$HOME"/.local/bin/python3.* \
     "$HOME"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3 /usr/bin/python3.[1-9]*; do
-    [ -x "$p" ] && real=$(fit "$p") && exec "$real" -X utf8 -c "$0"
+    [ -x "$p" ] && real=$(fit "$p") && exec "$real" -X utf8 -c "$0" "$1"
 done
 exit 69
 """
 NO_PYTHON = 69
+REMEDIES = {  # by the number of a system's error
+    28: "The disk is full: free some space there, or set project_path to another disk.",
+    13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"
+    " external disks unless Remote Login has full disk access.",
+    1: "Not permitted: on a Mac, give Remote Login full disk access, or move the project out of Documents, Desktop"
+    " and Downloads.",
+    30: "The file system there is read-only.",
+}
+
+
+class OneOf(tuple):
+    """Several shapes that a value may have."""
+
+
+# By operation. A tuple stands for a list of these values, a list for any number of the same.
+LINK = OneOf(({"latency": float}, {"failed": str, "errno": int | None}))
+PYTHON = {"path": str, "version": [int], "venv": bool}
+MEMORY = {"total": int, "available": int | None, "machine": str}
+TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_name": str, "mps": bool}
+SHAPES: dict[str, Any] = {
+    "system": {"system": str, "release": str, "machine": str, "libc": str, "pythons": [PYTHON]},
+    "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
+    "commit": {"damaged": [str]},
+    "facts": {
+        "system": str,
+        "memory": MEMORY,
+        "training": bool,
+        "python": [int],
+        "executable": str,
+        "venv": bool,
+        "versions": dict,
+        "rivals": [(str, str, bool)],
+    },
+    "clock": {"clock": float},
+    "space": {"root": str, "free": int, "held": int},
+    "code": {"differ": [str]},
+    "torch_facts": OneOf(({"late": bool}, {"failed": str}, {**TORCH, "mps_memory": int})),
+    "open": OneOf(({"wrong": str}, {"address": str, "interface": str, "port": int, "datagram_port": int})),
+    "connect": {"links": [(int, LINK)]},
+    "heard": {"heard": [int]},
+    "burst": {"sent": int},
+}
+ANSWER = {"id": int, "answer": dict}
+FAILURE = {"id": int, "error": str, "errno": int | None}
 
 _pythons: WeakKeyDictionary[Machine, str] = WeakKeyDictionary()  # that answered: they need no search
 
 
-def ask(
+def agent_call(
     machine: Machine, op: str, *, timeout: float = 600.0, payload: Sequence[bytes] = (), **request: Any
 ) -> dict[str, Any]:
-    """One operation of host_agent.py on a machine. Raises HostError: no Python there, or what went wrong."""
-    source = AGENT.read_bytes()
-    head = str(len(source)).encode() + b"\n" + source + json.dumps({"op": op, **request}).encode() + b"\n"
+    """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong."""
+    if payload:
+        request["payload"] = sum(map(len, payload))
+    life = str(int(2 * timeout))  # work that nobody waits for any more may still be finished
     python = _pythons.get(machine)
-    command = [python, "-X", "utf8", "-c", BOOT] if python else ["/bin/sh", "-c", FIND_PYTHON, BOOT]
-    done = machine.run(command, input=b"".join([head, *payload]), timeout=timeout)
-    try:
-        answer = parse_json(done.stdout)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+    command = [python, "-X", "utf8", "-c", BOOT, life] if python else start_command(life)
+    text = b"".join([sources(), request_line(0, op, request), *payload])
+    done = machine.run(command, input=text, timeout=timeout)
+    messages = filter(None, map(parse_message, done.stdout.splitlines()))
+    message = next((found for found in messages if found.get("id") == 0), None)
+    if message is None:
         raise no_answer(machine.name, done.returncode, done.stderr or done.stdout)
-    if "error" in answer:
-        raise HostError(machine.name, answer["error"], remedy=remedy_for(answer.get("errno")))
-    if isinstance(python := answer.pop("python", None), str):
+    if isinstance(python := message.get("python"), str):
         _pythons[machine] = python
-    return answer
+    return answer_in(message, machine.name, op)
+
+
+def start_command(life: str, python: str = "") -> list[str]:
+    return ["/bin/sh", "-c", START, BOOT, life, python]
+
+
+@functools.cache
+def sources() -> bytes:
+    """The line that BOOT reads."""
+    texts = [[name, (PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")] for name in SENT]
+    return json.dumps(texts).encode() + b"\n"
+
+
+def request_line(number: int, op: str, request: dict[str, Any]) -> bytes:
+    return json.dumps({"id": number, "op": op, **request}).encode() + b"\n"
+
+
+def parse_message(line: str) -> dict[str, Any] | None:
+    """An answer or an event; None for what a shell prints of its own, which may be JSON by chance."""
+    try:
+        message = parse_json(line)
+    except ValueError:
+        return None
+    return message if fits(message, OneOf((ANSWER, FAILURE, {"event": str}))) else None
+
+
+def answer_in(message: dict[str, Any], name: str, op: str) -> dict[str, Any]:
+    """Raises HostError for what the agent could not do."""
+    if "error" in message:
+        raise HostError(name, message["error"], remedy=remedy_for(message["errno"]))
+    if not fits(message["answer"], SHAPES[op]):
+        raise HostError(name, f"its Python gave an answer that is not understood ({op})")
+    return message["answer"]
+
+
+def fits(value: Any, shape: Any) -> bool:
+    """Whether what came from a host has the shape that it should."""
+    match shape:
+        case OneOf():
+            return any(fits(value, each) for each in shape)
+        case dict():
+            return isinstance(value, dict) and all(key in value and fits(value[key], shape[key]) for key in shape)
+        case tuple():
+            return isinstance(value, list) and len(value) == len(shape) and all(map(fits, value, shape))
+        case [each]:
+            return isinstance(value, list) and all(fits(item, each) for item in value)
+    return isinstance(value, shape)
 
 
 def no_answer(name: str, status: int | None, said: str) -> HostError:
-    """What to say of a FIND_PYTHON that ended without an answer."""
+    """What to say of an agent that ended without an answer."""
     if status == NO_PYTHON:
         remedy = "There: `brew install python@3.12` (Mac) or `apt-get install python3 python3-venv` (Debian)."
         return HostError(name, "no Python 3.9 or later was found", remedy=remedy)
@@ -65,14 +180,6 @@ def no_answer(name: str, status: int | None, said: str) -> HostError:
     return HostError(name, f"its Python gave no answer (status {status}): {said}")
 
 
-def remedy_for(errno: object) -> str:
+def remedy_for(errno: int | None) -> str:
     """What to do about an error number of a host's system; "" if nothing is known."""
-    remedies = {
-        28: "The disk is full: free some space there, or set project_path to another disk.",
-        13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"
-        " external disks unless Remote Login has full disk access.",
-        1: "Not permitted: on a Mac, give Remote Login full disk access, or move the project out of Documents, Desktop"
-        " and Downloads.",
-        30: "The file system there is read-only.",
-    }
-    return remedies.get(errno, "") if isinstance(errno, int) else ""
+    return REMEDIES.get(errno, "")

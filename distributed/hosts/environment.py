@@ -25,7 +25,7 @@ from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
 from . import wheelhouse
-from .agent_call import ask
+from .agent_call import agent_call
 from .code import SyncItem
 from .each import on_each
 from .paths import PROJECT
@@ -181,7 +181,7 @@ class _HostSetup:
             )
 
     def install(self, new: bool) -> str:
-        facts = ask(self.remote, "facts")
+        facts = agent_call(self.remote, "system")
         if new:
             self.make_venv(facts)
         if self.remote.run([self.python, "-m", "pip", "--version"], timeout=60).returncode:  # as uv makes environments

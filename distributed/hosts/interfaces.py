@@ -1,6 +1,7 @@
 """Which of this machine's addresses and interfaces reaches another machine (IPv4).
 
 gloo must be told: left alone it resolves the host's own name and may bind 127.0.0.1, where no other host finds it.
+The agent uses this on a host, so it needs no more than Python 3.9 until psutil is asked.
 """
 
 from __future__ import annotations
@@ -8,9 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass
-
-import psutil
+from typing import NamedTuple
 
 from whisper_tuner.errors import HostError
 
@@ -18,8 +17,7 @@ from whisper_tuner.errors import HostError
 UNFIT = re.compile(r"(lo|utun|awdl|llw|bridge)\d*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Route:
+class Route(NamedTuple):
     """This machine's own address and interface on the way to a peer."""
 
     address: str
@@ -66,17 +64,24 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
     return Route(address=address, interface=name)
 
 
+def own_interfaces() -> dict[str, list[str]]:
+    """IPv4 addresses of this machine's interfaces; an interface may have none."""
+    import psutil
+
+    found = psutil.net_if_addrs()
+    return {name: [entry.address for entry in found[name] if entry.family == socket.AF_INET] for name in found}
+
+
 def interface_with(address: str) -> str:
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
+    for name, addresses in own_interfaces().items():
+        if address in addresses:
             return name
     raise HostError(address, "no interface of this machine has this address")
 
 
 def address_on(interface: str, peer: str) -> str:
-    interfaces = psutil.net_if_addrs()
-    for entry in interfaces.get(interface, []):
-        if entry.family == socket.AF_INET:
-            return entry.address
+    interfaces = own_interfaces()
+    if addresses := interfaces.get(interface):
+        return addresses[0]
     problem = "has no IPv4 address" if interface in interfaces else "is not an interface of this machine"
     raise HostError(peer, f"{interface} {problem}", remedy=f"Its interfaces: {', '.join(sorted(interfaces))}.")

@@ -21,7 +21,7 @@ from whisper_tuner.errors import DataError, HostError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
-from .agent_call import ask
+from .agent_call import agent_call
 from .code import SyncItem
 from .each import on_each
 from .paths import PROJECT
@@ -198,7 +198,7 @@ class _HostSync:
 
     def check(self) -> dict:
         wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
-        state = ask(self.remote, "check", root=self.root, files=wanted, prune=self.prune)
+        state = agent_call(self.remote, "check", root=self.root, files=wanted, prune=self.prune)
         if state["foreign"]:
             names = ", ".join(state["foreign"][:3])
             raise HostError(
@@ -261,7 +261,7 @@ class _HostSync:
 
     def explain(self, error: HostError, name: str) -> NoReturn:
         """SFTP says no more than 'Failure' when a disk is full: look, if the host still answers."""
-        state = ask(self.remote, "check", root=self.root, files=[], prune=[])
+        state = agent_call(self.remote, "check", root=self.root, files=[], prune=[])
         if state["free"] > FULL_BYTES:
             raise error
         raise HostError(
@@ -275,7 +275,7 @@ class _HostSync:
     ) -> list[str]:
         files = [[file.item.remote, file.size, file.sha256] for file in arrived]
         request = {"root": self.root, "files": files, "stale": stale, "bundle": list(bundle)}
-        return ask(self.remote, "commit", payload=payload, **request)["damaged"]
+        return agent_call(self.remote, "commit", payload=payload, **request)["damaged"]
 
     def file_named(self, name: str) -> _File:
         return next(file for file in self.files if file.item.remote == name)

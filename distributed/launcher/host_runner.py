@@ -162,7 +162,7 @@ class HostPost:
         return f"{self._spec.run_dir}/{CHECKPOINTS}/{self.rank}.door"
 
     def _connect(self, knock: float | None) -> Machine:
-        return Remote.connect(self.host, knock=knock) if self.host else LocalMachine(self.name)
+        return Remote.connect(self.host, connect_timeout=knock) if self.host else LocalMachine(self.name)
 
     def _project(self, machine: Machine) -> str:
         return machine.expand(self.host.project_path) if self.host else str(PROJECT)

@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from distributed.hosts import interfaces
-from whisper_tuner import errors
 from whisper_tuner.errors import ExitStatus, HostError
 
 from .report import WARNING, HostFacts, Pair, Problem, unique
@@ -22,7 +19,6 @@ SHORTEST_BURST_S = 0.05
 BURST_BYTES = 8 << 20
 SLOW_MBIT = 20.0
 NO_ROUTE = {65, 113}  # EHOSTUNREACH on macOS and on Linux
-SOURCES = {module.__name__: Path(module.__file__).read_text(encoding="utf-8") for module in (errors, interfaces)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +67,7 @@ class Links:
         interface = {node.number: node.facts.host.interface or "" for node in self.nodes}
         answers = self._ask_all(
             "open",
-            lambda node: {"sources": SOURCES, "peer": node.peer, "interface": interface[node.number], "token": token},
+            lambda node: {"peer": node.peer, "interface": interface[node.number], "token": token},
         )
         for node, answer in answers:
             if "wrong" in answer:
@@ -164,7 +160,7 @@ class Links:
         place, deadline = self.places[target], min(self.deadline, time.monotonic() + seconds + 1.0)
         request = {"me": source, "address": place.address, "port": place.port, "seconds": seconds, "limit": BURST_BYTES}
         try:
-            nodes[source].session.ask("burst", deadline, **request)
+            nodes[source].session.call("burst", deadline, **request)
         except HostError:
             return  # its connection was there a moment ago: no figure is better than a false alarm
         burst = nodes[target].session.burst_from(source, deadline)
@@ -196,7 +192,7 @@ class Links:
             try:
                 yield node, node.session.answer(number, op, self.deadline)
             except HostError as error:
-                what = f"its links could not be tried: {str(error).removeprefix(node.name + ': ')}"
+                what = f"its links could not be tried: {error.args[0].removeprefix(node.name + ': ')}"
                 self._add(node, what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
 
     def _name(self, number: int) -> str:

@@ -19,22 +19,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from distributed.hosts.agent_call import remedy_for
 from distributed.hosts.code import code_items
 from distributed.hosts.environment import own_pins
 from distributed.hosts.interfaces import route_to
-from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.paths import PROJECT
 from distributed.plan.job import Job
 from distributed.plan.rendezvous import check_is_this_machine, meeting_address
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.data.audio_check import Stopped
-from whisper_tuner.errors import ConfigError, HostError, TunerError
-from whisper_tuner.model import machine_memory
+from whisper_tuner.errors import ConfigError, TunerError
 
 from .checks import Checks
 from .links import Links, Node
+from .look import Look, Questions
 from .needs import needs_of, read_own_files
 from .report import WARNING, HostFacts, Problem, Report
 from .session import NotInTime, Session
@@ -42,11 +41,6 @@ from .session import NotInTime, Session
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
 CONNECT_S = 5.0
 FACTS_BY, TORCH_BY, LINKS_BY = 8.0, 8.5, 13.0
-TORCH_ALARM_S = 12
-CLOCK_TRIES = 3
-BUSY = "Is it busy, or its network slow? Try: ssh"
-MEMORY = {machine_memory.__name__: Path(machine_memory.__file__).read_text(encoding="utf-8")}
-OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 
 def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: Path | None = None) -> Report:
@@ -57,34 +51,13 @@ def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: P
     return _Preflight(job, hosts, sync, hosts_file).run()
 
 
-class _Look:
-    """One host, looked at by a thread of its own."""
-
-    def __init__(self, number: int, facts: HostFacts):
-        self.number, self.facts = number, facts
-        self.problems: list[Problem] = []
-        self.session: Session | None = None
-        self.remote: Remote | None = None
-        self.torch: int | None = None  # the request's number
-        self.differ: list[str] = []
-        self.step = "connecting"
-        self.done = threading.Event()
-
-    def problem(self, check: str, what: str, remedy: str = "", **more) -> None:
-        self.problems.append(Problem(hosts=(self.facts.name,), what=what, remedy=remedy, check=check, **more))
-
-    def failed(self, check: str, error: TunerError, *, remedy: str = "") -> None:
-        remedy = error.remedy or remedy_for(getattr(error, "errno", None)) or remedy
-        self.problem(check, error.args[0].removeprefix(f"{self.facts.name}: "), remedy, status=error.exit_status)
-
-
 class _Preflight:
     def __init__(self, job: Job | None, hosts: Hosts, sync: bool, hosts_file: Path | None):
         self.job, self.hosts, self.sync = job, hosts, sync
         named = hosts_file or (job and job.distribution.hosts_config)
         self.setup = f"multimac hosts setup --hosts {named}" if named else "multimac hosts setup"
         self.begin = time.monotonic()
-        self.looks = [_Look(number, HostFacts(host=host)) for number, host in enumerate(hosts.all)]
+        self.looks = [Look(number, HostFacts(host=host)) for number, host in enumerate(hosts.all)]
         self.lock = threading.Lock()
         self.over = False
         self.files: tuple[list, list[Problem]] | None = None
@@ -127,8 +100,7 @@ class _Preflight:
             raise self.defects[0]
         for look in self.looks:
             if not look.done.is_set():
-                check = "ssh" if look.session is None else "python"
-                look.problem(check, f"not done after {FACTS_BY:.0f} s: {look.step}", f"{BUSY} {look.facts.name}")
+                look.not_done(FACTS_BY)
 
     def _do(self, work: Callable[[], None], done: threading.Event) -> None:
         try:
@@ -142,7 +114,7 @@ class _Preflight:
         with contextlib.suppress(Stopped):
             self.files = read_own_files(self.job, self.looks[0].facts.name, self.stop_reading)
 
-    def _look(self, look: _Look) -> None:
+    def _look(self, look: Look) -> None:
         host = look.facts.host
         try:
             if look.number == 0:
@@ -159,43 +131,24 @@ class _Preflight:
         except TunerError as error:
             look.failed("ssh", error)
             return
-        self._gather(look, session, project)
+        look.gather(session, self._questions(look, project), self.at(FACTS_BY))
 
-    def _gather(self, look: _Look, session: Session, project: str) -> None:
-        look.step = "waiting for its Python"
-        facts, deadline = look.facts, self.at(FACTS_BY)
-        try:
-            about = {"names": list(self.pins.all), "project": project, "memory": MEMORY}
-            facts.facts = session.ask("facts", deadline, **about)
-            facts.clock_ahead_s = _clock(session, deadline)
-        except HostError as error:
-            look.failed("python", error, remedy=f"{BUSY} {look.facts.name}")
-            return
-        wanted = facts.host.device or (self.job.profile.device if self.job else "auto")
-        # For the CPU there is nothing to ask torch, whose import takes seconds.
-        if facts.facts["training"] and "torch" in facts.facts["versions"] and wanted != "cpu":
-            look.torch = session.send("torch", seconds=TORCH_ALARM_S)
-        # The master's run folder may be on another disk than the project.
-        runs = [str(self.job.profile.runs_dir)] if look.number == 0 and self.job else []
-        try:
-            for folder in (project, *runs):
-                facts.space = session.ask("space", deadline, project=folder, held=[STORE])
-        except HostError as error:
-            look.failed("folder", error, remedy=OTHER_FOLDER)
+    def _questions(self, look: Look, project: str) -> Questions:
+        device = look.facts.host.device or (self.job.profile.device if self.job else "auto")
+        asked = {"names": list(self.pins.all), "project": project, "device": device}
         if look.number:
-            try:
-                look.differ = session.ask("code", deadline, project=project, files=self.code)["differ"]
-                facts.to_send = len(look.differ)
-            except HostError as error:
-                look.failed("code", error)
+            return Questions(folders=[project], code=self.code, **asked)
+        # The master's run folder may be on another disk than the project.
+        runs = [str(self.job.profile.runs_dir)] if self.job else []
+        return Questions(folders=[project, *runs], **asked)
 
-    def _check_master(self, look: _Look) -> None:
+    def _check_master(self, look: Look) -> None:
         try:
             check_is_this_machine(look.facts.host)
         except ConfigError as error:
             look.failed("ssh", error)
 
-    def _keep_or_close(self, look: _Look, kind: str, opened: Remote | Session) -> None:
+    def _keep_or_close(self, look: Look, kind: str, opened: Remote | Session) -> None:
         """What was opened after the preflight had ended is closed again."""
         with self.lock:
             if not self.over:
@@ -206,13 +159,7 @@ class _Preflight:
 
     def _await_torch(self, seconds: float) -> None:
         for look in self.looks:
-            if look.torch is not None and look.facts.torch is None:
-                try:
-                    look.facts.torch = look.session.answer(look.torch, "torch", self.at(seconds))
-                except NotInTime:
-                    continue
-                except HostError as error:
-                    look.facts.torch = {"failed": str(error)}
+            look.await_torch(self.at(seconds))
 
     def _links(self) -> tuple[list, list[Problem]]:
         able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
@@ -277,14 +224,3 @@ class _Preflight:
         for remote in connected.values():
             remote.close()
         return {}
-
-
-def _clock(session: Session, deadline: float) -> float:
-    """How far a host's clock is ahead, by the quickest of a few questions."""
-    found = []
-    for _ in range(CLOCK_TRIES):
-        asked = time.time()
-        there = session.ask("clock", deadline)["clock"]
-        answered = time.time()
-        found.append((answered - asked, there - (asked + answered) / 2))
-    return min(found)[1]

@@ -1,32 +1,28 @@
-"""The master's side of one preflight agent: start it on a machine, ask it, end it."""
+"""The master's side of one agent that answers until it is told to end."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-from distributed.hosts.agent_call import FIND_PYTHON, no_answer
+from distributed.hosts.agent_call import (
+    answer_in,
+    fits,
+    no_answer,
+    parse_message,
+    request_line,
+    sources,
+    start_command,
+)
 from distributed.ssh.machine import Machine, Process
 from whisper_tuner.errors import HostError
-from whisper_tuner.json_text import parse_json
 
-AGENT = Path(__file__).with_name("agent.py")
 LIFE_S = 25  # after which an agent ends whatever happens
 END_S = 1.0
-BOOT = f"""import signal, sys
-signal.alarm({LIFE_S})
-sys.path[:] = [entry for entry in sys.path if entry]
-f = sys.stdin.buffer
-exec(compile(f.read(int(f.readline())), "preflight_agent", "exec"), {{"__name__": "__main__"}})"""
-# The Python that trains if it runs at all; else another one, which can still tell of disk, memory and clock.
-START = """
-"$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1)' 2>/dev/null && exec "$1" -X utf8 -c "$0" training
-"""
+BURST = {"event": str, "source": int, "bytes": int, "seconds": float}
 
 
 class NotInTime(HostError):
@@ -34,12 +30,12 @@ class NotInTime(HostError):
 
 
 class Session:
-    """Any thread may ask. Raises HostError for what the agent could not do, NotInTime for silence."""
+    """Any thread may call. Raises HostError for what the agent could not do, NotInTime for silence."""
 
     def __init__(self, machine: Machine, python: str):
         self.name = machine.name
-        line = ["/bin/sh", "-c", START + FIND_PYTHON, BOOT, machine.expand(python)]
-        self._process: Process = machine.start(line, env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"})
+        command = start_command(str(LIFE_S), machine.expand(python))
+        self._process: Process = machine.start(command, env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"})
         self._numbers = itertools.count()
         self._news = threading.Condition()
         self._answers: dict[int, dict[str, Any]] = {}
@@ -47,17 +43,17 @@ class Session:
         self._said: list[str] = []
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()
-        source = AGENT.read_bytes()
-        self._process.write(str(len(source)).encode() + b"\n" + source)
+        self._process.write(sources())
 
-    def ask(self, op: str, deadline: float, **request: Any) -> dict[str, Any]:
+    def call(self, op: str, deadline: float, **request: Any) -> dict[str, Any]:
         """deadline: by time.monotonic()."""
         return self.answer(self.send(op, **request), op, deadline)
 
     def send(self, op: str, **request: Any) -> int:
+        """The request's number, for `answer`."""
         number = next(self._numbers)
         with contextlib.suppress(HostError):  # it has ended: the answer will say so
-            self._process.write(json.dumps({"id": number, "op": op, **request}).encode() + b"\n")
+            self._process.write(request_line(number, op, request))
         return number
 
     def answer(self, number: int, op: str, deadline: float) -> dict[str, Any]:
@@ -65,14 +61,10 @@ class Session:
             self._news.wait_for(lambda: number in self._answers or self._ended, max(0.0, deadline - time.monotonic()))
             found = self._answers.pop(number, None)
         if found is None and self._ended:
-            raise self._gone()
+            raise no_answer(self.name, self._process.wait(END_S), "\n".join(self._said))
         if found is None:
             raise NotInTime(self.name, f"no answer in time ({op})")
-        if "error" in found:
-            error = HostError(self.name, found["error"])
-            error.errno = found["errno"]
-            raise error
-        return found["answer"]
+        return answer_in(found, self.name, op)
 
     def burst_from(self, source: int, deadline: float) -> dict[str, Any] | None:
         """What a burst of host number `source` brought to this host; None if it has not ended in time."""
@@ -93,31 +85,15 @@ class Session:
 
     def _read(self) -> None:
         for line in self._process.lines():
-            message = _message(line)
-            if message is None:
-                self._said = [*self._said[-20:], line]
-                continue
+            message = parse_message(line)
             with self._news:
-                if "event" in message:
-                    self._bursts.append(message)
-                else:
+                if message is None:
+                    self._said = [*self._said[-20:], line]
+                elif "id" in message:
                     self._answers[message["id"]] = message
+                elif fits(message, BURST):
+                    self._bursts.append(message)
                 self._news.notify_all()
         with self._news:
             self._ended = True
             self._news.notify_all()
-
-    def _gone(self) -> HostError:
-        return no_answer(self.name, self._process.wait(END_S), "\n".join(self._said))
-
-
-def _message(line: str) -> dict[str, Any] | None:
-    """An answer, or the end of a burst; None for what a shell prints of its own, which may be JSON by chance."""
-    try:
-        message = parse_json(line)
-    except ValueError:
-        return None
-    if not isinstance(message, dict):
-        return None
-    is_answer = isinstance(message.get("id"), int) and ("answer" in message or {"error", "errno"} <= set(message))
-    return message if is_answer or {"event", "source", "bytes", "seconds"} <= set(message) else None

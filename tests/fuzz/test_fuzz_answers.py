@@ -12,15 +12,16 @@ from hypothesis import example
 from packaging.specifiers import SpecifierSet
 
 from distributed.hosts import environment
-from distributed.hosts.agent_call import ask
+from distributed.hosts.agent_call import agent_call
 from distributed.launcher.worker_group import Crew
 from distributed.preflight.session import Session
 from distributed.ssh.machine import Completed
 
-ANSWER = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000, "root": "/home/anna/tuner"}
-FAILURE = {"error": "/data: Permission denied", "errno": 13}
+CHECKED = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000}
+ANSWER = {"id": 0, "answer": CHECKED, "python": "/usr/bin/python3"}
+FAILURE = {"id": 0, "error": "/data: Permission denied", "errno": 13}
 BURST = {"event": "burst", "source": 1, "bytes": 9000, "seconds": 0.5}
-SAID = [{"id": 0, "answer": {"clock": 1763726400.0}}, {"id": 0, **FAILURE}, BURST]
+SAID = [{"id": 0, "answer": {"clock": 1763726400.0}}, FAILURE, BURST]
 PROBED = [True, {"torch": "2.13.0", "numpy": "2.1.0"}]
 PINS = environment.Pins(direct=(), all={"torch": "2.13.0", "numpy": "2.1.0"}, python=SpecifierSet(">=3.11"))
 HELLO = {"type": "hello", "pid": 4711, "system": "Darwin", "source": "f00"}
@@ -64,8 +65,11 @@ class FakeHost:
 @example(data=b"null")
 @example(data=b'{"error": "/data: Permission denied"}')
 def test_an_answer(data: bytes):
-    answer = outcome(ask, FakeHost(data), "check", names="mini: ")
-    assert answer is None or isinstance(answer, dict)
+    answer = outcome(agent_call, FakeHost(data), "check", names="mini: ")
+    if answer is not None:
+        assert all(isinstance(number, int) for pair in answer["missing"] for number in pair)
+        assert all(isinstance(name, str) for name in (*answer["stale"], *answer["foreign"]))
+        assert isinstance(answer["free"], int)
 
 
 @fuzz("a preflight agent's lines", damaged_json(*SAID))
@@ -79,7 +83,7 @@ def test_the_preflight_reads_on(data: bytes):
     outcome(session.answer, 0, "clock", 0.0, names="mini: ")
     assert outcome(session.answer, 99, "clock", soon) == {"clock": 2.0}
     burst = outcome(session.burst_from, 1, soon)
-    assert burst is None or "seconds" in burst
+    assert burst is None or (isinstance(burst["seconds"], float) and isinstance(burst["bytes"], int))
 
 
 @fuzz("what an environment holds", damaged_json(PROBED))

@@ -14,7 +14,7 @@ from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed.hosts import agent as host_agent
+from distributed.hosts.agent import files as host_files
 from distributed.hosts.code import SyncItem
 from distributed.hosts.sync import LocalHashes
 from whisper_tuner.data import features
@@ -72,7 +72,7 @@ def test_hashes_on_a_host(clip: Path, data: bytes):
     clip.with_name(".sync").mkdir(exist_ok=True)
     written(clip, ".sync/index.json", data)
     files = [["clip.wav", SIZE, HASH, True], ["new.wav", 1, HASH, False]]
-    state = outcome(host_agent.check, str(clip.parent), files, ["data"])
+    state = outcome(host_files.check, str(clip.parent), files, ["data"])
     assert [position for position, _ in state["missing"]] in ([0, 1], [1])
 
 

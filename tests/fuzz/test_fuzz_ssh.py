@@ -13,11 +13,12 @@ from damage import damaged
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed.ssh import connection as remote
 from distributed.ssh import known_hosts
 from distributed.ssh import settings as ssh_settings
+from distributed.ssh.authentication import usable_keys
 from distributed.ssh.host import Host
 from distributed.ssh.known_hosts import Verdict
+from distributed.ssh.process import RemoteProcess
 
 KEY = b"AAAAC3NzaC1lZDI1NTE5AAAAIJjGTaYOg3pbwRtmRnkFLHQvjIjlRjSIFdCNQS4kSuVP"
 KNOWN = b"""\
@@ -95,7 +96,7 @@ class FakeChannel:
 @example(data=b"process group " + b"9" * 5000 + b"\nhello\n")
 def test_a_session_tells_its_process_group(data: bytes):
     """It is killed by that number: a shell's own words must never be taken for it, least of all `1`, which is all."""
-    process = outcome(remote.RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
+    process = outcome(RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
     assert process is None or process.pid > 1
 
 
@@ -107,5 +108,5 @@ def test_a_private_key(folder: Path, data: bytes):
     settings = SimpleNamespace(identities=(file,), identities_only=True, agent=None)
     tried: list[str] = []
     with contextlib.ExitStack() as stack:
-        found = outcome(lambda: list(remote._keys(settings, tried, stack)))
+        found = outcome(lambda: list(usable_keys(settings, tried, stack)))
     assert len(found) + len(tried) == 1

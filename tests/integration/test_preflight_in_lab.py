@@ -24,7 +24,7 @@ with preflight(None, load_hosts(sys.argv[1])) as report:
     pairs = [dataclasses.asdict(pair) for pair in report.pairs]
     print(json.dumps({"seconds": report.seconds, "problems": problems, "pairs": pairs, "summary": report.summary()}))
 """
-AGENT = "preflight_agent"
+AGENT = "multimac agent"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """How much memory this machine has, how much of it is available, and which machine it is.
 
-Sent as text to a host that is looked at (see distributed/preflight/agent.py), whose Python may be 3.9 and lack psutil:
+Sent as text to hosts (see distributed/hosts/agent_call.py), whose Python may be 3.9 and lack psutil:
 so nothing else of this project is imported.
 """
 

@@ -11,7 +11,7 @@ import pytest
 from loopback_sshd import SshServer
 
 from distributed.hosts import sync as sync_module
-from distributed.hosts.agent_call import ask
+from distributed.hosts.agent_call import agent_call
 from distributed.hosts.code import SyncItem, code_folders, code_items, folder_items
 from distributed.hosts.sync import sync
 from distributed.ssh.connection import Remote
@@ -149,20 +149,22 @@ def test_small_files_travel_together(remote, there, tmp_path, monkeypatch):
 
     def counted(machine, op, **request):
         operations.append(op)
-        return ask(machine, op, **request)
+        return agent_call(machine, op, **request)
 
-    monkeypatch.setattr(sync_module, "ask", counted)
+    monkeypatch.setattr(sync_module, "agent_call", counted)
     assert run(remote, make(tmp_path / "src", contents)).files == 300
     assert operations == ["check", "commit"]
     assert {path.name: path.read_bytes() for path in (there / "data").iterdir()} == contents
 
 
 def test_of_a_bundle_that_is_cut_off_the_whole_files_are_kept(remote, there):
-    ask(remote, "check", root=str(there), files=[], prune=[])
+    agent_call(remote, "check", root=str(there), files=[], prune=[])
     digests = [hashlib.sha256(content).hexdigest() for content in (b"whole", b"cut off")]
     files = [["data/whole", 5, digests[0]], ["data/cut", 7, digests[1]]]
     bundle = [[digests[0], 5], [digests[1], 7]]
-    answer = ask(remote, "commit", root=str(there), files=files, stale=[], bundle=bundle, payload=[b"whole", b"cut"])
+    answer = agent_call(
+        remote, "commit", root=str(there), files=files, stale=[], bundle=bundle, payload=[b"whole", b"cut"]
+    )
     assert answer == {"damaged": ["data/cut"]}
     assert (there / "data/whole").read_bytes() == b"whole"
     assert not (there / "data/cut").exists() and not list((there / ".sync").glob("*.part"))
@@ -306,10 +308,3 @@ def test_folder_items_skips_hidden_files_and_follows_links(tmp_path):
     assert [item.remote for item in folder_items(tmp_path / "model", "m")] == ["m/a/b", "m/link"]
     with pytest.raises(DataError, match="no such folder"):
         folder_items(tmp_path / "none", "m")
-
-
-def test_facts_name_a_usable_python(remote):
-    facts = ask(remote, "facts")
-    assert facts["memory"] > 1 << 28
-    assert abs(facts["clock"] - time.time()) < 5
-    assert any(entry["version"] >= [3, 9] for entry in facts["pythons"])

@@ -67,7 +67,7 @@ def agents() -> list[str]:
 
 def is_ours(process: psutil.Process) -> bool:
     line = " ".join(process.info["cmdline"] or ())
-    if not ("-X utf8 -c" in line and "preflight_agent" in line) and "torch.backends.mps" not in line:
+    if not ("-X utf8 -c" in line and "multimac agent" in line) and "torch.backends.mps" not in line:
         return False
     try:
         values = process.environ()
@@ -216,10 +216,10 @@ def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path, number
 def test_an_agent_ends_by_itself(monkeypatch):
     from distributed.ssh.machine import LocalMachine
 
-    monkeypatch.setattr(preflight_session, "BOOT", preflight_session.BOOT.replace("alarm(25)", "alarm(2)"))
+    monkeypatch.setattr(preflight_session, "LIFE_S", 1)
     session = preflight_session.Session(LocalMachine("here"), sys.executable)
-    assert session.ask("clock", time.monotonic() + 10)["clock"] == pytest.approx(time.time(), abs=5)
+    assert session.call("clock", time.monotonic() + 10)["clock"] == pytest.approx(time.time(), abs=5)
     assert session.ended(5)
     with pytest.raises(HostError, match="gave no answer"):
-        session.ask("clock", time.monotonic() + 1)
+        session.call("clock", time.monotonic() + 1)
     wait_until_no_agent_is_left()

@@ -287,15 +287,15 @@ def test_unknown_name_and_silent_port(ssh_server):
         Remote.connect(replace(ssh_server.host, port=port), timeout=1)
 
 
-def test_a_host_that_is_not_there_is_given_up_after_the_knock(ssh_server):
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
+def test_a_host_that_is_not_there_is_given_up_after_the_connect_timeout(ssh_server):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
         for _ in range(2):  # as many as find a place; the next one gets no answer
             caller = waiting.enter_context(socket.socket())
             caller.setblocking(False)
-            caller.connect_ex(deaf.getsockname())
+            caller.connect_ex(full.getsockname())
         begun = time.monotonic()
         with pytest.raises(HostError, match="no answer"):
-            Remote.connect(replace(ssh_server.host, port=deaf.getsockname()[1]), timeout=60, knock=0.5)
+            Remote.connect(replace(ssh_server.host, port=full.getsockname()[1]), timeout=60, connect_timeout=0.5)
         assert time.monotonic() - begun < 30
 
 

@@ -1,0 +1,186 @@
+"""What this host is, what its Python has, and what lies in the project folder; nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from whisper_tuner.model.machine_memory import machine_memory
+
+from .files import sha256
+from .session import start_child
+
+OURS = ("distributed", "exogym", "whisper_tuner")
+PYTHON_NAMES = "python3.14 python3.13 python3.12 python3.11 python3"
+PYTHON_FOLDERS = (
+    "/opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin ~/.local/bin ~/.pyenv/versions/*/bin"
+    " ~/.local/share/uv/python/*/bin /Library/Frameworks/Python.framework/Versions/*/bin"
+)
+LOOK_AT_PYTHON = """
+import importlib.util, json, sys, sysconfig
+venv = all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip"))
+print(json.dumps([list(sys.version_info[:3]), sysconfig.get_platform(), venv, sys.prefix != sys.base_prefix]))
+"""
+LOOK_AT_TORCH = """
+import json, signal, sys
+signal.alarm(int(sys.argv[1]))
+import torch
+cuda, mps = torch.cuda, torch.backends.mps.is_available()
+card = cuda.get_device_properties(0) if cuda.is_available() else None
+print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads(),
+                  "cuda": cuda.device_count() if card else 0, "cuda_memory": card.total_memory if card else 0,
+                  "cuda_name": card.name if card else "", "mps": mps,
+                  "mps_memory": torch.mps.recommended_max_memory() if mps else 0}))
+"""
+
+
+def system() -> dict:
+    """This host's system, and which pythons it has that could make an environment."""
+    return {
+        "system": platform.system(),
+        "release": platform.mac_ver()[0] or platform.release(),
+        "machine": platform.machine(),
+        "libc": platform.libc_ver()[1],
+        "pythons": pythons(),
+    }
+
+
+def pythons() -> list:
+    """Each distinct interpreter: path, version, platform, whether it can make a virtual environment."""
+    found = {}
+    for path in candidates():
+        real = os.path.realpath(path)
+        if real not in found:
+            found[real] = look_at_python(path)
+    return [entry for entry in found.values() if entry]
+
+
+def candidates() -> list:
+    places = [Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+    for pattern in PYTHON_FOLDERS.split():
+        anchor, star, rest = str(Path(pattern).expanduser()).partition("*")
+        places += sorted(Path(anchor).glob("*" + rest)) if star else [Path(anchor)]
+    paths = [place / name for place in places for name in PYTHON_NAMES.split()]
+    return [str(path) for path in dict.fromkeys(paths) if os.access(str(path), os.X_OK) and not is_stub(path)]
+
+
+def is_stub(path: Path) -> bool:
+    """macOS ships a /usr/bin/python3 that only opens a dialogue until the command line tools are installed."""
+    if platform.system() != "Darwin" or path.parent != Path("/usr/bin"):
+        return False
+    return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode != 0
+
+
+def look_at_python(path: str) -> dict | None:
+    """None if it does not run, or is of a virtual environment itself."""
+    try:
+        done = subprocess.run([path, "-I", "-c", LOOK_AT_PYTHON], capture_output=True, timeout=20)
+        version, tag, venv, is_venv = json.loads(done.stdout)
+    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
+        return None
+    return None if is_venv else {"path": path, "version": version, "platform": tag, "venv": venv}
+
+
+def facts(names: list, project: str) -> dict:
+    """What the preflight wants to know of this host and of the Python that runs this."""
+    versions = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "system": platform.system(),
+        "memory": machine_memory(),
+        "training": "training" in sys.argv,
+        "python": list(sys.version_info[:3]),
+        "executable": sys.executable,
+        "venv": sys.prefix != sys.base_prefix,
+        "versions": versions,
+        "rivals": rivals(Path(project).expanduser()),
+    }
+
+
+def rivals(project: Path) -> list:
+    """[name, place, whether it would be loaded instead of ours] of other packages with our names.
+
+    Workers get the project by PYTHONPATH: only what stands before that wins (a .pth file or an import hook).
+    """
+    standard = str(Path(os.__file__).parent)
+    stdlib = next((i for i, entry in enumerate(sys.path) if entry == standard), 0)
+    path_finder = importlib.machinery.PathFinder
+    before = sys.meta_path.index(path_finder) if path_finder in sys.meta_path else 0
+    found = []
+    for name in OURS:
+        for finder in sys.meta_path[:before]:
+            spec = finder.find_spec(name, None) if hasattr(finder, "find_spec") else None
+            if spec and spec.origin:
+                found.append([name, spec.origin, True])
+        for position, entry in enumerate(sys.path):
+            if entry in ("", str(project), str(project / "gym")):
+                continue
+            spec = path_finder.find_spec(name, [entry])
+            if spec and spec.origin:
+                found.append([name, str(Path(spec.origin).parent.parent), position < stdlib])
+    return [entry for position, entry in enumerate(found) if entry not in found[:position]]
+
+
+def space(project: str, held: list) -> dict:
+    """Write a file where the project is or will be; how much is free there, and what its folders `held` hold."""
+    root = Path(project).expanduser()
+    folder = next(place for place in (root, *root.parents) if place.exists())
+    try:
+        next(folder.iterdir(), None)
+        with tempfile.TemporaryFile(prefix=".preflight-", dir=str(folder)) as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"{folder} cannot be used for {root}") from None
+    return {
+        "root": str(root),
+        "free": shutil.disk_usage(str(folder)).free,
+        "held": sum(size_below(root / name) for name in held),
+    }
+
+
+def size_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def code(project: str, files: list) -> dict:
+    """Which of the files [name, sha256] are missing or different under the project folder."""
+    root = Path(project).expanduser()
+    differ = []
+    for name, digest in files:
+        try:
+            same = sha256(root / name) == digest
+        except OSError:
+            same = False
+        if not same:
+            differ.append(name)
+    return {"differ": differ}
+
+
+def torch_facts(seconds: int) -> dict:
+    """What torch can use; in a process of its own, which also ends on an alarm of its own."""
+    child = start_child([sys.executable, "-c", LOOK_AT_TORCH, str(seconds)])
+    out, err = child.communicate()
+    if child.returncode == -signal.SIGALRM:
+        return {"late": True}
+    if child.returncode:
+        last = err.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
+        return {"failed": last[-1][:300]}
+    return json.loads(out.decode().splitlines()[-1])

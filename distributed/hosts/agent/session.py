@@ -1,0 +1,59 @@
+"""Requests on stdin, answers on stdout, each one line of JSON.
+
+A request is `{"id", "op", ...}`; its `payload` is a number of bytes that follow the line. An answer is `{"id",
+"answer", "python"}` or `{"id", "error", "errno"}`, in any order. An `event` comes without a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+
+children: list = []  # processes that end with the agent
+_writing = threading.Lock()
+
+
+def say(**message) -> None:
+    with _writing, contextlib.suppress(OSError):  # the caller may have gone
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def start_child(command: list) -> subprocess.Popen:
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    children.append(child)
+    return child
+
+
+def serve(operations: dict) -> None:
+    """Answer until stdin ends, each request in a thread of its own; then finish what was asked, and end.
+
+    A file that has arrived is always entered in the index, even if the caller has gone.
+    """
+    threads = []
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        if "payload" in request:
+            request["payload"] = sys.stdin.buffer.read(request["payload"])
+        threads.append(threading.Thread(target=answer, args=(operations, request), daemon=True))
+        threads[-1].start()
+    for child in children:
+        child.kill()
+    for thread in threads:
+        thread.join()
+    os._exit(0)  # other threads may still be waiting for connections
+
+
+def answer(operations: dict, request: dict) -> None:
+    number, name = request.pop("id"), request.pop("op")
+    try:
+        say(id=number, answer=operations[name](**request), python=sys.executable)
+    except OSError as error:
+        where = error.filename or request.get("root", name)  # a write names no file
+        say(id=number, error=f"{where}: {error.strerror or error}", errno=error.errno)
+    except Exception as error:  # the boundary: whatever it is must reach the caller
+        say(id=number, error=f"{type(error).__name__}: {error}", errno=None)

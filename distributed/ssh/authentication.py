@@ -1,0 +1,155 @@
+"""Who answers, and who asks: the host's key against known_hosts, then the user's keys.
+
+Host keys are never accepted here: an unknown or changed key is refused with the command that settles it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+
+from whisper_tuner.errors import HostError, HostKeyError
+
+from . import known_hosts
+from .host import Host
+from .known_hosts import KnownHosts, Verdict
+from .process import FAILURES
+from .settings import SshSettings
+
+AGENT_TIMEOUT_S = 10.0
+# What paramiko raises for a key file; it asserts that both halves of an Ed25519 key fit.
+BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
+FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+
+
+def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
+    """Key exchange, then the host key's check; nothing is sent to a host whose key does not pass."""
+    known = known_hosts.load(settings.known_hosts)
+    name = settings.key_alias or known_hosts.lookup_name(settings.hostname, settings.port)
+    options = transport.get_security_options()
+    kinds = [
+        k for kind in known.kinds(name) for k in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))
+    ]
+    options.key_types = sorted(options.key_types, key=lambda kind: kinds.index(kind) if kind in kinds else len(kinds))
+    options.ciphers = sorted(options.ciphers, key=lambda cipher: cipher not in FASTEST_CIPHERS)
+    transport.banner_timeout = timeout
+    transport.start_client(timeout=timeout)
+    key = transport.get_remote_server_key()
+    verdict = known.check(name, key.asbytes())
+    if verdict is not Verdict.KNOWN:
+        raise _key_error(host, settings, known, name, key, verdict)
+
+
+def _key_error(
+    host: Host, settings: SshSettings, known: KnownHosts, name: str, key: paramiko.PKey, verdict: Verdict
+) -> HostKeyError:
+    finger = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+    if verdict is Verdict.REVOKED:
+        what, remedy = f"its key {finger} is marked @revoked in known_hosts", "Do not connect to it."
+    elif verdict is Verdict.CHANGED:
+        entry = known.of(name)[0]
+        old = f"{entry.file}:{entry.line}"
+        what = f"its key has CHANGED: it is now {finger}, unlike {old}. Somebody may be in between"
+        remedy = f"If you know why (reinstalled?): ssh-keygen -R {shlex.quote(name)} && ssh {settings.target}"
+    else:
+        skipped = [f"{file}:{line}" for file, line in known.authorities]
+        note = f" (@cert-authority lines are not supported: {', '.join(skipped)})" if skipped else ""
+        kind = key.get_name().removeprefix("ssh-").partition("-")[0]
+        what = f"its key is not known here: {finger}{note}"
+        remedy = (
+            f"Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` over there,"
+            f" and accept it once with: ssh {settings.target}"
+        )
+    return HostKeyError(host.address, what, remedy=remedy)
+
+
+def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
+    """Offer the agent's keys and the key files, in ssh's order. Raises HostError that lists what was tried."""
+    transport.auth_timeout = timeout
+    tried: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for label, key in usable_keys(settings, tried, stack):
+            tried.append(label)
+            try:
+                if not transport.auth_publickey(settings.user, key):
+                    return
+                tried[-1] += " (accepted, but the host asks for more than a key)"
+            except paramiko.BadAuthenticationType as error:
+                raise HostError(
+                    host.address, f"it takes no keys, only {', '.join(error.allowed_types)}", remedy=settings.try_it
+                ) from error
+            except paramiko.AuthenticationException:
+                continue
+            except FAILURES:
+                tried.append("(then it closed the connection)")
+                break
+    raise _not_accepted(host, settings, tried)
+
+
+def _not_accepted(host: Host, settings: SshSettings, tried: list[str]) -> HostError:
+    if host.key_path and not host.key_path.exists() and not tried:
+        remedy = 'Name a private key with "ssh_key_path", for example ~/.ssh/id_ed25519; `ssh-keygen` makes one.'
+        return HostError(host.address, f"there is no key {host.key_path}", remedy=remedy)
+    what = f"no key was accepted for user {settings.user}; tried: {', '.join(tried) or 'none found'}"
+    if locked := [label.split()[0] for label in tried if "passphrase" in label]:
+        return HostError(host.address, what, remedy=f"Run: ssh-add {locked[0]}")
+    only = len(settings.identities) == 1
+    key = f"-i {shlex.quote(str(settings.identities[0]))} " if only else ""
+    return HostError(host.address, what, remedy=f"Run: ssh-copy-id {key}{settings.target}")
+
+
+def usable_keys(
+    settings: SshSettings, tried: list[str], stack: contextlib.ExitStack
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    """Keys to offer, with the words for each; files that cannot be used are put into `tried`."""
+    wanted = {path: blob for path in settings.identities if (blob := _public_blob(path))}
+    offered: set[bytes] = set()
+    agent = _Agent.open(settings.agent, stack)
+    keys = agent.get_keys() if agent else ()
+    for key in sorted(keys, key=lambda key: key.asbytes() not in wanted.values()):
+        if key.asbytes() in wanted.values() or not settings.identities_only:
+            offered.add(key.asbytes())
+            yield f"agent:{key.comment or key.get_name()}", key
+    for path in settings.identities:
+        if not path.exists() or wanted.get(path) in offered:
+            continue
+        try:
+            yield str(path), paramiko.PKey.from_path(path)
+        except (*BAD_KEY, *FAILURES) as error:
+            locked = (
+                isinstance(error, TypeError | paramiko.PasswordRequiredException) or "password" in str(error).lower()
+            )
+            tried.append(f"{path} ({'has a passphrase, and the agent does not hold it' if locked else 'unreadable'})")
+
+
+def _public_blob(path: Path) -> bytes | None:
+    try:
+        entry = known_hosts.parse("x " + path.with_name(path.name + ".pub").read_text("utf-8", "replace"), path, 1)
+    except OSError:
+        return None
+    return entry.blob if entry else None
+
+
+class _Agent(paramiko.agent.AgentSSH):
+    """An agent at a socket of the user's choice (IdentityAgent); paramiko's own knows SSH_AUTH_SOCK only."""
+
+    @classmethod
+    def open(cls, path: Path | None, stack: contextlib.ExitStack) -> _Agent | None:
+        if path is None:
+            return None
+        agent = cls()
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.settimeout(AGENT_TIMEOUT_S)
+        try:
+            sock.connect(str(path))
+            sock.settimeout(None)  # the agent may ask its user
+            agent._connect(sock)
+        except FAILURES:
+            return None
+        return agent

@@ -1,0 +1,120 @@
+"""A command on a host: its input, its output, its end. What paramiko raises on the way is in FAILURES."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import paramiko
+
+from whisper_tuner.errors import HostError
+
+from .machine import ANNOUNCED, Completed
+
+if TYPE_CHECKING:
+    from .connection import Remote
+
+LOST = 255
+SOME_SIGNAL = 128
+FAILURES = (paramiko.SSHException, OSError, EOFError)
+
+
+class RemoteProcess:
+    """A command on a host; the leader of its own process group there."""
+
+    def __init__(self, remote: Remote, channel: paramiko.Channel):
+        self.name = remote.name
+        self._remote, self._channel = remote, channel
+        self._lines = lines_of(channel)
+        first = next(self._lines, "")
+        announced = ANNOUNCED.fullmatch(first)
+        if not announced:
+            rest = "\n".join([first, *self._lines]).strip()
+            raise HostError(self.name, f"cannot start: {rest or 'the session ended at once'}")
+        self.pid = int(announced[1])
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except FAILURES as error:
+            raise HostError(self.name, "the process is gone") from error
+
+    def close_stdin(self) -> None:
+        with contextlib.suppress(*FAILURES):
+            self._channel.shutdown_write()
+
+    def lines(self) -> Iterator[str]:
+        return self._lines
+
+    def poll(self) -> int | None:
+        return self.wait(0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        if not self._channel.status_event.wait(timeout):
+            return None if self._channel.get_transport().is_active() and not self._channel.closed else LOST
+        return status_of(self._channel)
+
+    def kill(self) -> None:
+        """Kill the process group; then close the session, whatever state the host is in."""
+        if self.poll() is None:
+            with contextlib.suppress(HostError):
+                self._remote.run(["/bin/sh", "-c", f"kill -9 -{self.pid}"], timeout=5)
+        with contextlib.suppress(*FAILURES):
+            self._channel.close()
+
+
+def communicate(channel: paramiko.Channel, input: bytes | None, timeout: float | None) -> Completed | None:
+    """Feed stdin and read both streams to their end; None if that takes longer than `timeout`."""
+    output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def feed() -> None:
+        with contextlib.suppress(*FAILURES):
+            channel.sendall(input or b"")
+            channel.shutdown_write()
+
+    def read(name: str, receive: Callable[[int], bytes]) -> None:
+        with contextlib.suppress(*FAILURES):
+            while block := receive(1 << 16):
+                output[name] += block
+
+    work = [(feed, ()), (read, ("stdout", channel.recv)), (read, ("stderr", channel.recv_stderr))]
+    threads = [threading.Thread(target=function, args=arguments, daemon=True) for function, arguments in work]
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for thread in threads:
+        thread.start()
+    for thread in threads[1:]:
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    late = any(thread.is_alive() for thread in threads[1:])
+    status = None if late else status_of(channel)
+    channel.close()
+    if late:
+        return None
+    return Completed(
+        returncode=status,
+        stdout=output["stdout"].decode("utf-8", "replace"),
+        stderr=output["stderr"].decode("utf-8", "replace"),
+    )
+
+
+def status_of(channel: paramiko.Channel) -> int:
+    """A session that ends without a status while the connection lives was killed; paramiko does not tell by what."""
+    status = channel.recv_exit_status()
+    if status >= 0:
+        return status
+    return SOME_SIGNAL if channel.get_transport().is_active() else LOST
+
+
+def lines_of(channel: paramiko.Channel) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    rest = ""
+    with contextlib.suppress(*FAILURES):
+        while block := channel.recv(1 << 16):
+            *whole, rest = (rest + decoder.decode(block)).split("\n")
+            for line in whole:
+                yield line.rstrip("\r")
+    if rest:
+        yield rest

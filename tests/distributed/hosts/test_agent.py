@@ -1,0 +1,158 @@
+"""The agent as a host runs it: a process of its own, from text, with whatever Python there is."""
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from distributed.hosts import agent_call as module
+from distributed.hosts.agent.files import load_index
+from distributed.hosts.agent_call import SENT, SHAPES, agent_call, fits
+from distributed.hosts.paths import PROJECT
+from distributed.ssh.machine import LocalMachine
+from whisper_tuner.errors import HostError
+
+HERE = LocalMachine("here")
+SENDER = """
+import hashlib, sys
+from pathlib import Path
+from distributed.hosts.agent.files import check, commit
+
+root, me = Path(sys.argv[1]), sys.argv[2]
+for number in range(40):
+    name, data = f"{me}-{number}", f"{me}{number}".encode()
+    digest = hashlib.sha256(data).hexdigest()
+    check(str(root), [[name, len(data), digest, False]], [])
+    commit(str(root), [[name, len(data), digest]], [], [[digest, len(data)]], data)
+"""
+
+
+def test_two_senders_at_once_lose_nothing(tmp_path):
+    command = [sys.executable, "-c", SENDER, str(tmp_path)]
+    senders = [subprocess.Popen([*command, name], cwd=PROJECT, stderr=subprocess.PIPE) for name in "ab"]
+    said = [sender.communicate(timeout=60)[1].decode() for sender in senders]
+    assert [sender.returncode for sender in senders] == [0, 0], said
+    names = {f"{name}-{number}" for name in "ab" for number in range(40)}
+    index = load_index(tmp_path / ".sync")
+    assert (set(index["managed"]), set(index["hashes"])) == (names, names)
+    assert {path.name for path in (tmp_path / ".sync").iterdir()} == {"index.json", "lock"}
+
+
+def test_what_arrived_is_entered_although_the_caller_has_gone(tmp_path):
+    digest = hashlib.sha256(b"whole").hexdigest()
+    request = {"root": str(tmp_path), "files": [["a", 5, digest]], "stale": [], "bundle": [[digest, 5]], "payload": 5}
+    text = module.sources() + module.request_line(0, "commit", request) + b"whole"
+    command = [sys.executable, "-c", module.BOOT, "60"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    process.stdin.write(text)
+    process.stdin.close()
+    assert (process.wait(20), process.stderr.read()) == (0, b"")
+    assert list(load_index(tmp_path / ".sync")["managed"]) == ["a"]
+
+
+def test_an_error_is_told_with_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match=r"here: .*file/x: Not a directory"):
+        agent_call(HERE, "check", root=str(tmp_path / "file" / "x"), files=[], prune=[])
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_is_sent_can_be_read_by_old_pythons(name):
+    ast.parse((PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
+
+
+@pytest.fixture(scope="module")
+def system() -> dict:
+    return agent_call(LocalMachine("here"), "system")
+
+
+def test_a_host_tells_of_its_pythons(system):
+    assert any(python["version"] >= [3, 9] for python in system["pythons"])
+
+
+def test_the_oldest_python_of_this_machine_runs_the_agent(system, tmp_path):
+    """On a machine that has 3.9 this is 3.9; it never has packages."""
+    fitting = [python for python in system["pythons"] if python["version"] >= [3, 9]]
+    oldest = min(fitting, key=lambda python: python["version"])["path"]
+    (tmp_path / "x").write_bytes(b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    project = {"project": str(tmp_path)}
+    requests = [
+        ("facts", {"names": ["no-such-package"], **project}),
+        ("clock", {}),
+        ("space", {"held": [""], **project}),
+        ("code", {"files": [["x", digest], ["y", digest]], **project}),
+        ("torch_facts", {"seconds": 1}),
+        ("check", {"root": str(tmp_path), "files": [["x", 1, digest, True]], "prune": []}),
+        ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "bundle": []}),
+    ]
+    lines = [module.request_line(number, *request) for number, request in enumerate(requests)]
+    command = [oldest, "-I", "-S", "-X", "utf8", "-c", module.BOOT, "60"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"".join([module.sources(), *lines]))
+    process.stdin.flush()
+    messages = {message["id"]: message for message in (json.loads(process.stdout.readline()) for _ in requests)}
+    process.communicate()
+    answers = {op: messages[number]["answer"] for number, (op, _) in enumerate(requests)}
+    assert all(fits(answer, SHAPES[op]) for op, answer in answers.items()), answers
+    assert answers["code"]["differ"][-1] == "y" and answers["space"]["free"] > 0
+    assert answers["torch_facts"] == {"failed": "ModuleNotFoundError: No module named 'torch'"}
+
+
+def test_nothing_is_imported_from_the_folder_of_the_host(tmp_path):
+    for name in ("json", "signal", "hashlib"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
+    text = module.sources() + module.request_line(0, "clock", {})
+    command = [sys.executable, "-c", module.BOOT, "60"]
+    done = subprocess.run(command, input=text, capture_output=True, cwd=tmp_path, env={})
+    assert json.loads(done.stdout)["answer"]["clock"] == pytest.approx(time.time(), abs=20)
+
+
+class Saying(LocalMachine):
+    """A machine whose agent says this."""
+
+    def __init__(self, text: str):
+        super().__init__("odd")
+        self.text = text
+
+    def start(self, command, **more):
+        raise NotImplementedError
+
+    def run(self, command, **more):
+        return super().run(["printf", "%s", self.text])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"damaged": "a"}, {"damaged": [3]}, {"damaged": None}],
+)
+def test_an_answer_of_another_shape_counts_as_none(answer):
+    said = Saying(json.dumps({"id": 0, "answer": answer}))
+    with pytest.raises(HostError, match=r"odd: its Python gave an answer that is not understood \(commit\)"):
+        agent_call(said, "commit", root="/", files=[], stale=[], bundle=[])
+
+
+def test_what_a_shell_prints_is_passed_over():
+    said = Saying('Welcome!\n{"id": 7}\n42\n{"id": 0, "answer": {"damaged": []}}\n')
+    assert agent_call(said, "commit", root="/", files=[], stale=[], bundle=[]) == {"damaged": []}
+    with pytest.raises(HostError, match=r"odd: its Python gave no answer \(status 0\): Welcome!"):
+        agent_call(Saying("Welcome!"), "commit", root="/", files=[], stale=[], bundle=[])
+
+
+@pytest.mark.parametrize(
+    ("shape", "good", "bad"),
+    [
+        ([int], [[], [1, 2]], [[1, "2"], "12", {"0": 1}, None]),
+        ((int, str), [[1, "a"]], [[1], [1, "a", "b"], ["a", 1]]),
+        ({"a": int | None}, [{"a": None}, {"a": 1, "b": 2}], [{}, {"a": "1"}, []]),
+        (module.OneOf((int, [str])), [1, ["a"]], ["a", [1]]),
+    ],
+)
+def test_shapes(shape, good, bad):
+    assert all(fits(value, shape) for value in good)
+    assert not any(fits(value, shape) for value in bad)
