@@ -17,7 +17,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
     fsync, replace = os.fsync, Path.replace
 
     def note_sync(descriptor):
-        made.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        made.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
         fsync(descriptor)
 
     def note_rename(part, path):
