@@ -31,10 +31,10 @@ class Delivery:
         if new:
             self._events({"type": "want", "files": new})
 
-    def wait(self, sample: Sample) -> None:
-        """Until the file is there, or will not come: then whoever opens it will say so."""
+    def wait(self, sample: Sample, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Until the file is there, or nobody needs it, or it will not come: then whoever opens it will say so."""
         name, began = _name(sample), time.monotonic()
-        while name in self._wanted and not sample.audio.exists():
+        while name in self._wanted and not sample.audio.exists() and not given_up():
             self._look()
             quiet_since = max(began, self._last_arrival)
             if name in self._lifeline.unsent or time.monotonic() - quiet_since > LONGEST_S:

@@ -197,7 +197,7 @@ class TrainNode:
 
     def _one_step(self, batches: list[Batch]) -> StepResult:
         started, communicating, state = time.perf_counter(), self.comm.seconds, self.state
-        before, after = state.now, self._after_this_step()
+        before, after = state.now, state.after_one_step(self.settings.val_interval)
         work = accumulate(batches, self._forward, self.strategy.parameters)
         state.trained.setdefault(before.epoch, []).extend(work.ids)
         state.samples += work.samples
@@ -216,15 +216,6 @@ class TrainNode:
         self._guard.check(result, work)
         self.saved.note_written()
         return result
-
-    def _after_this_step(self) -> Position:
-        now, interval = self.state.now, self.settings.val_interval
-        after = replace(now, step=now.step + 1, in_epoch=now.in_epoch + 1)
-        is_last = after.in_epoch == self.train.steps_in(now.epoch)
-        due = after.step % interval == 0 if interval else is_last
-        if is_last:
-            after = replace(after, epoch=self.state.next_epoch(now.epoch + 1), in_epoch=0)
-        return replace(after, validation_due=now.validation_due or due)
 
     def _end_round(self, after: Position, local: StepResult, stopping: bool) -> StepResult:
         """All ranks agree on the sum of their work; `after` is where this rank is then."""

@@ -74,7 +74,9 @@ class Trainer(ABC):
                 val=self._batches(self.val_dataset, comm, settings, training=False),
                 events=events,
                 should_stop=should_stop,
-                checkpoints=folder and Checkpoints(folder, comm.members[comm.rank], keep=settings.keep_checkpoints),
+                checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=settings.keep_checkpoints)
+                if folder
+                else None,
             )
             return self.node.run()
         finally:

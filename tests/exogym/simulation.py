@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 
 SILENCE_S = 3.0  # after which the coordinator is told that a host is lost
 STEP_S = 0.2  # of virtual time that each turn takes, on average
-RESCUE_LINES = 1600  # a rescue comes within so many lines of the training loop
+RESCUE_LINES = 2500  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (

@@ -1,4 +1,4 @@
-"""The ledger of samples: whoever is lost or comes, each sample is trained once in an epoch."""
+"""Which samples are done: whoever is lost or comes, each sample is trained once in an epoch."""
 
 import itertools
 import json
@@ -103,7 +103,7 @@ class Group:
         return work
 
     def check_agreement(self) -> None:
-        """All have the same ledger, and so the same plans; also one that is made from it anew."""
+        """All have the same samples done, and so the same plans; also one that is made from it anew."""
         first = copied(self.any_rank.state_dict())
         for member, work in self.ranks.items():
             again = self.newcomer(member, work.state_dict())
@@ -113,7 +113,7 @@ class Group:
                 assert drawn(again, epoch) == drawn(work, epoch)
 
     def check_what_is_left(self) -> None:
-        """Of each epoch, in the present deal: what has not counted, and nothing twice."""
+        """Of each epoch, as it is shared at present: what has not counted, and nothing twice."""
         if self.since != (self.any_rank.first_epoch, 0):
             return
         for epoch in range(self.any_rank.first_epoch, EPOCHS):
@@ -151,13 +151,13 @@ def test_each_sample_counts_once_an_epoch(size, batch, first, rounds):
 # by hand
 
 
-def test_what_a_lost_rank_trained_is_dealt_to_the_others():
+def test_what_a_lost_rank_trained_goes_to_the_others():
     ranks = ranks_of(8, batch_size=2, shuffle=False)
     assert isinstance(ranks["ada"], BatchSource)
     assert drawn(ranks["ada"], 0) == [[0, 2], [4, 6]] and drawn(ranks["bob"], 0) == [[1, 3], [5, 7]]
     ada = ranks["ada"]
     ada.mark_done((0, 0), (0, 1), ("ada",))
-    assert ada.needs_reshard and drawn(ada, 0) == [[0, 2], [4, 6]]  # the deal holds until the next
+    assert ada.needs_reshard and drawn(ada, 0) == [[0, 2], [4, 6]]  # shares hold until the next reshard
     ada.reshard(("ada",))
     assert not ada.needs_reshard and drawn(ada, 0) == [[1, 3], [4, 5], [6, 7]] and ada.steps_per_epoch == 3
     assert drawn(ada, 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -175,14 +175,14 @@ def test_a_round_may_end_in_a_later_epoch():
     ranks = ranks_of(4, batch_size=1, shuffle=False)
     ada = ranks["ada"]
     ada.mark_done((0, 1), (2, 1), ("ada", "bob"))
-    assert ada.first_epoch == 0  # its first step has not been settled
+    assert ada.first_epoch == 0  # its first step is not marked done
     ada.mark_done((0, 0), (0, 1), ("ada", "bob"))
     assert ada.first_epoch == 2
     ada.reshard(("ada",))
     assert drawn(ada, 2) == [[2], [3]] and drawn(ada, 3) == [[0], [1], [2], [3]]
 
 
-def test_the_ledger_is_the_ranks_own():
+def test_what_is_done_is_each_ranks_own_list():
     """What one rank was given does not change with the rank that gave it."""
     [ada, bob] = ranks_of(6, batch_size=1, shuffle=False).values()
     ada.mark_done((0, 0), (0, 1), ("ada", "bob"))
@@ -192,7 +192,7 @@ def test_the_ledger_is_the_ranks_own():
     assert drawn(bob, 0) == [[2], [3], [4], [5]]
 
 
-def test_shares_stay_with_the_deal():
+def test_shares_stay_until_the_next_reshard():
     asked = []
 
     class Weighed(Numbers):
@@ -228,7 +228,7 @@ def test_samples_are_told_what_will_be_read(epochs, soon):
     assert told == [4, 5]
 
 
-def test_marks_tell_other_work_apart():
+def test_fingerprints_tell_other_work_apart():
     others = [(8, {}), (9, {"batch_size": 3}), (9, {"seed": 1}), (9, {"shuffle": False})]
     fingerprints = [
         ElasticSampler(Numbers(size, **settings), HOSTS, "ada").fingerprint() for size, settings in [(9, {}), *others]
@@ -248,18 +248,18 @@ class Squares(torch.utils.data.Dataset):
         return {"i": torch.tensor(i), "square": torch.tensor(i * i)}
 
 
-def test_a_dataset_is_dealt_in_turn_and_read_in_micro_batches():
-    dealt = DatasetSamples(Squares(), batch_size=3, minibatch_size=2, shuffle=False)
-    plan = dealt.plan(0, None, HOSTS[:2], (1, 1))
+def test_a_dataset_is_shared_in_turn_and_read_in_micro_batches():
+    samples = DatasetSamples(Squares(), batch_size=3, minibatch_size=2, shuffle=False)
+    plan = samples.plan(0, None, HOSTS[:2], (1, 1))
     assert plan == [[[0, 2, 4], [6]], [[1, 3, 5], []]]
-    first, empty = dealt.read([plan[0][0], plan[1][1]])
+    first, empty = samples.read([plan[0][0], plan[1][1]])
     assert [batch["square"].tolist() for batch in first] == [[0, 4], [16]] and empty == []
 
 
 def test_more_weight_has_larger_batches():
-    dealt = DatasetSamples(Squares(), batch_size=2, shuffle=False)
-    assert dealt.plan(0, None, HOSTS[:2], (3, 1)) == [[[0, 1], [3, 4, 5]], [[2], [6]]]
-    assert dealt.plan(0, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (3, 1)) == [[], []]
+    samples = DatasetSamples(Squares(), batch_size=2, shuffle=False)
+    assert samples.plan(0, None, HOSTS[:2], (3, 1)) == [[[0, 1], [3, 4, 5]], [[2], [6]]]
+    assert samples.plan(0, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (3, 1)) == [[], []]
 
 
 def test_a_member_with_less_than_a_sample_a_step_rests_in_some():
@@ -281,11 +281,11 @@ def test_all_members_have_work_to_the_end_whatever_their_weights(size, batch_siz
     left = None if seed is None else torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.5
     due = list(range(size)) if left is None else left.nonzero().flatten().tolist()
     members = ("ada", "bob", "cy", "dee", "eve")[: len(weights)]
-    dealt = Numbers(size, batch_size=batch_size)
-    plan = dealt.plan(0, left, members, weights)
+    samples = Numbers(size, batch_size=batch_size)
+    plan = samples.plan(0, left, members, weights)
     assert sorted(number for steps in plan for step in steps for number in step) == due
     assert all(any(at_once) for at_once in zip(*plan, strict=True)), "a step in which nobody has work"
-    assert len(dealt.plan(1, left, members, weights)[0]) == len(plan[0])
+    assert len(samples.plan(1, left, members, weights)[0]) == len(plan[0])
     if len(set(weights)) == 1:
         return
     assert len(plan[0]) == math.ceil(len(due) / (batch_size * len(weights)))
@@ -299,22 +299,22 @@ def test_all_members_have_work_to_the_end_whatever_their_weights(size, batch_siz
 
 @settings(max_examples=100, deadline=None)
 @given(size=st.integers(1, 80), batch_size=st.integers(1, 8), count=st.integers(1, 4), weight=st.floats(0.01, 20))
-def test_equal_weights_deal_in_turn(size, batch_size, count, weight):
-    dealt = Numbers(size, batch_size=batch_size, shuffle=False)
-    plan = dealt.plan(0, None, HOSTS[:count], [weight] * count)
+def test_equal_weights_share_in_turn(size, batch_size, count, weight):
+    samples = Numbers(size, batch_size=batch_size, shuffle=False)
+    plan = samples.plan(0, None, HOSTS[:count], [weight] * count)
     steps = math.ceil(size / (batch_size * count))
     own = [list(range(n, size, count)) for n in range(count)]
     assert plan == [[mine[at * batch_size : (at + 1) * batch_size] for at in range(steps)] for mine in own]
 
 
 def test_what_is_left_keeps_its_order():
-    dealt = DatasetSamples(Squares(), batch_size=2, seed=3)
-    [whole] = dealt.plan(4, None, ("ada",), (1,))
+    samples = DatasetSamples(Squares(), batch_size=2, seed=3)
+    [whole] = samples.plan(4, None, ("ada",), (1,))
     order = [number for step in whole for number in step]
     assert sorted(order) == list(range(7)) and order != list(range(7))
     left = torch.tensor([number not in order[:3] for number in range(7)])
-    assert dealt.plan(4, left, ("ada",), (1,)) == [[order[3:5], order[5:7]]]
-    assert dealt.plan(4, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (1, 1)) == [[], []]
+    assert samples.plan(4, left, ("ada",), (1,)) == [[order[3:5], order[5:7]]]
+    assert samples.plan(4, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (1, 1)) == [[], []]
 
 
 def test_epochs_and_seeds_are_shuffled_differently():
@@ -326,7 +326,7 @@ def test_epochs_and_seeds_are_shuffled_differently():
     assert plans[0] != plans[1] and plans[0] != plans[2] and plans[1] != plans[2]
 
 
-def test_a_stream_cannot_be_dealt():
+def test_a_stream_cannot_be_shared():
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
             return iter(())

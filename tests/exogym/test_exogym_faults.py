@@ -188,8 +188,8 @@ def test_cut_off_before_a_validation_that_counted_on_the_others(tmp_path, strate
 
 @both
 @pytest.mark.parametrize("seed", range(3))
-def test_cut_off_while_a_newcomer_enters_and_resumed_without_it(tmp_path, strategy, seed):
-    """One had saved before work was dealt to the newcomer, the other after it: ranks diverged at each resume."""
+def test_cut_off_while_a_newcomer_joins_and_resumed_without_it(tmp_path, strategy, seed):
+    """One saved before the work was resharded with the newcomer, the other after it: ranks diverged at each resume."""
     job = replace(PLAIN, strategy=strategy)
     acts = {
         ("h2", "after step", 2): crash,
@@ -232,17 +232,17 @@ def test_a_sleeper_comes_back_to_others_that_had_to_go_back_to_a_checkpoint(tmp_
 
 @pytest.mark.parametrize("seed", range(20))
 def test_lost_after_a_stop_inside_a_round(tmp_path, seed):
-    """The others went on from weights that the stop had forced, with the ledger of before: clips counted twice."""
+    """The others went on from weights that the stop had forced, with what was done before: clips counted twice."""
     job = replace(PLAIN, strategy=lambda: DiLoCoStrategy(lr=0.05, H=5), checkpoint_interval=1)
 
     def stop(world, host):
         world.stop()
 
-    def nobody_enters_at_once(world, host):
+    def nobody_joins_at_once(world, host):
         for other in world.hosts.values():
             world.cut(other, 5.0 + seed, frozen=False)
 
-    acts = {("h0", "after step", 7): stop, ("h1", "after vote round", 2): nobody_enters_at_once}
+    acts = {("h0", "after step", 7): stop, ("h1", "after vote round", 2): nobody_joins_at_once}
     world = World(job, tmp_path, random.Random(seed), resume=False, faults=Script(acts))
     world.run()
     for host in HOSTS:
@@ -272,9 +272,9 @@ def test_a_newcomer_that_was_given_the_state_and_crashes_has_it_when_it_is_alone
 
 
 @both
-@pytest.mark.parametrize("lines", range(0, 1600, 9))
+@pytest.mark.parametrize("lines", range(0, 2530, 13))
 def test_a_rescue_at_any_line_saves_a_state_that_holds_together(tmp_path, strategy, lines):
-    """In the middle of a deal it once saved half of it, and in the middle of a step one step too many."""
+    """In the middle of a reshard it once saved half of it, and in the middle of a step one step too many."""
     job = replace(
         PLAIN, strategy=strategy, hosts=HOSTS[:2], clips=9, epochs=2, auto=bool(lines % 4), checkpoint_interval=100
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,8 +35,8 @@ class Delivery(Protocol):
 
     def order(self, samples: Sequence[Sample]) -> None: ...
 
-    def wait(self, sample: Sample) -> None:
-        """Until its audio is there, or will not come."""
+    def wait(self, sample: Sample, given_up: Callable[[], bool]) -> None:
+        """Until its audio is there, or will not come, or nobody needs it any more."""
 
 
 Batch = dict[str, Any]
@@ -182,14 +183,19 @@ class ShardBatches:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
         steps = list(steps)
         self.prefetch(steps)
+        given_up = threading.Event()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-            ahead = None
-            for numbers in steps:
-                pending, ahead = ahead, reader.submit(self._step, [self.samples[number] for number in numbers])
-                if pending is not None:
-                    yield pending.result()
-            if ahead is not None:
-                yield ahead.result()
+            try:
+                ahead = None
+                for numbers in steps:
+                    samples = [self.samples[number] for number in numbers]
+                    pending, ahead = ahead, reader.submit(self._step, samples, given_up.is_set)
+                    if pending is not None:
+                        yield pending.result()
+                if ahead is not None:
+                    yield ahead.result()
+            finally:
+                given_up.set()  # the reader, which is joined now, may be waiting for audio
 
     def _steps(
         self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int
@@ -229,8 +235,8 @@ class ShardBatches:
             return self._full_frames
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
-    def _step(self, samples: list[Sample]) -> list[Batch]:
-        ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample)) is not None]
+    def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
+        ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample, given_up)) is not None]
         # A host that gets more than batch_size, for its speed, need not have the memory for it.
         size = self._shape.micro_batch or (max(len(ready), 1) if self._shards else self._shape.batch_size)
         size = self._at_once(size)
@@ -240,12 +246,12 @@ class ShardBatches:
     def _at_once(self, whole: int) -> int:
         return math.ceil(whole / math.ceil(whole / self._most)) if self._most else whole
 
-    def _log_mel(self, sample: Sample) -> np.ndarray | None:
+    def _log_mel(self, sample: Sample, given_up: Callable[[], bool]) -> np.ndarray | None:
         """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
         try:
             if self._delivery:
-                self._delivery.wait(sample)
-            return self._features.log_mel(sample.audio)
+                self._delivery.wait(sample, given_up)
+            return None if given_up() else self._features.log_mel(sample.audio)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None

@@ -26,8 +26,10 @@ def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> 
     other = [name for name in {**were, **are} if json.dumps(were.get(name)) != json.dumps(are.get(name))]
     if other:
         told = "; ".join(_change(name, were.get(name), are.get(name)) for name in other)
-        what = f"{where} is of a run with other settings: {told}"
-        raise CheckpointError(f"{what}. Set them as they were, or begin a new run in another folder")
+        raise CheckpointError(
+            f"{where} is of a run with other settings: {told}. "
+            "Set them as they were, or begin a new run in another folder"
+        )
 
 
 def _plain(value: Any) -> Any:

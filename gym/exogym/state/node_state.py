@@ -123,6 +123,16 @@ class NodeState:
     def work_is_left(self) -> bool:
         return self.now.step < self.total_steps
 
+    def after_one_step(self, val_interval: int | None) -> Position:
+        """Where this rank will be once its next step is made."""
+        now = self.now
+        after = replace(now, step=now.step + 1, in_epoch=now.in_epoch + 1)
+        is_last = after.in_epoch == self.sampler.steps_in(now.epoch)
+        due = after.step % val_interval == 0 if val_interval else is_last
+        if is_last:
+            after = replace(after, epoch=self.next_epoch(now.epoch + 1), in_epoch=0)
+        return replace(after, validation_due=now.validation_due or due)
+
     def next_epoch(self, epoch: int) -> int:
         return self._length.next_epoch(epoch, self.sampler)
 

@@ -129,6 +129,23 @@ def test_an_interrupt_ends_the_wait_for_a_frozen_peer_within_a_second():
     assert waited.keys() == INTERRUPTED.keys() and all(0 <= seconds < 1 for seconds in waited.values()), waited
 
 
+def joined_by_address(comm, port):
+    """Whatever another thread does to the environment: one that was left behind may still be joining."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
+    about = {"rank": comm.rank, "world_size": 2, "store": PrefixStore("second", join_local_store(port)), "timeout": 30}
+    with pytest.raises(PeerLost, match="could not join"):
+        ProcessGroupComm(**about)
+    group, one = ProcessGroupComm(**about, address=LOOPBACK), torch.ones(1)
+    group.all_reduce_(one)
+    return one.item()
+
+
+def test_a_group_that_is_given_an_address_reads_no_interface_from_the_environment():
+    store = local_store()
+    with Processes(2, joined_by_address, store.port) as processes:
+        assert processes.result(0) == processes.result(1) == 2.0
+
+
 BIG = 4_000_000  # values: more than the kernel holds for a peer that is frozen
 
 

@@ -263,7 +263,7 @@ def test_below_min_hosts_the_round_is_ended_and_the_next_one_waits(strategy):
 
 @both
 def test_one_that_was_only_asleep_gets_the_state_of_the_others(strategy):
-    """It is given up amid a round, wakes up later with its model in memory, and its half round does not count."""
+    """Given up in the middle of a round, it wakes up later with its model in memory; its half round does not count."""
     site = Site(strategy)
     awake = threading.Event()
 
@@ -281,7 +281,7 @@ def test_one_that_was_only_asleep_gets_the_state_of_the_others(strategy):
 
 
 @both
-def test_one_that_has_come_back_goes_on_amid_the_round_in_which_another_is_lost(strategy):
+def test_one_that_has_come_back_goes_on_in_the_round_in_which_another_is_lost(strategy):
     site = Site(strategy, epochs=4)
     awake = threading.Event()
 
@@ -332,7 +332,7 @@ def test_resumed_on_other_hosts(strategy, tmp_path):
     assert set(counted.values()) == {1} and len(counted) < 2 * SIZE
 
 
-def test_a_source_that_cannot_be_dealt_out_anew_ends_the_run():
+def test_a_source_that_cannot_be_resharded_ends_the_run():
     class Fixed:
         steps_per_epoch = 9
 
@@ -368,7 +368,7 @@ def test_stopped_while_a_fast_rank_waits_for_a_slow_one_and_resumed(tmp_path):
 
 @both
 def test_lost_in_the_last_short_round_and_back_before_its_end(strategy):
-    """What it had is dealt out when that round has ended; and a validation is due then."""
+    """What it had is resharded when that round has ended; and a validation is due then."""
     site = Site(strategy if strategy is STRATEGIES["allreduce"] else lambda: DiLoCoStrategy(lr=0.02, H=12))
     site.slow = {"ada": 0.05, "bob": 0.05}
 
@@ -382,7 +382,7 @@ def test_lost_in_the_last_short_round_and_back_before_its_end(strategy):
 
 
 def test_resumed_under_another_name(tmp_path):
-    """As when the master has another address than before: what was dealt to the old name is dealt out anew."""
+    """As when the master has another address than before: the share of the old name is resharded."""
     asked = threading.Event()
     site = Site(STRATEGIES["diloco"], folder=tmp_path, checkpoint_interval=1, should_stop=asked.is_set)
     site.at_step["bob", 1, 6] = asked.set

@@ -87,7 +87,7 @@ class Meeting:
 
 @pytest.fixture
 def meeting() -> Meeting:
-    """All have come and entered, and one round has counted."""
+    """All have come to one state, and one round has counted."""
     meeting = Meeting()
     meeting.come(*HOSTS)
     meeting.vote(STATE_SYNC)
@@ -134,7 +134,7 @@ def test_members_end_a_round_among_themselves_and_newcomers_join_at_the_next(mee
     assert len({message["prefix"] for _, message in meeting.sent if message["type"] == "generation"}) == 3
 
 
-def test_one_that_is_lost_before_all_have_entered_leaves_no_round_to_end():
+def test_one_that_is_lost_before_all_are_in_sync_leaves_no_round_to_end():
     meeting = Meeting()
     meeting.come("ada", "bob")
     meeting.coordinator.lost("cy")
@@ -177,7 +177,7 @@ def test_one_that_was_only_asleep_remembers_and_waits_for_nobody(meeting):
     assert meeting.coordinator.generation.members == ("cy",)
 
 
-def test_one_that_is_back_amid_a_round_is_told_to_wait(meeting):
+def test_one_that_is_back_in_the_middle_of_a_round_is_told_to_wait(meeting):
     meeting.coordinator.lost("cy")
     meeting.vote(STATE_SYNC)
     meeting.coordinator.ready("cy", anew=False)

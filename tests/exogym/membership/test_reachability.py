@@ -105,7 +105,7 @@ def test_one_sides_word_is_enough_and_each_takes_back_its_own():
 
 
 class Network(Meeting):
-    """All have come and entered, and one round has counted; then some pairs are cut."""
+    """All have come to one state, and one round has counted; then some pairs are cut."""
 
     def __init__(self, hosts=HOSTS, min_hosts=1, blocked=()):
         super().__init__(hosts, min_hosts)

@@ -279,7 +279,7 @@ def test_dropout_and_shuffled_data_go_on_too(tmp_path):
 
 
 def test_after_a_stop_inside_a_round_what_was_agreed_is_the_state_before_it():
-    """Not the weights that the stop has forced, with the ledger of before: its clips would be trained twice."""
+    """Not the weights that the stop has forced, with what was done before: its clips would be trained twice."""
     asked = []
     node = train_node(
         Line(), SingleComm(), DiLoCoStrategy(lr=0.1, H=5), Resumable([[(torch.ones(2, 4), torch.ones(2, 1))]] * 20),

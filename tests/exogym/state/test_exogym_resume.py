@@ -176,7 +176,7 @@ def test_a_plan_stretched_inside_the_warm_up_does_not_exceed_the_peak(warmup, re
 
 
 def test_work_that_is_done_again_after_the_end_has_a_rate():
-    """A host was lost in the last round: its clips are dealt out anew when the curve is at its end."""
+    """A host was lost in the last round: its clips are resharded when the curve is at its end."""
     schedule = curve(10)
     last = [schedule.set(step) for step in range(10)][-1]
     schedule.stretch(10, 3)

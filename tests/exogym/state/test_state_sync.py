@@ -291,8 +291,8 @@ def test_they_begin_from_the_newest_checkpoint_that_all_have():
         Rank("b", offers=offers(3, 4, 6, 7)),
         Rank("c", offers=offers(4, 6), own=False),
     ]
-    entered = meet(*ranks)
-    assert [(one.checkpoint, bool(one.exactly), one.term) for one in entered] == [
+    synced = meet(*ranks)
+    assert [(one.checkpoint, bool(one.exactly), one.term) for one in synced] == [
         (6, True, 2),
         (6, True, 2),
         (6, False, 2),
@@ -312,8 +312,8 @@ def test_the_same_number_with_another_fingerprint_is_not_the_same_checkpoint():
     """One host kept a round that the others lost, and trained again."""
     ranks = [Rank("a", offers=offers(2, 3)), Rank("b", offers=offers(2))]
     ranks[1]._offers += [offer(3, term=2, fingerprint=5)]
-    entered = meet(*ranks)
-    assert [(one.checkpoint, one.exactly, one.term) for one in entered] == [(2, True, 3)] * 2
+    synced = meet(*ranks)
+    assert [(one.checkpoint, one.exactly, one.term) for one in synced] == [(2, True, 3)] * 2
     ranks = [Rank("a", offers=offers(3)), Rank("b")]
     ranks[1]._offers = [offer(3, term=2, fingerprint=5)]
     assert [one.received for one in meet(*ranks)] == [True, False]
@@ -322,9 +322,9 @@ def test_the_same_number_with_another_fingerprint_is_not_the_same_checkpoint():
 
 def test_without_a_common_checkpoint_the_newest_is_given_to_all():
     ranks = [Rank("a", offers=offers(2)), Rank("b", offers=offers(4)), Rank("c"), Rank("d", offers=offers(4))]
-    entered = meet(*ranks)
-    assert [one.received for one in entered] == [True, False, True, False]
-    assert all(one.checkpoint == 4 and not one.exactly for one in entered)
+    synced = meet(*ranks)
+    assert [one.received for one in synced] == [True, False, True, False]
+    assert all(one.checkpoint == 4 and not one.exactly for one in synced)
     assert [rank.state for rank in ranks] == ["checkpoint 8"] * 4
     assert [rank.loaded for rank in ranks] == [[], [(8, False, False)], [], [(8, False, False)]]
 

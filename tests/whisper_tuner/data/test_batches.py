@@ -391,7 +391,7 @@ def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_b
         def order(self, samples):
             ordered.extend(sample.id for sample in samples)
 
-        def wait(self, sample):
+        def wait(self, sample, given_up):
             waited.append(sample.id)
             if sample is away:
                 away.audio.symlink_to(clips[0].audio)
@@ -402,6 +402,33 @@ def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_b
     assert [[b["ids"] for b in step] for step in read(batches)] == [[["away"]], [], [["clip1"]], [["clip0"]]]
     assert ordered == waited == ["away", "never", "clip1", "clip0"]
     assert [problem.line for problem in problems] == [8]
+
+
+def test_an_epoch_is_left_at_once_while_its_reader_waits_for_audio(clips, make_batches, tmp_path):
+    away = Sample(id="away", audio=tmp_path / "away.wav", text="x", duration_s=0.1)
+    waiting, over, problems = threading.Event(), threading.Event(), []
+
+    class Courier:
+        def order(self, samples):
+            pass
+
+        def wait(self, sample, given_up):
+            if sample is away:
+                waiting.set()
+                while not given_up() and not over.wait(0.01):
+                    pass
+
+    left = read(
+        make_batches([*clips[:2], away], batch_size=1, shuffle=False, delivery=Courier(), on_problem=problems.append)
+    )
+    assert next(left) and next(left)
+    assert waiting.wait(20)
+    leaving = threading.Thread(target=left.close, daemon=True)
+    leaving.start()
+    leaving.join(10)
+    over.set()
+    assert not leaving.is_alive() and not problems
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, clips):

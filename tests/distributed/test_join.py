@@ -1,0 +1,35 @@
+"""How a rank joins the group of a generation."""
+
+import os
+import threading
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from distributed.network_trainer import NetworkTrainer
+from exogym.comm.local_store import local_store
+from exogym.membership.messages import Generation
+
+
+def test_joining_leaves_the_environment_alone(monkeypatch):
+    """A thread that joins in vain is left behind, and must not send a later generation over its own interface."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    store = local_store()
+    meeting = SimpleNamespace(address="127.0.0.1", port=store.port, prefix="run")
+    spec = SimpleNamespace(rendezvous=meeting, interface="")
+    trainer = NetworkTrainer.for_rank(spec, None, nn.Linear(1, 1), [])
+    generation, sums = Generation(1, ("ada", "bob"), "first", False), {}
+
+    def rank_main(rank: int) -> None:
+        comm, one = trainer._join(generation, rank, lambda: False), torch.ones(1)
+        comm.all_reduce_(one)
+        sums[rank] = one.item()
+        comm.close()
+
+    threads = [threading.Thread(target=rank_main, args=[rank], daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sums == {0: 2.0, 1: 2.0} and os.environ["GLOO_SOCKET_IFNAME"] == "nowhere0"
