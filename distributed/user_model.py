@@ -17,7 +17,7 @@ import cloudpickle
 from safetensors.torch import load_model
 from torch import nn
 
-from distributed.hosts.code import PACKAGES, SyncItem, code_folders, code_items
+from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items
 from distributed.hosts.paths import STORE
 from distributed.hosts.sync import sync
 from distributed.plan.launch import Launch, Rank
@@ -50,7 +50,7 @@ def send(mine: UserModel, hosts: Hosts, settings: FitSettings, run_dir: Path) ->
         report.raise_if_errors()
         address = meeting_address(hosts, report.remotes)
         items = [*code_items(), SyncItem(local=file, remote=name)]
-        sync(report.remotes, {host.address: items for host in hosts.workers}, prune=code_folders())
+        sync(report.remotes, {host.address: items for host in hosts.workers}, prune=PRUNED)
     base = RunSpec(
         run_id=run_dir.name,
         run_dir=str(run_dir),

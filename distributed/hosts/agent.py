@@ -91,8 +91,8 @@ def probe(path: str) -> dict | None:
 def check(root: str, files: list, prune: list) -> dict:
     """Compare [name, size, sha256, keep] with what lies under `root`.
 
-    Answers with `missing` ([position, bytes of it that arrived earlier]), `stale` (files an earlier sync put below the
-    folders `prune`, that are not in the list), `foreign` (files that are in the way and that no sync put there),
+    Answers with `missing` ([position, bytes of it that arrived earlier]), `stale` (files an earlier sync put at or
+    below `prune`, that are not in the list), `foreign` (files that are in the way and that no sync put there),
     and `free` (bytes of disk).
     """
     base = Path(root).expanduser()
@@ -219,7 +219,7 @@ def part_size(private: Path, digest: str, size: int) -> int:
 
 
 def below(name: str, folders: list) -> bool:
-    return any(name.startswith(folder.rstrip("/") + "/") for folder in folders)
+    return any(name == folder or name.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def load_index(private: Path) -> dict:
