@@ -74,7 +74,7 @@ class RunSpec:
     @property
     def wanted_device(self) -> str | None:
         """Where the hosts file or else the profile wants this rank to train; None: on the machine's best device."""
-        wanted = self.device or self.profile.device
+        wanted = self.device or (self.profile.device if self.profile else "auto")
         return None if wanted == "auto" else wanted
 
     def to_json(self) -> str:
