@@ -1,7 +1,7 @@
 """A user's own model and data sets on their way to the hosts, and the trained weights on their way back.
 
-The one thing that is unpickled after a journey. It travels over SFTP with mode 0600, and a worker looks into it only
-if its SHA-256 is the one in the RunSpec, which came over the launcher's own SSH session.
+This file is the only thing that is unpickled after a journey. It travels over SFTP with mode 0600. A worker opens it
+only if its SHA-256 is the one in the RunSpec, which comes over the launcher's own SSH session.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import cloudpickle
 from safetensors.torch import load_model
 from torch import nn
 
-from distributed.hosts.code import PACKAGES, SyncItem, code_folders, code_items
+from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items
 from distributed.hosts.paths import STORE
 from distributed.hosts.sync import sync
 from distributed.plan.launch import Launch, Rank
@@ -28,6 +28,7 @@ from distributed.ssh.host import Hosts
 from exogym.train_node import TrainResult
 from exogym.trainer import DataSource, Fit, FitSettings
 from whisper_tuner.errors import RunError
+from whisper_tuner.files import atomic_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,36 +43,38 @@ class UserModel:
 def send(mine: UserModel, hosts: Hosts, settings: FitSettings, run_dir: Path) -> None:
     """Send the bundle to all hosts, and write run.json. Raises HostError, ConfigError."""
     data, file = _pickled(mine, settings), run_dir / "bundle.pickle"
-    file.touch(mode=0o600)
-    file.write_bytes(data)
-    sha256 = hashlib.sha256(data).hexdigest()
-    name = f"{STORE}/bundles/{sha256}.pickle"
+    with atomic_path(file) as part:
+        part.write_bytes(data)
+    here = Bundle(path=str(file), sha256=hashlib.sha256(data).hexdigest())
+    there = Bundle(path=f"{STORE}/bundles/{here.sha256}.pickle", sha256=here.sha256)
     with preflight(None, hosts) as report:
         report.raise_if_errors()
         address = meeting_address(hosts, report.remotes)
-        items = [*code_items(), SyncItem(local=file, remote=name)]
-        sync(report.remotes, {host.address: items for host in hosts.workers}, prune=code_folders())
-    base = RunSpec(
+        items = [*code_items(), SyncItem(local=file, remote=there.path)]
+        sync(report.remotes, {host.address: items for host in hosts.workers}, prune=PRUNED)
+    Launch(
         run_id=run_dir.name,
-        run_dir=str(run_dir),
+        name="own model",
+        ranks=tuple(_rank(number, hosts, run_dir, there if number else here) for number in range(len(hosts.all))),
+        address=address,
+        timeout_s=settings.timeout,
+    ).save(run_dir)
+
+
+def _rank(number: int, hosts: Hosts, run_dir: Path, bundle: Bundle) -> Rank:
+    host = hosts.all[number]
+    spec = RunSpec(
+        run_id=run_dir.name,
+        run_dir=f"runs/{run_dir.name}" if number else str(run_dir),
         cache_dir=f"{STORE}/cache",
+        rank=number,
         world_size=len(hosts.all),
         hosts=tuple(host.address for host in hosts.all),
-        bundle=Bundle(path=str(file), sha256=sha256),
-        interface=hosts.master.interface or "",
+        bundle=bundle,
+        interface=host.interface or "",
+        device=host.device or "",
     )
-    ranks = [Rank(label=hosts.master.address, spec=base)]
-    for number, host in enumerate(hosts.workers, 1):
-        spec = dataclasses.replace(
-            base,
-            rank=number,
-            run_dir=f"runs/{run_dir.name}",
-            bundle=Bundle(path=name, sha256=sha256),
-            interface=host.interface or "",
-        )
-        ranks.append(Rank(label=host.address, spec=spec, host=host))
-    timeout = settings.timeout
-    Launch(run_id=run_dir.name, name="own model", ranks=tuple(ranks), address=address, timeout_s=timeout).save(run_dir)
+    return Rank(label=host.address, spec=spec, host=host if number else None)
 
 
 def _pickled(mine: UserModel, settings: FitSettings) -> bytes:

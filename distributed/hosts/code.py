@@ -9,8 +9,10 @@ from whisper_tuner.errors import DataError
 
 from .paths import PROJECT
 
-# Package: its folder in the project. What a person sees (multimac/, cli_typer.py, wizard.py) stays at home.
+# Package: its folder in the project. What a person sees (multimac/, cli_typer.py, wizard.py) is not sent.
 PACKAGES = {"distributed": "distributed", "whisper_tuner": "whisper_tuner", "exogym": "gym/exogym"}
+# Here a sync removes what an earlier one has sent and this one does not: all code, also what version 0.1 sent of it.
+PRUNED = (*PACKAGES.values(), "multimac", "cli_typer.py", "wizard.py", "pyproject.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +29,8 @@ class SyncItem:
 
 def code_items(project: Path = PROJECT) -> list[SyncItem]:
     """All source files of PACKAGES."""
-    found = [path for folder in code_folders() for path in sorted((project / folder).rglob("*")) if is_source(path)]
+    found = [path for folder in PACKAGES.values() for path in sorted((project / folder).rglob("*")) if is_source(path)]
     return [SyncItem(local=path, remote=path.relative_to(project).as_posix(), refuse_foreign=True) for path in found]
-
-
-def code_folders() -> list[str]:
-    """Folders that hold nothing but what was sent: files of an earlier version are removed from them."""
-    return list(PACKAGES.values())
 
 
 def is_source(path: Path) -> bool:

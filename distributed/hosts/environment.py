@@ -5,7 +5,6 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 import tomllib
@@ -17,6 +16,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from distributed.ssh.connection import Remote
@@ -30,12 +30,12 @@ from .code import SyncItem
 from .each import on_each
 from .paths import PROJECT
 from .sync import Progress, no_progress, sync
-from .wheelhouse import Target, target_of
+from .wheelhouse import QUIET, Target, target_of
 
 LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
 REMOTE_WHEELS = ".wheelhouse"
-INSTALL_TIMEOUT_S = 3600
+INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
 PROBE = """
 import importlib.metadata as m, json, sys
 found = {}
@@ -89,9 +89,9 @@ def own_pins(project: Path = PROJECT) -> Pins:
             distribution = metadata.distribution(requirement.name)
         except metadata.PackageNotFoundError as error:
             raise ConfigError(f"{requirement.name} is not installed here", remedy="Run: make setup") from error
-        found[canonical(requirement.name)] = Version(distribution.version).public
+        found[canonicalize_name(requirement.name)] = Version(distribution.version).public
         queue += needs(distribution, requirement.extras)
-    names = tuple(canonical(requirement.name) for requirement in direct)
+    names = tuple(canonicalize_name(requirement.name) for requirement in direct)
     return Pins(direct=names, all=found, python=SpecifierSet(settings["requires-python"]))
 
 
@@ -103,10 +103,6 @@ def needs(distribution: metadata.Distribution, extras: set[str]) -> list[Require
         for requirement in requirements
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in wanted)
     ]
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def probe(remote: Remote, python: str, names: Sequence[str]) -> tuple[bool, dict[str, str]] | None:
@@ -214,8 +210,8 @@ class _HostSetup:
         fetch = f"{name}=={self.pins.all[name]}"
         folder = str(PurePosixPath(self.root, REMOTE_LISTS, "reach"))
         options = ["--no-deps", "--no-cache-dir", "--retries", "0", "--timeout", "8", "--dest", folder]
-        line = [self.python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-        return self.remote.run([*line, *options, fetch], timeout=120).returncode == 0
+        command = [self.python, "-m", "pip", "download", *QUIET, *options, fetch]
+        return self.remote.run(command, timeout=120).returncode == 0
 
     def push_wheels(self, facts: dict[str, Any], lists: Sequence[Path]) -> str:
         """Fill a wheelhouse for this host here and bring it over; returns its folder there."""
@@ -236,16 +232,7 @@ class _HostSetup:
         return target_of(version, facts["system"], facts["machine"], release)
 
     def pip(self, *command: str) -> None:
-        line = [
-            self.python,
-            "-m",
-            "pip",
-            *command,
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-            "--no-compile",
-        ]
+        line = [self.python, "-m", "pip", *command, *QUIET, "--no-compile"]
         folder = PurePosixPath(self.root, REMOTE_LISTS)
         files = ["--requirement", str(folder / "requirements.txt"), "--constraint", str(folder / "constraints.txt")]
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)

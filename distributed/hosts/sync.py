@@ -1,15 +1,12 @@
 """Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off.
 
-It travels as `.sync/<sha256>.part` in the host's project folder; the host checks the hash and renames it into place.
-Small files travel many at once: each by itself takes several answers of the host, so as many as it is away.
+A file travels as `.sync/<sha256>.part` in the host's project folder. The host checks the hash and renames it into
+place. Small files are sent in batches: one by one, each would cost several round trips.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +15,19 @@ from typing import NoReturn
 
 from distributed.ssh.connection import Append, Remote
 from whisper_tuner.errors import DataError, HostError
-from whisper_tuner.files import write_atomically
-from whisper_tuner.json_text import parse_json
 
 from .agent_call import agent_call
 from .code import SyncItem
 from .each import on_each
+from .local_hashes import HashedFile, LocalHashes, unreadable
 from .paths import PROJECT
 
 INDEX = PROJECT / ".cache" / "sync-index.json"
-SPARE_BYTES = 64 << 20
-FULL_BYTES = 1 << 20
-SMALL_BYTES, BUNDLE_BYTES = 1 << 20, 2 << 20  # of a file, and of several that are sent at once
-LOOK_S = 5.0  # for a host that may not answer any more
-ATTEMPTS = 2  # a second one for a part that was damaged, or that changed while it was sent
+SPARE_BYTES = 64 << 20  # must stay free on a host's disk
+FULL_BYTES = 1 << 20  # with less than this free, a write has failed because the disk is full
+SMALL_BYTES, BATCH_BYTES = 1 << 20, 2 << 20  # a file up to this size is sent with others, up to so many bytes
+LOOK_S = 5.0  # a host that is being left may not answer any more
+ATTEMPTS = 2  # the second is for a file that arrived damaged, or that changed while it was sent
 
 Progress = Callable[[str, int, int, str], None]  # host, bytes done, bytes to send, file
 
@@ -47,13 +43,6 @@ class SyncReport:
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
-    item: SyncItem
-    size: int
-    sha256: str
-
-
 def no_progress(host: str, done: int, total: int, file: str) -> None:
     """The progress callback that shows nothing."""
 
@@ -67,8 +56,8 @@ def sync(
 ) -> list[SyncReport]:
     """Bring each host's items (by the host's address) to its project folder, all hosts at once.
 
-    prune: folders in which files of earlier syncs are removed once they are not among the items. Raises DataError for
-    a local file or name, HostError for a host; every host is finished before an error is raised.
+    prune: files and folders there. What an earlier sync put at or below one of them is removed, unless it is among the
+    items. Raises DataError for a local file or name, HostError for a host; every host is finished before that.
     """
     remotes = list(remotes)
     hashes = LocalHashes(INDEX)
@@ -78,7 +67,7 @@ def sync(
 
 
 def drop_parts(remote: Remote, items: Iterable[SyncItem]) -> None:
-    """Remove from a host what an interrupted sync has left of these files. Raises HostError."""
+    """Remove the parts of these files that an interrupted sync has left on a host. Raises HostError."""
     folder = f"{remote.expand(remote.host.project_path)}/.sync"
     listed = remote.run(["ls", "-1", folder], timeout=LOOK_S).stdout.split()
     if not (parts := {name for name in listed if name.endswith(".part")}):
@@ -86,7 +75,7 @@ def drop_parts(remote: Remote, items: Iterable[SyncItem]) -> None:
     hashes = LocalHashes(INDEX)
     ours = set()
     for item in items:
-        with contextlib.suppress(DataError):  # what is gone here was not being sent
+        with contextlib.suppress(DataError):  # a file that is gone from here was not being sent
             ours.add(f"{hashes.file(item).sha256}.part")
     if left := sorted(parts & ours):
         remote.run(["rm", "-f", *(f"{folder}/{name}" for name in left)], timeout=LOOK_S)
@@ -104,70 +93,31 @@ def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
     return items
 
 
-class LocalHashes:
-    """SHA-256 of local files, remembered by size and modification time."""
-
-    def __init__(self, index: Path):
-        self.index = index
-        try:
-            self.known: dict[str, list] = dict(parse_json(index.read_text()))
-        except (OSError, ValueError, TypeError):
-            self.known = {}
-        self.changed = False
-
-    def file(self, item: SyncItem) -> _File:
-        path = item.local.resolve()
-        try:
-            stat = path.stat()
-            match self.known.get(str(path)):
-                case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
-                    pass
-                case _:
-                    with path.open("rb") as stream:
-                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                    self.known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
-                    self.changed = True
-        except OSError as error:
-            raise _unreadable(item, error) from error
-        return _File(item=item, size=stat.st_size, sha256=digest)
-
-    def save(self) -> None:
-        """A full disk here keeps no host away: then files are hashed again the next time."""
-        if not self.changed:
-            return
-        with contextlib.suppress(OSError):
-            self.index.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.index, json.dumps(self.known), durable=False)
-
-
-def _unreadable(item: SyncItem, error: OSError) -> DataError:
-    remedy = "Look at its permissions, or whether it was moved."
-    return DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
-
-
-def _bundles(files: Iterable[_File]) -> Iterator[list[_File]]:
-    bundle: list[_File] = []
+def _batches(files: Iterable[HashedFile]) -> Iterator[list[HashedFile]]:
+    batch: list[HashedFile] = []
     size = 0
     for file in files:
-        if bundle and size + file.size > BUNDLE_BYTES:
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(file)
+        if batch and size + file.size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(file)
         size += file.size
-    if bundle:
-        yield bundle
+    if batch:
+        yield batch
 
 
-def _content(file: _File) -> bytes:
-    """As long as it was when it was hashed; if it has changed since, the host finds that out."""
+def _content(file: HashedFile) -> bytes:
+    """As many bytes as it had when it was hashed. If they have changed since, the host refuses them."""
     try:
         return file.item.local.read_bytes()[: file.size].ljust(file.size, b"\0")
     except OSError as error:
-        raise _unreadable(file.item, error) from error
+        raise unreadable(file.item, error) from error
 
 
 class _HostSync:
-    def __init__(self, remote: Remote, files: list[_File], progress: Progress, prune: list[str]):
+    """The sync of one host."""
+
+    def __init__(self, remote: Remote, files: list[HashedFile], progress: Progress, prune: list[str]):
         self.remote, self.files, self.progress, self.prune = remote, files, progress, prune
         self.root = remote.expand(remote.host.project_path)
         self.done = self.total = self.sent_files = 0
@@ -213,7 +163,7 @@ class _HostSync:
         missing = [self.files[position] for position, _ in state["missing"]]
         parts = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
         need = sum(file.size - have for file, have in parts.values())
-        if need and need + SPARE_BYTES > state["free"]:  # a full disk keeps no host away that lacks nothing
+        if need and need + SPARE_BYTES > state["free"]:  # a host that needs nothing may have a full disk
             raise HostError(
                 self.remote.name,
                 f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {self.root}",
@@ -223,8 +173,8 @@ class _HostSync:
         self.sent_files += len(parts)
         small = {digest: file for digest, (file, have) in parts.items() if have == 0 and file.size <= SMALL_BYTES}
         damaged: list[str] = []
-        for bundle in _bundles(small.values()):
-            damaged += self.send_bundle(bundle, missing)
+        for batch in _batches(small.values()):
+            damaged += self.send_batch(batch, missing)
         large = [part for digest, part in parts.items() if digest not in small]
         if large:
             with self.remote.appending() as append:
@@ -233,17 +183,17 @@ class _HostSync:
         arrived = [file for file in missing if file.sha256 not in small]
         return damaged + self.commit(arrived, state["stale"]) if arrived or state["stale"] else damaged
 
-    def send_bundle(self, bundle: list[_File], missing: list[_File]) -> list[str]:
-        self.progress(self.remote.name, self.done, self.total, bundle[0].item.remote)
-        contents = [_content(file) for file in bundle]
-        parts = [[file.sha256, file.size] for file in bundle]
-        digests = {file.sha256 for file in bundle}
+    def send_batch(self, batch: list[HashedFile], missing: list[HashedFile]) -> list[str]:
+        self.progress(self.remote.name, self.done, self.total, batch[0].item.remote)
+        contents = [_content(file) for file in batch]
+        parts = [[file.sha256, file.size] for file in batch]
+        digests = {file.sha256 for file in batch}
         damaged = self.commit([file for file in missing if file.sha256 in digests], [], parts, contents)
-        self.done += sum(file.size for file in bundle)
-        self.progress(self.remote.name, self.done, self.total, bundle[-1].item.remote)
+        self.done += sum(file.size for file in batch)
+        self.progress(self.remote.name, self.done, self.total, batch[-1].item.remote)
         return damaged
 
-    def send_one(self, append: Append, file: _File, have: int) -> None:
+    def send_one(self, append: Append, file: HashedFile, have: int) -> None:
         name = file.item.remote
 
         def sent(count: int) -> None:
@@ -257,10 +207,10 @@ class _HostSync:
             except HostError as error:
                 self.explain(error, name)
             except OSError as error:
-                raise _unreadable(file.item, error) from error
+                raise unreadable(file.item, error) from error
 
     def explain(self, error: HostError, name: str) -> NoReturn:
-        """SFTP says no more than 'Failure' when a disk is full: look, if the host still answers."""
+        """Raise a full disk in place of `error`: SFTP only says 'Failure' of it."""
         state = agent_call(self.remote, "check", root=self.root, files=[], prune=[])
         if state["free"] > FULL_BYTES:
             raise error
@@ -271,11 +221,12 @@ class _HostSync:
         ) from error
 
     def commit(
-        self, arrived: list[_File], stale: list[str], bundle: Sequence[list] = (), payload: Sequence[bytes] = ()
+        self, arrived: list[HashedFile], stale: list[str], parts: Sequence[list] = (), payload: Sequence[bytes] = ()
     ) -> list[str]:
+        """Let the host rename what has arrived, and remove `stale`. Returns what arrived damaged."""
         files = [[file.item.remote, file.size, file.sha256] for file in arrived]
-        request = {"root": self.root, "files": files, "stale": stale, "bundle": list(bundle)}
+        request = {"root": self.root, "files": files, "stale": stale, "bundle": list(parts)}
         return agent_call(self.remote, "commit", payload=payload, **request)["damaged"]
 
-    def file_named(self, name: str) -> _File:
+    def file_named(self, name: str) -> HashedFile:
         return next(file for file in self.files if file.item.remote == name)

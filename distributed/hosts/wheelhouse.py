@@ -21,7 +21,8 @@ from .paths import PROJECT
 
 CACHE = PROJECT / ".cache" / "wheelhouse"
 COMPLETE = ".complete"
-FILL_TIMEOUT_S = 3600
+FILL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes
+QUIET = ("--quiet", "--disable-pip-version-check", "--no-input")
 _filling = threading.Lock()
 
 
@@ -91,17 +92,7 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
         version = ".".join(map(str, target.python))
         command = ["download", "--dest", str(folder), "--only-binary=:all:", "--python-version", version]
         command += ["--implementation", "cp", *(word for name in target.platforms() for word in ("--platform", name))]
-    line = [
-        sys.executable,
-        "-m",
-        "pip",
-        *command,
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-        *earlier,
-        *files,
-    ]
+    line = [sys.executable, "-m", "pip", *command, *QUIET, *earlier, *files]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=FILL_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:

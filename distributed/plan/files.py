@@ -1,4 +1,4 @@
-"""shipment.json: which files of a run each host needs, so that they can be sent again later."""
+"""shipment.json: which files of a run each host needs, so that the launcher can send them again during the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
-SHIPMENT = "shipment.json"
+FILE_LISTS = "shipment.json"  # in a run's folder
 
 
 def save_items(run_dir: Path, items: Mapping[str, Sequence[SyncItem]], audio: Sequence[SyncItem]) -> None:
@@ -26,7 +26,7 @@ def save_items(run_dir: Path, items: Mapping[str, Sequence[SyncItem]], audio: Se
     with contextlib.suppress(RunError):  # there is none yet, or it is damaged
         before = load_items(run_dir)
     hosts = {host: _listed(own) for host, own in {**before, **items}.items()}
-    write_atomically(run_dir / SHIPMENT, json.dumps({"hosts": hosts, "audio": _listed(audio)}))
+    write_atomically(run_dir / FILE_LISTS, json.dumps({"hosts": hosts, "audio": _listed(audio)}))
 
 
 def _listed(items: Iterable[SyncItem]) -> list[list[str]]:
@@ -50,9 +50,9 @@ def _load(run_dir: Path) -> tuple[dict[str, list[SyncItem]], list[SyncItem]]:
         return [SyncItem(local=Path(local), remote=remote) for local, remote in listed]
 
     try:
-        data = parse_json((run_dir / SHIPMENT).read_text(encoding="utf-8"))
+        data = parse_json((run_dir / FILE_LISTS).read_text(encoding="utf-8"))
         return {host: items(own) for host, own in data["hosts"].items()}, items(data["audio"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{run_dir / SHIPMENT}: cannot be read: {error}", remedy="Resume with --no-sync, or start a new run."
+            f"{run_dir / FILE_LISTS}: cannot be read: {error}", remedy="Resume with --no-sync, or start a new run."
         ) from None

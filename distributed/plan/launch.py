@@ -11,7 +11,8 @@ from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
-from .run_spec import RunSpec, build, json_of
+from .json_fields import build, json_of
+from .run_spec import RunSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

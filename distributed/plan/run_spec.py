@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import types
-import typing
-from pathlib import Path
 from typing import Any
 
 from exogym.config import STRATEGIES, StrategyConfig
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
+
+from .json_fields import build, build_object, json_of
 
 CHECKPOINTS = "checkpoints"  # in the run's folder on each host
 # In final/ of a run of a user's own model.
@@ -74,7 +71,7 @@ class RunSpec:
     @property
     def wanted_device(self) -> str | None:
         """Where the hosts file or else the profile wants this rank to train; None: on the machine's best device."""
-        wanted = self.device or self.profile.device
+        wanted = self.device or (self.profile.device if self.profile else "auto")
         return None if wanted == "auto" else wanted
 
     def to_json(self) -> str:
@@ -89,67 +86,17 @@ class RunSpec:
             raise ConfigError(f"run spec: not JSON: {error}") from None
         return build(cls, data, "run spec")
 
-
-def json_of(instance: Any, **options: Any) -> str:
-    """A dataclass and all that is in it as JSON. `build` is the way back."""
-    return json.dumps(dataclasses.asdict(instance), default=os.fspath, **options)
-
-
-def build(hint: Any, data: Any, where: str) -> Any:
-    """`data`, as it comes from JSON, as what a field annotated `hint` holds. No value is converted to another type.
-
-    Raises ConfigError naming the place of what is missing, unknown, of the wrong type or out of range.
-    """
-    if isinstance(hint, types.UnionType):
-        if data is None and types.NoneType in typing.get_args(hint):
-            return None
-        hint = typing.get_args(hint)[0]
-    if dataclasses.is_dataclass(hint):
-        return _object(hint, _exactly(dict, data, where), where)
-    if typing.get_origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        return tuple(build(item, part, f"{where}[{n}]") for n, part in enumerate(_exactly(list, data, where)))
-    if hint is Path:
-        return Path(_exactly(str, data, where))
-    if hint is float and type(data) is int:
-        return _float(data, where)
-    return _exactly(hint, data, where)
-
-
-def _object(cls: type, data: dict[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    if cls is RunSpec:
+    @classmethod
+    def read(cls, data: dict[str, Any], where: str) -> RunSpec:
+        """From the fields as JSON has them, see json_fields. The class of `strategy_settings` goes by `strategy`."""
         data = _of_today(data)
-        hints["strategy_settings"] = _settings_class(data, where) | None
         for key in () if data.get("bundle") else ("profile", "strategy_settings"):
             if data.get(key) is None:
                 raise ConfigError(f"{where}: no {key!r}, and no 'bundle'")
-    for key in sorted(set(data) - set(hints)):
-        raise ConfigError(f"{where}: unknown key {key!r}")
-    for field in dataclasses.fields(cls):
-        if field.name not in data and field.default is field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{where}: no {field.name!r}")
-    values = {key: build(hints[key], item, f"{where}: {key}") for key, item in data.items()}
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        return build_object(cls, data, where, strategy_settings=_class_of_settings(data, where) | None)
 
 
-def _exactly(kind: type, value: Any, where: str) -> Any:
-    if type(value) is not kind:
-        raise ConfigError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
-    return value
-
-
-def _float(number: int, where: str) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise ConfigError(f"{where}: a number of {len(str(abs(number)))} digits") from None
-
-
-def _settings_class(spec: dict[str, Any], where: str) -> type[StrategyConfig]:
+def _class_of_settings(spec: dict[str, Any], where: str) -> type[StrategyConfig]:
     name = spec.get("strategy", "diloco")
     if not isinstance(name, str) or name not in STRATEGIES:
         raise ConfigError(f"{where}: unknown strategy {name!r}")
@@ -157,10 +104,8 @@ def _settings_class(spec: dict[str, Any], where: str) -> type[StrategyConfig]:
 
 
 def _of_today(spec: dict[str, Any]) -> dict[str, Any]:
-    """Version 0.1 wrote these two beside the profile, where an interval of 0 had been replaced by one that fits."""
+    """A spec of version 0.1 in today's fields: it had these two beside its profile, with the values that count."""
     moved = {key: spec[key] for key in ("checkpoint_interval", "keep_checkpoints") if key in spec}
-    if not moved:
-        return spec
-    profile = spec.get("profile")
     kept = {key: value for key, value in spec.items() if key not in moved}
-    return kept | ({"profile": profile | moved} if isinstance(profile, dict) else {})
+    profile = spec.get("profile")
+    return kept | {"profile": profile | moved} if moved and isinstance(profile, dict) else kept

@@ -1,4 +1,4 @@
-"""A worker's end of the way that audio takes during a run, when it is dealt clips of a host that is gone."""
+"""Asks the launcher for audio that this host lacks: when a host is lost, the others train its clips."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from distributed.control.channel import Lifeline
 from whisper_tuner.data.dataset import Sample
 
 POLL_S = 0.05
-LOOK_S = 5.0  # between two words to the launcher, which otherwise takes a worker that makes no step for stuck
-LONGEST_S = 600.0  # without the arrival of a single file
+LOOK_S = 5.0  # between two `alive` events: without them the launcher takes a worker that makes no step for stuck
+LONGEST_S = 600.0  # a clip is given up when nothing at all has arrived for so long
 
 
-class Delivery:
-    """Asks the launcher for audio, which it puts into place over SFTP; whoever reads a clip waits for it here."""
+class AudioPull:
+    """The launcher sends each file over SFTP; who reads a clip waits here until it has arrived."""
 
     def __init__(self, events: Callable[[dict], None], lifeline: Lifeline):
         self._events, self._lifeline = events, lifeline
@@ -25,14 +25,14 @@ class Delivery:
         self._last_arrival = 0.0
 
     def order(self, samples: Sequence[Sample]) -> None:
-        """In the order in which they will be needed; what is there already, or on its way, is not asked for again."""
+        """Ask for clips in the order in which they are needed; not again for those that are here or on their way."""
         new = [_name(s) for s in samples if _name(s) not in self._wanted and not s.audio.exists()]
         self._wanted.update(new)
         if new:
             self._events({"type": "want", "files": new})
 
     def wait(self, sample: Sample, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Until the file is there, or nobody needs it, or it will not come: then whoever opens it will say so."""
+        """Return once the file is here, nobody needs it, or it will not come: opening it fails then."""
         name, began = _name(sample), time.monotonic()
         while name in self._wanted and not sample.audio.exists() and not given_up():
             self._look()
@@ -42,7 +42,7 @@ class Delivery:
             time.sleep(POLL_S)
 
     def _look(self) -> None:
-        """Now and then: what has arrived? The launcher hears that this worker waits."""
+        """Every LOOK_S: see what has arrived, and tell the launcher that this worker waits."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -54,5 +54,5 @@ class Delivery:
 
 
 def _name(sample: Sample) -> str:
-    """As the launcher knows it: relative to the project folder, where a worker runs."""
+    """The name by which the launcher knows it: relative to the project folder, in which a worker runs."""
     return os.path.relpath(sample.audio)

@@ -1,4 +1,4 @@
-"""run(spec): the one way in. The same job as one process, as one of N processes, or on one of N machines."""
+"""run(spec): one rank of a run, from its RunSpec to trained weights; alone, or as one of N processes or machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import LoraSettings, load_base, prepare, set_language
 
-from .audio_pull import Delivery
+from .audio_pull import AudioPull
 from .micro_batch import fit_into_memory, share_of_memory
 from .rank_trainer import RankTrainer
 from .whisper_wrapper import WhisperModelWrapper
@@ -85,7 +85,7 @@ def prepared(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Mod
 
 
 def keep_spec(spec: RunSpec) -> None:
-    """Beside the checkpoints, so that they can be made use of without the master: see `runs recover`."""
+    """Write the spec beside the checkpoints: `runs recover` needs it to make a model of them without the master."""
     folder = Path(spec.run_dir) / CHECKPOINTS
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", spec.to_json())
@@ -110,14 +110,14 @@ def _fit_settings(spec: RunSpec) -> FitSettings:
 
 
 class _Data:
-    """The work of all ranks. All read the same lists of samples, and so come to the same plans."""
+    """The clips of all ranks. All ranks read the same lists, so all come to the same plans without asking."""
 
     def __init__(self, spec: RunSpec, model, processor, events: Events, lifeline: Lifeline):
         self._spec, self._events = spec, events
         profile = spec.profile
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
-        self._delivery = Delivery(events, lifeline)
+        self._audio_pull = AudioPull(events, lifeline)
         self.train = self._work(profile.train, shuffle=True)
         self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 
@@ -141,7 +141,7 @@ class _Data:
             seed=profile.seed,
             shuffle=shuffle,
             shards=profile.shards,
-            delivery=self._delivery,
+            delivery=self._audio_pull,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )
         return ElasticSampler(batches, spec.hosts, spec.name)

@@ -14,7 +14,7 @@ from safetensors.torch import save_model
 from distributed.control.channel import Lifeline
 from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from whisper_tuner.errors import RunError
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import atomic_folder
 
 from .rank_trainer import RankTrainer
 
@@ -22,16 +22,17 @@ from .rank_trainer import RankTrainer
 def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], lifeline: Lifeline) -> Callable[[Path], None]:
     """Be one rank of a user's own model, see train.run. Raises RunError if the file is not the one that was sent."""
     model, train, validation, settings = _unpickled(spec.bundle)
+    if spec.device:
+        settings = dataclasses.replace(settings, device=spec.wanted_device)
     trainer = RankTrainer(spec, lifeline, model, train, validation)
     events({"type": "ready"})
     result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
 
     def save(run_dir: Path) -> None:
-        final = run_dir / "final"
-        final.mkdir(parents=True, exist_ok=True)
-        save_model(model.cpu(), str(final / WEIGHTS))
-        write_atomically(final / RESULT, json.dumps(dataclasses.asdict(result)))
+        with atomic_folder(run_dir / "final") as final:
+            save_model(model.cpu(), str(final / WEIGHTS))
+            (final / RESULT).write_text(json.dumps(dataclasses.asdict(result)))
 
     return save
 

@@ -90,7 +90,10 @@ def _is_there(path: Path) -> bool:
 def _bring_up_to_date(
     console: Console, run_dir: Path, launch: Launch, hosts_file: Path | None, no_sync: bool
 ) -> Launch:
-    """Files, what the hosts file says now, and where the ranks meet today. Returns what run.json holds then."""
+    """Send the run's files, and write what the hosts file says now and where the ranks meet today into run.json.
+
+    Nothing in the run's folder that it needs is changed before all hosts have their files. Returns the new run.json.
+    """
     from distributed.plan.change_hosts import change_hosts
     from distributed.plan.prepare import rehost
     from distributed.plan.rendezvous import meeting_address
@@ -98,13 +101,13 @@ def _bring_up_to_date(
 
     from .start import sync_items
 
-    were = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
-    hosts = load_hosts(hosts_file) if hosts_file else were
-    others = [host.address for host in hosts.all] != [host.address for host in were.all]
+    before = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
+    hosts = load_hosts(hosts_file) if hosts_file else before
+    others = _addresses(hosts) != _addresses(before)
     if others and no_sync:
         remedy = "Leave --no-sync out: the new hosts need the run's files."
-        raise ConfigError(f"the run was on {', '.join(host.address for host in were.all)}", remedy=remedy)
-    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
+        raise ConfigError(f"the run was on {', '.join(_addresses(before))}", remedy=remedy)
+    console.print(f"looking at {', '.join(_addresses(hosts))}")
     with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         if others:
@@ -117,3 +120,7 @@ def _bring_up_to_date(
         changed = dataclasses.replace(changed, address=meeting_address(hosts, report.remotes))
     change_hosts(run_dir, launch, changed)
     return changed
+
+
+def _addresses(hosts: Hosts) -> list[str]:
+    return [host.address for host in hosts.all]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from distributed.hosts.code import SyncItem, code_folders
+from distributed.hosts.code import PRUNED, SyncItem
 from distributed.hosts.each import on_each
 from distributed.hosts.sync import Progress, SyncReport, no_progress, sync
 from distributed.plan.job import Job
@@ -67,4 +67,4 @@ def sync_hosts(prepared: Prepared, remotes: Sequence[Remote], progress: Progress
 def sync_items(
     items: dict[str, list[SyncItem]], remotes: Sequence[Remote], progress: Progress = no_progress
 ) -> list[SyncReport]:
-    return sync(remotes, items, progress, prune=code_folders())
+    return sync(remotes, items, progress, prune=PRUNED)

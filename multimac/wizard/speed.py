@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.control.messages import split_line
-from distributed.hosts.code import code_folders
+from distributed.hosts.code import PRUNED
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import Progress, sync
 from distributed.plan.job import Job
@@ -76,7 +76,7 @@ def measure(
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
         theirs, items[host.address] = for_host(spec, host, manifests, {"train": clips}, folder)
         specs.append(theirs)
-    sync(remotes, items, progress, prune=code_folders())
+    sync(remotes, items, progress, prune=PRUNED)
     sharing = zip(specs, machine_workers, strict=True)
     specs = [dataclasses.replace(own, machine_workers=workers) for own, workers in sharing]
     machines = [LocalMachine(hosts.master.address), *remotes]

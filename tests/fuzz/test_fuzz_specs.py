@@ -11,8 +11,9 @@ from hypothesis import example
 
 from distributed.hosts.sync import checked
 from distributed.plan.files import load_audio, load_items
+from distributed.plan.json_fields import build, json_of
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.run_spec import Rendezvous, RunSpec, build, json_of
+from distributed.plan.run_spec import Rendezvous, RunSpec
 from distributed.ssh.host import Host
 from exogym.config import STRATEGIES, DiLoCoConfig
 from multimac.commands import resume

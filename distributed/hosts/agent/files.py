@@ -153,7 +153,7 @@ def part_size(private: Path, digest: str, size: int) -> int:
 
 
 def below(name: str, folders: list) -> bool:
-    return any(name.startswith(folder.rstrip("/") + "/") for folder in folders)
+    return any(name == folder or name.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 @contextlib.contextmanager

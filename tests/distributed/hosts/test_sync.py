@@ -12,7 +12,7 @@ from loopback_sshd import SshServer
 
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent_call import agent_call
-from distributed.hosts.code import SyncItem, code_folders, code_items, folder_items
+from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items, folder_items
 from distributed.hosts.sync import sync
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import DataError, HostError
@@ -201,6 +201,21 @@ def test_stale_code_is_removed_but_nothing_of_others(remote, there, tmp_path):
     assert (there / "data/other/x").exists()
 
 
+def test_what_version_0_1_sent_and_this_one_does_not_is_removed(remote, there, tmp_path):
+    names = ("cli_typer.py", "pyproject.toml", "multimac/view/console.py", "distributed/post.py", "config.ini")
+    old = [
+        replace(item, remote=item.remote.removeprefix("data/")) for item in make(tmp_path, dict.fromkeys(names, b""))
+    ]
+    run(remote, old)
+    (there / "wizard.py").write_text("the user's own")
+    (there / "multimac/view/mine.py").write_text("the user's own")
+    report = run(remote, make(tmp_path / "new", {"x": b"1"}), prune=PRUNED)
+    assert report.removed == 4
+    left = {path.relative_to(there).as_posix() for path in there.rglob("*") if path.is_file()}
+    assert left - {".sync/index.json"} == {"wizard.py", "multimac/view/mine.py", "config.ini", "data/x"}
+    assert not (there / "distributed").exists()
+
+
 def test_a_folder_with_somebody_elses_code_is_refused(remote, there, tmp_path):
     items = [replace(item, refuse_foreign=True) for item in make(tmp_path / "src", {"a.py": b"ours", "b.py": b"same"})]
     (there / "data").mkdir(parents=True)
@@ -288,7 +303,7 @@ def test_local_hashes_are_remembered(remote, tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("hashed again")
 
-    monkeypatch.setattr(sync_module.hashlib, "file_digest", never)
+    monkeypatch.setattr(hashlib, "file_digest", never)
     assert run(remote, items).files == 0
 
 
@@ -299,7 +314,7 @@ def test_code_of_this_project():
     assert "gym/exogym/trainer.py" in names
     assert {name.split("/")[0] for name in names} == {"distributed", "gym", "whisper_tuner"}
     assert not [name for name in names if "__pycache__" in name or not name.endswith(".py")]
-    assert all(name.startswith(tuple(code_folders())) for name in names)
+    assert all(name.startswith(tuple(PACKAGES.values())) for name in names)
 
 
 def test_folder_items_skips_hidden_files_and_follows_links(tmp_path):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.plan.run_spec import Bundle, Rendezvous, RunSpec, build, json_of
+from distributed.plan.json_fields import build, json_of
+from distributed.plan.run_spec import Bundle, Rendezvous, RunSpec
 from exogym.config import AllReduceConfig, DiLoCoConfig, OptimSpec
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
