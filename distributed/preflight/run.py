@@ -73,7 +73,7 @@ class _Preflight:
             self._look_at_all()
             self._await_torch(TORCH_BY)
             pairs, link_problems = self._links()
-            self._await_torch(LINKS_BY)
+            self._await_torch(LINKS_BY, last=True)
             report.pairs = pairs
             report.problems = [*self._judge(report), *link_problems]
             keep = True
@@ -157,9 +157,9 @@ class _Preflight:
         opened.close()
         raise NotInTime(opened.name, "too late")
 
-    def _await_torch(self, seconds: float) -> None:
+    def _await_torch(self, seconds: float, *, last: bool = False) -> None:
         for look in self.looks:
-            look.await_torch(self.at(seconds))
+            look.await_torch(self.at(seconds), last=last)
 
     def _links(self) -> tuple[list, list[Problem]]:
         able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
@@ -198,8 +198,6 @@ class _Preflight:
             what = "its manifests and audio were not all read in time"
             self.looks[0].problem("files", what, "The run itself reads on from there.", severity=WARNING)
         for look in self.looks:
-            if look.torch is not None and look.facts.torch is None:
-                look.facts.torch = {"late": True}
             sharing = report.sharing(look.facts)
             checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup, sharing)
             problems += [*look.problems, *checks.all(), *checks.code(self.sync, look.differ)]

@@ -102,10 +102,6 @@ class Remote:
             channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *with_env(command, env)], merge=True)
             return RemoteProcess(self, channel)
 
-    def put(self, local: Path, remote: str) -> None:
-        with self._errors(f"cannot write {remote}"), self.sftp() as sftp:
-            sftp.put(str(local), self.expand(remote))
-
     def get(self, remote: str, local: Path) -> None:
         with self._errors(f"cannot read {remote}"), self.sftp() as sftp:
             sftp.get(self.expand(remote), str(local))
