@@ -127,18 +127,19 @@ class Links:
     def _explain_one_way(self, sources: list[int], target: int, reason: str, errno: int | None) -> None:
         names, node = ", ".join(self.nodes[source].name for source in sources), self.nodes[target]
         back = all("latency" in self.found.get((target, source), {}) for source in sources)
-        what, remedy = f"{node.at}: {reason}", OTHER_INTERFACE.format(node.name)
-        if reason == "timeout":
-            what, remedy = f"no answer from {node.at}", _firewall(node.name)
-        elif reason == "refused":
-            what = f"{node.at} refuses the connection"
-            remedy = f'Is {node.at} the right interface? Name another with "interface" in the hosts file.'
-        elif errno in NO_ROUTE:
-            what = f"no way to {node.at} ({reason})"
-            local_network = "System Settings > Privacy & Security > Local Network"
-            remedy = f"Are they in one network? {remedy} On a Mac allow the terminal in {local_network}."
         reverse = f"; {node.name} -> {names} works" if back else ""
-        self._add([*sources, target], f"{names} -> {node.name}: {what}{reverse}", remedy)
+        way, at, everyone = f"{names} -> {node.name}", node.at, [*sources, target]
+        if reason == "timeout":
+            self._add(everyone, f"{way}: no answer from {at}{reverse}", _firewall(node.name))
+        elif reason == "refused":
+            remedy = f'Is {at} the right interface? Name another with "interface" in the hosts file.'
+            self._add(everyone, f"{way}: {at} refuses the connection{reverse}", remedy)
+        elif errno in NO_ROUTE:
+            near = f"Are they in one network? {OTHER_INTERFACE.format(node.name)}"
+            allow = "On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
+            self._add(everyone, f"{way}: no way to {at} ({reason}){reverse}", f"{near} {allow}")
+        else:
+            self._add(everyone, f"{way}: {at}: {reason}{reverse}", OTHER_INTERFACE.format(node.name))
 
     def _bursts(self) -> None:
         """Disjoint pairs at the same time; with many hosts each burst is shorter, so that all fit in."""

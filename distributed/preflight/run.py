@@ -195,8 +195,14 @@ class _Preflight:
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
         if self.job and self.files is None:
-            what = "its manifests and audio were not all read in time"
-            self.looks[0].problem("files", what, "The run itself reads on from there.", severity=WARNING)
+            late = Problem(
+                hosts=(self.looks[0].facts.name,),
+                what="its manifests and audio were not all read in time",
+                remedy="The run itself reads on from there.",
+                severity=WARNING,
+                check="files",
+            )
+            problems.append(late)
         for look in self.looks:
             sharing = report.sharing(look.facts)
             checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup, sharing)

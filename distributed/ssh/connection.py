@@ -86,9 +86,11 @@ class Remote:
             channel = self._open(line)
             result = communicate(channel, input, timeout)
         if result is None:
-            raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=self.settings.try_it)
+            raise HostError(
+                self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=f"Try: ssh {self.settings.target}"
+            )
         if result.returncode == LOST and not self._transport.is_active():
-            remedy = f"Is it awake, and its network there? {self.settings.try_it}"
+            remedy = f"Is it awake, and its network there? Try: ssh {self.settings.target}"
             raise HostError(self.name, f"the connection was lost during `{command[0]}`", remedy=remedy)
         if check:
             raise_unless_ok(self.name, command, result)
@@ -188,7 +190,7 @@ def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via
                 opened.close()
         if isinstance(error, FAILURES):
             raise HostError(
-                host.address, f"SSH failed: {error or type(error).__name__}", remedy=settings.try_it
+                host.address, f"SSH failed: {error or type(error).__name__}", remedy=f"Try: ssh {settings.target}"
             ) from error
         raise
 
@@ -211,7 +213,7 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
     except (TimeoutError, OSError) as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
         raise HostError(
-            host.address, f"port {where[1]}: {reason}", remedy=f"{REMOTE_LOGIN} {settings.try_it}"
+            host.address, f"port {where[1]}: {reason}", remedy=f"{REMOTE_LOGIN} Try: ssh {settings.target}"
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
