@@ -35,7 +35,7 @@ from .checks import Checks
 from .links import Links, Node
 from .look import Look, Questions
 from .needs import needs_of, read_own_files
-from .report import WARNING, HostFacts, Problem, Report
+from .report import HostFacts, Problem, Report
 from .session import NotInTime, Session
 
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
@@ -195,14 +195,7 @@ class _Preflight:
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
         if self.job and self.files is None:
-            late = Problem(
-                hosts=(self.looks[0].facts.name,),
-                what="its manifests and audio were not all read in time",
-                remedy="The run itself reads on from there.",
-                severity=WARNING,
-                check="files",
-            )
-            problems.append(late)
+            self.looks[0].not_read()
         for look in self.looks:
             sharing = report.sharing(look.facts)
             checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup, sharing)
