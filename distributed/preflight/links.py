@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whisper_tuner.errors import ExitStatus, HostError
 
@@ -19,72 +19,73 @@ SHORTEST_BURST_S = 0.05
 BURST_BYTES = 8 << 20
 SLOW_MBIT = 20.0
 NO_ROUTE = {65, 113}  # EHOSTUNREACH on macOS and on Linux
+OTHER_INTERFACE = 'Name the right interface of {} with "interface" in the hosts file.'
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Node:
-    """A host that takes part. `peer` is the address towards which it chooses its interface."""
+    """A host that takes part. `peer` is the address towards which it chooses its interface; `place`, where it listens:
+    `address`, `interface`, `port`, `datagram_port`."""
 
     number: int
     facts: HostFacts
     session: Session
     peer: str
+    place: dict = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.facts.name
 
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    address: str
-    interface: str
-    port: int
-    datagram_port: int
+    @property
+    def at(self) -> str:
+        return f"{self.place['address']} ({self.place['interface']})"
 
 
 class Links:
-    """Measures all pairs of `nodes`, and names what is wrong; fills in each host's address and interface."""
+    """Measures all pairs of `nodes`, and names what is wrong; fills in each host's address and interface.
+
+    `found` and `mbit` are by ordered pair of node numbers.
+    """
 
     def __init__(self, nodes: Sequence[Node], deadline: float):
-        self.nodes, self.deadline = list(nodes), deadline
+        self.nodes, self.deadline = {node.number: node for node in nodes}, deadline
         self.problems: list[Problem] = []
-        self.places: dict[int, Place] = {}
         self.found: dict[tuple[int, int], dict] = {}
         self.mbit: dict[tuple[int, int], float] = {}
 
     def measure(self) -> list[Pair]:
         self._open()
-        self.nodes = [node for node in self.nodes if node.number in self.places]
+        self.nodes = {number: node for number, node in self.nodes.items() if node.place}
         if len(self.nodes) > 1:
             self._connect()
             self._explain()
             self._bursts()
-        return [self._pair(source, target) for source in self.nodes for target in self.nodes if source is not target]
+        return [self._pair(source, target) for source in self.nodes for target in self.nodes if source != target]
 
     def _open(self) -> None:
         token = secrets.token_hex(16)
-        interface = {node.number: node.facts.host.interface or "" for node in self.nodes}
-        answers = self._ask_all(
-            "open",
-            lambda node: {"peer": node.peer, "interface": interface[node.number], "token": token},
-        )
-        for node, answer in answers:
+
+        def request(node: Node) -> dict:
+            return {"peer": node.peer, "interface": node.facts.host.interface or "", "token": token}
+
+        for node, answer in self._call_all("open", request):
             if "wrong" in answer:
                 what, _, remedy = answer["wrong"].partition("\n")
-                status = ExitStatus.CONFIG if interface[node.number] else ExitStatus.HOST
-                self._add(node, f"no interface towards the others: {what}", remedy.strip(), status=status)
+                status = ExitStatus.CONFIG if node.facts.host.interface else ExitStatus.HOST
+                what = f"no interface towards the others: {what}"
+                self._add([node.number], what, remedy.strip(), status=status)
                 continue
-            self.places[node.number] = place = Place(**answer)
-            node.facts.address, node.facts.interface = place.address, place.interface
+            node.place = answer
+            node.facts.address, node.facts.interface = answer["address"], answer["interface"]
 
     def _connect(self) -> None:
         def request(node: Node) -> dict:
-            others = [(number, place) for number, place in self.places.items() if number != node.number]
-            peers = [[number, place.address, place.port, place.datagram_port] for number, place in others]
+            others = [other for other in self.nodes.values() if other is not node]
+            peers = [[o.number, o.place["address"], o.place["port"], o.place["datagram_port"]] for o in others]
             return {"me": node.number, "peers": peers, "timeout": CONNECT_S}
 
-        for node, answer in self._ask_all("connect", request):
+        for node, answer in self._call_all("connect", request):
             for target, result in answer["links"]:
                 self.found[node.number, target] = result
 
@@ -93,7 +94,7 @@ class Links:
         failed = {pair: result for pair, result in self.found.items() if "failed" in result}
         if not failed:
             return
-        heard = {node.number: set(answer["heard"]) for node, answer in self._ask_all("heard", lambda node: {})}
+        heard = {node.number: set(answer["heard"]) for node, answer in self._call_all("heard", lambda node: {})}
         silent = {pair for pair, result in failed.items() if result["failed"] == "timeout"}
         both = {(a, b) for a, b in silent if a < b and (b, a) in silent}
         for a, b in sorted(both):
@@ -106,45 +107,44 @@ class Links:
             self._explain_one_way(sources, target, reason, errno)
 
     def _explain_both(self, a: int, b: int, arrives: bool, returns: bool) -> None:
-        first, second = self._name(a), self._name(b)
-        if arrives == returns:
-            how = (
-                "TCP connections fail both ways, although datagrams arrive"
-                if arrives
-                else "nothing gets through either way"
-            )
-            at = f"({self._at(a)}, {self._at(b)})"
-            self._add_pair((a, b), f"{first} <-> {second}: {how} {at}", _firewall(first, second))
+        """arrives, returns: whether datagrams get from a to b, and from b to a."""
+        first, second = self.nodes[a], self.nodes[b]
+        if arrives != returns:
+            source, target = (second, first) if arrives else (first, second)
+            way = f"{source.name} -> {target.name}"
+            remedy = f"Let {target.name} take packets from {source.name} (firewall, router, Wi-Fi isolation)."
+            what = f"{way}: packets are lost on this way; the other way they arrive"
+            self._add([source.number, target.number], what, remedy)
             return
-        source, target = (b, a) if arrives else (a, b)
-        remedy = f"Let {self._name(target)} take packets from {self._name(source)} (firewall, router, Wi-Fi isolation)."
-        what = f"{self._name(source)} -> {self._name(target)}: packets are lost on this way; the other way they arrive"
-        self._add_pair((source, target), what, remedy)
+        how = (
+            "TCP connections fail both ways, although datagrams arrive"
+            if arrives
+            else "nothing gets through either way"
+        )
+        what = f"{first.name} <-> {second.name}: {how} ({first.at}, {second.at})"
+        self._add([a, b], what, _firewall(first.name, second.name))
 
     def _explain_one_way(self, sources: list[int], target: int, reason: str, errno: int | None) -> None:
-        names, name = ", ".join(map(self._name, sources)), self._name(target)
+        names, node = ", ".join(self.nodes[source].name for source in sources), self.nodes[target]
         back = all("latency" in self.found.get((target, source), {}) for source in sources)
-        reverse = f"; {name} -> {names} works" if back else ""
-        where = f"{names} -> {name}: "
+        reverse = f"; {node.name} -> {names} works" if back else ""
+        way, at, everyone = f"{names} -> {node.name}", node.at, [*sources, target]
         if reason == "timeout":
-            self._add_pair((*sources, target), f"{where}no answer from {self._at(target)}{reverse}", _firewall(name))
+            self._add(everyone, f"{way}: no answer from {at}{reverse}", _firewall(node.name))
         elif reason == "refused":
-            other = f'Is {self._at(target)} the right interface? Name another with "interface" in the hosts file.'
-            self._add_pair((*sources, target), f"{where}{self._at(target)} refuses the connection{reverse}", other)
+            remedy = f'Is {at} the right interface? Name another with "interface" in the hosts file.'
+            self._add(everyone, f"{way}: {at} refuses the connection{reverse}", remedy)
         elif errno in NO_ROUTE:
-            network = (
-                f'Are they in one network? Name the right interface of {name} with "interface" in the hosts file.'
-                " On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
-            )
-            self._add_pair((*sources, target), f"{where}no way to {self._at(target)} ({reason}){reverse}", network)
+            near = f"Are they in one network? {OTHER_INTERFACE.format(node.name)}"
+            allow = "On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
+            self._add(everyone, f"{way}: no way to {at} ({reason}){reverse}", f"{near} {allow}")
         else:
-            remedy = f'Name the right interface of {name} with "interface" in the hosts file.'
-            self._add_pair((*sources, target), f"{where}{self._at(target)}: {reason}{reverse}", remedy)
+            self._add(everyone, f"{way}: {at}: {reason}{reverse}", OTHER_INTERFACE.format(node.name))
 
     def _bursts(self) -> None:
         """Disjoint pairs at the same time; with many hosts each burst is shorter, so that all fit in."""
         working = {pair for pair, result in self.found.items() if "latency" in result}
-        turns = [turn for turn in tournament([node.number for node in self.nodes]) if working & set(turn)]
+        turns = [turn for turn in tournament(list(self.nodes)) if working & set(turn)]
         for position, turn in enumerate(turns):
             left = (self.deadline - time.monotonic()) / (len(turns) - position)
             seconds = min(BURST_S, left / 2)
@@ -153,60 +153,46 @@ class Links:
             pairs = [pair for pair in turn if pair in working]
             with ThreadPoolExecutor(max_workers=len(pairs)) as pool:
                 list(pool.map(lambda pair, seconds=seconds: self._burst(*pair, seconds), pairs))
-        self._judge_speed()
 
     def _burst(self, source: int, target: int, seconds: float) -> None:
-        nodes = {node.number: node for node in self.nodes}
-        place, deadline = self.places[target], min(self.deadline, time.monotonic() + seconds + 1.0)
-        request = {"me": source, "address": place.address, "port": place.port, "seconds": seconds, "limit": BURST_BYTES}
+        sender, receiver = self.nodes[source], self.nodes[target]
+        deadline = min(self.deadline, time.monotonic() + seconds + 1.0)
+        where = {"address": receiver.place["address"], "port": receiver.place["port"]}
         try:
-            nodes[source].session.call("burst", deadline, **request)
+            sender.session.call("burst", deadline, me=source, seconds=seconds, limit=BURST_BYTES, **where)
         except HostError:
             return  # its connection was there a moment ago: no figure is better than a false alarm
-        burst = nodes[target].session.burst_from(source, deadline)
-        if burst and burst["seconds"] > 0:
-            self.mbit[source, target] = burst["bytes"] * 8 / burst["seconds"] / 1e6
+        burst = receiver.session.burst_from(source, deadline)
+        if not burst or burst["seconds"] <= 0:
+            return
+        self.mbit[source, target] = mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
+        if mbit < SLOW_MBIT:
+            remedy = "A cable, or a place nearer to the access point; LoRA and longer rounds send less."
+            what = f"{sender.name} -> {receiver.name}: only {mbit:.1f} Mbit/s"
+            self._add([source, target], what, remedy, severity=WARNING)
 
-    def _judge_speed(self) -> None:
-        for (a, b), mbit in self.mbit.items():
-            if mbit < SLOW_MBIT:
-                remedy = "A cable, or a place nearer to the access point; LoRA and longer rounds send less."
-                text = f"{self._name(a)} -> {self._name(b)}: only {mbit:.1f} Mbit/s"
-                self._add_pair((a, b), text, remedy, severity=WARNING)
-
-    def _pair(self, source: Node, target: Node) -> Pair:
-        key = (source.number, target.number)
-        result = self.found.get(key, {"failed": "not tried"})
+    def _pair(self, source: int, target: int) -> Pair:
+        result = self.found.get((source, target), {"failed": "not tried"})
         return Pair(
-            source=source.name,
-            target=target.name,
+            source=self.nodes[source].name,
+            target=self.nodes[target].name,
             latency_s=result.get("latency"),
-            mbit=self.mbit.get(key),
+            mbit=self.mbit.get((source, target)),
             failed=result.get("failed"),
         )
 
-    def _ask_all(self, op: str, request: Callable[[Node], dict]) -> Iterator[tuple[Node, dict]]:
+    def _call_all(self, op: str, request: Callable[[Node], dict]) -> Iterator[tuple[Node, dict]]:
         """The answers of all nodes, asked at once; a node that fails becomes a problem."""
-        numbers = [(node, node.session.send(op, **request(node))) for node in self.nodes]
+        numbers = [(node, node.session.send(op, **request(node))) for node in self.nodes.values()]
         for node, number in numbers:
             try:
                 yield node, node.session.answer(number, op, self.deadline)
             except HostError as error:
                 what = f"its links could not be tried: {error.args[0].removeprefix(node.name + ': ')}"
-                self._add(node, what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
+                self._add([node.number], what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
 
-    def _name(self, number: int) -> str:
-        return next(node.name for node in self.nodes if node.number == number)
-
-    def _at(self, number: int) -> str:
-        place = self.places[number]
-        return f"{place.address} ({place.interface})"
-
-    def _add(self, node: Node, what: str, remedy: str = "", *, status: ExitStatus = ExitStatus.HOST) -> None:
-        self.problems.append(Problem(hosts=(node.name,), what=what, remedy=remedy, check="links", status=status))
-
-    def _add_pair(self, numbers: Sequence[int], what: str, remedy: str, **more: str) -> None:
-        names = tuple(unique(map(self._name, numbers)))
+    def _add(self, numbers: Sequence[int], what: str, remedy: str, **more) -> None:
+        names = tuple(unique(self.nodes[number].name for number in numbers))
         self.problems.append(Problem(hosts=names, what=what, remedy=remedy, check="links", **more))
 
 

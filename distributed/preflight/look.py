@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distributed.hosts.paths import STORE
+from distributed.hosts.paths import PROJECT, STORE
 from distributed.ssh.connection import Remote
+from distributed.ssh.host import Host
+from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError, TunerError
 
-from .report import HostFacts, Problem
+from .report import WARNING, HostFacts, Problem
 from .session import NotInTime, Session
 
 TORCH_ALARM_S = 12
@@ -42,6 +45,7 @@ class Look:
         self.session: Session | None = None
         self.remote: Remote | None = None
         self.torch: int | None = None
+        self.spaces: list[dict] = []
         self.differ: list[str] = []
         self.step = "connecting"
         self.done = threading.Event()
@@ -56,6 +60,10 @@ class Look:
     def not_done(self, seconds: float) -> None:
         check = "ssh" if self.session is None else "python"
         self.problem(check, f"not done after {seconds:.0f} s: {self.step}", f"{BUSY} {self.facts.name}")
+
+    def not_read(self) -> None:
+        remedy = "The run itself reads on from there."
+        self.problem("files", "its manifests and audio were not all read in time", remedy, severity=WARNING)
 
     def gather(self, session: Session, questions: Questions, deadline: float) -> None:
         """Fill in `facts`; deadline: by time.monotonic()."""
@@ -74,18 +82,19 @@ class Look:
         try:
             for folder in questions.folders:
                 facts.space = session.call("space", deadline, project=folder, held=[STORE])
+                self.spaces.append(facts.space)
         except HostError as error:
             self.failed("folder", error, remedy=OTHER_FOLDER)
         if questions.code:
             self._compare(session, questions, deadline)
 
-    def await_torch(self, deadline: float) -> None:
+    def await_torch(self, deadline: float, *, last: bool) -> None:
         if self.torch is None or self.facts.torch is not None:
             return
         try:
             self.facts.torch = self.session.answer(self.torch, "torch_facts", deadline)
         except NotInTime:
-            pass
+            self.facts.torch = {"late": True} if last else None
         except HostError as error:
             self.facts.torch = {"failed": error.args[0]}
 
@@ -96,6 +105,20 @@ class Look:
             self.facts.to_send = len(self.differ)
         except HostError as error:
             self.failed("code", error)
+
+
+def look_here(names: Sequence[str], folders: Sequence[str], seconds: int) -> Look:
+    """This machine alone, as one of many would be looked at. What torch says is still to be awaited.
+
+    seconds: how long it may take in all. Raises HostError if its own Python does not answer.
+    """
+    look = Look(0, HostFacts(host=Host(address="this machine")))
+    look.session = Session(LocalMachine(look.facts.name), sys.executable, seconds)
+    questions = Questions(names=names, project=str(PROJECT), folders=folders, torch_s=seconds)
+    look.gather(look.session, questions, time.monotonic() + seconds)
+    if not look.facts.facts:
+        raise HostError(look.facts.name, look.problems[0].what, remedy=look.problems[0].remedy)
+    return look
 
 
 def _clock(session: Session, deadline: float) -> float:

@@ -35,7 +35,7 @@ from .checks import Checks
 from .links import Links, Node
 from .look import Look, Questions
 from .needs import needs_of, read_own_files
-from .report import WARNING, HostFacts, Problem, Report
+from .report import HostFacts, Problem, Report
 from .session import NotInTime, Session
 
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
@@ -73,7 +73,7 @@ class _Preflight:
             self._look_at_all()
             self._await_torch(TORCH_BY)
             pairs, link_problems = self._links()
-            self._await_torch(LINKS_BY)
+            self._await_torch(LINKS_BY, last=True)
             report.pairs = pairs
             report.problems = [*self._judge(report), *link_problems]
             keep = True
@@ -157,9 +157,9 @@ class _Preflight:
         opened.close()
         raise NotInTime(opened.name, "too late")
 
-    def _await_torch(self, seconds: float) -> None:
+    def _await_torch(self, seconds: float, *, last: bool = False) -> None:
         for look in self.looks:
-            look.await_torch(self.at(seconds))
+            look.await_torch(self.at(seconds), last=last)
 
     def _links(self) -> tuple[list, list[Problem]]:
         able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
@@ -195,11 +195,8 @@ class _Preflight:
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
         if self.job and self.files is None:
-            what = "its manifests and audio were not all read in time"
-            self.looks[0].problem("files", what, "The run itself reads on from there.", severity=WARNING)
+            self.looks[0].not_read()
         for look in self.looks:
-            if look.torch is not None and look.facts.torch is None:
-                look.facts.torch = {"late": True}
             sharing = report.sharing(look.facts)
             checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup, sharing)
             problems += [*look.problems, *checks.all(), *checks.code(self.sync, look.differ)]

@@ -32,9 +32,9 @@ class NotInTime(HostError):
 class Session:
     """Any thread may call. Raises HostError for what the agent could not do, NotInTime for silence."""
 
-    def __init__(self, machine: Machine, python: str):
+    def __init__(self, machine: Machine, python: str, life_s: int | None = None):
         self.name = machine.name
-        command = start_command(str(LIFE_S), machine.expand(python))
+        command = start_command(str(life_s or LIFE_S), machine.expand(python))
         self._process: Process = machine.start(command, env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"})
         self._numbers = itertools.count()
         self._news = threading.Condition()

@@ -51,22 +51,24 @@ def _key_error(
 ) -> HostKeyError:
     finger = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
     if verdict is Verdict.REVOKED:
-        what, remedy = f"its key {finger} is marked @revoked in known_hosts", "Do not connect to it."
-    elif verdict is Verdict.CHANGED:
+        what = f"its key {finger} is marked @revoked in known_hosts"
+        return HostKeyError(host.address, what, remedy="Do not connect to it.")
+    if verdict is Verdict.CHANGED:
         entry = known.of(name)[0]
-        old = f"{entry.file}:{entry.line}"
-        what = f"its key has CHANGED: it is now {finger}, unlike {old}. Somebody may be in between"
-        remedy = f"If you know why (reinstalled?): ssh-keygen -R {shlex.quote(name)} && ssh {settings.target}"
-    else:
-        skipped = [f"{file}:{line}" for file, line in known.authorities]
-        note = f" (@cert-authority lines are not supported: {', '.join(skipped)})" if skipped else ""
-        kind = key.get_name().removeprefix("ssh-").partition("-")[0]
-        what = f"its key is not known here: {finger}{note}"
-        remedy = (
-            f"Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` over there,"
-            f" and accept it once with: ssh {settings.target}"
+        return HostKeyError(
+            host.address,
+            f"its key has CHANGED: it is now {finger}, unlike {entry.file}:{entry.line}. Somebody may be in between",
+            remedy=f"If you know why (reinstalled?): ssh-keygen -R {shlex.quote(name)} && ssh {settings.target}",
         )
-    return HostKeyError(host.address, what, remedy=remedy)
+    skipped = [f"{file}:{line}" for file, line in known.authorities]
+    note = f" (@cert-authority lines are not supported: {', '.join(skipped)})" if skipped else ""
+    kind = key.get_name().removeprefix("ssh-").partition("-")[0]
+    return HostKeyError(
+        host.address,
+        f"its key is not known here: {finger}{note}",
+        remedy=f"Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` over there,"
+        f" and accept it once with: ssh {settings.target}",
+    )
 
 
 def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
@@ -82,7 +84,9 @@ def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transpor
                 tried[-1] += " (accepted, but the host asks for more than a key)"
             except paramiko.BadAuthenticationType as error:
                 raise HostError(
-                    host.address, f"it takes no keys, only {', '.join(error.allowed_types)}", remedy=settings.try_it
+                    host.address,
+                    f"it takes no keys, only {', '.join(error.allowed_types)}",
+                    remedy=f"Try: ssh {settings.target}",
                 ) from error
             except paramiko.AuthenticationException:
                 continue

@@ -86,9 +86,11 @@ class Remote:
             channel = self._open(line)
             result = communicate(channel, input, timeout)
         if result is None:
-            raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=self.settings.try_it)
+            raise HostError(
+                self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=f"Try: ssh {self.settings.target}"
+            )
         if result.returncode == LOST and not self._transport.is_active():
-            remedy = f"Is it awake, and its network there? {self.settings.try_it}"
+            remedy = f"Is it awake, and its network there? Try: ssh {self.settings.target}"
             raise HostError(self.name, f"the connection was lost during `{command[0]}`", remedy=remedy)
         if check:
             raise_unless_ok(self.name, command, result)
@@ -101,10 +103,6 @@ class Remote:
             folder = self.expand(cwd) if cwd else self.home
             channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *with_env(command, env)], merge=True)
             return RemoteProcess(self, channel)
-
-    def put(self, local: Path, remote: str) -> None:
-        with self._errors(f"cannot write {remote}"), self.sftp() as sftp:
-            sftp.put(str(local), self.expand(remote))
 
     def get(self, remote: str, local: Path) -> None:
         with self._errors(f"cannot read {remote}"), self.sftp() as sftp:
@@ -192,7 +190,7 @@ def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via
                 opened.close()
         if isinstance(error, FAILURES):
             raise HostError(
-                host.address, f"SSH failed: {error or type(error).__name__}", remedy=settings.try_it
+                host.address, f"SSH failed: {error or type(error).__name__}", remedy=f"Try: ssh {settings.target}"
             ) from error
         raise
 
@@ -215,7 +213,7 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
     except (TimeoutError, OSError) as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
         raise HostError(
-            host.address, f"port {where[1]}: {reason}", remedy=f"{REMOTE_LOGIN} {settings.try_it}"
+            host.address, f"port {where[1]}: {reason}", remedy=f"{REMOTE_LOGIN} Try: ssh {settings.target}"
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

@@ -82,8 +82,6 @@ class Machine(Protocol):
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> Process: ...
 
-    def put(self, local: Path, remote: str) -> None: ...
-
     def get(self, remote: str, local: Path) -> None: ...
 
     def close(self) -> None: ...
@@ -204,11 +202,6 @@ class LocalMachine:
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> LocalProcess:
         return LocalProcess(command, name=self.name, env=env, cwd=cwd)
-
-    def put(self, local: Path, remote: str) -> None:
-        target = Path(self.expand(remote))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(local, target)
 
     def get(self, remote: str, local: Path) -> None:
         local.parent.mkdir(parents=True, exist_ok=True)

@@ -35,10 +35,6 @@ class SshSettings:
         port = f"-p {self.port} " if self.port != 22 else ""
         return f"{port}{self.user}@{self.host}"
 
-    @property
-    def try_it(self) -> str:
-        return f"Try: ssh {self.target}"
-
 
 def resolve(host: Host) -> SshSettings:
     """Settings for a host: what its hosts file says wins over ~/.ssh/config. Raises HostError, MissingProgram."""

@@ -27,9 +27,10 @@ STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", Stat
 
 def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False, place=None) -> ExitStatus:
     """place: see `deep_checks`; None leaves the models as they are."""
-    chosen = resolve(ConfigFile(config), profile).profile if profile else None
+    job = resolve(ConfigFile(config), profile) if profile else None
+    chosen = job.profile if job else None
     runs = chosen.runs_dir if chosen else PROJECT / "runs"
-    checks = [*machine_checks(runs), *service_checks()]
+    checks = [*machine_checks(job, runs), *service_checks()]
     wrong = None
     with _progress() as show:
         findings = examine(checks, lambda check: show(check.name))

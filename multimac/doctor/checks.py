@@ -1,4 +1,4 @@
-"""`multimac doctor`: what a check finds, and running checks one after another. The checks stand in doctor_*.py."""
+"""`multimac doctor`: what a check finds, and running checks one after another."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def _look(check: Check) -> Finding:
         return check.look()
     except TunerError as error:
         return problem(error.args[0], error.remedy)
+    except ImportError as error:
+        return problem(f"a package does not load: {error}", "Run: make setup")
     except Exception as error:  # an accelerator fails with whatever it likes: that is a finding, not a crash
         said = str(error).strip().splitlines()[0] if str(error).strip() else ""
         return problem(f"the check itself failed: {type(error).__name__}: {said}"[:500], "Send us this row.")

@@ -42,7 +42,7 @@ class Power:
     percent: int | None = None  # of the battery; None on a desktop
 
 
-def is_mac() -> bool:
+def is_macos() -> bool:
     return platform.system() == "Darwin"
 
 

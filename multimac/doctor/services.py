@@ -1,4 +1,4 @@
-"""The quick checks of `multimac doctor` of what lies around Python: accelerator, network, SSH, sleep, firewall."""
+"""The quick checks of `multimac doctor` of what lies around Python: network, SSH, sleep, firewall."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from whisper_tuner.text import size
-
-from . import macos as mac
+from . import macos
 from .checks import Check, Finding, ok, problem, skipped, warning
 
 SSH_PORT = 22
 NOT_A_MAC = "asked on a Mac only"
 KEYS = "id_ed25519 id_ecdsa id_rsa id_ed25519_sk id_ecdsa_sk"
-MATMUL_FAULT = "torch before 2.14 on M1 and M2: wrong gradients past 32,766 positions in a batch (pytorch 177116)"
 
 
 def service_checks() -> list[Check]:
     return [
-        Check("device", check_device),
         Check("network", check_network),
         Check("ssh server", check_ssh_server),
         Check("ssh keys", lambda: check_ssh_keys(Path.home() / ".ssh", os.environ)),
@@ -30,51 +26,19 @@ def service_checks() -> list[Check]:
     ]
 
 
-def check_device() -> Finding:
-    import torch
-
-    from exogym import device as devices
-
-    device = devices.choose()
-    build = f"torch {torch.__version__}"
-    if device.type == "mps":
-        limit = torch.mps.recommended_max_memory()
-        detail = f"mps: {size(limit)} recommended for the GPU; {build}"
-        return ok(f"{detail}. {MATMUL_FAULT}: see --deep" if _old_matmul(torch) else detail, memory=limit)
-    if device.type == "cuda":
-        card = torch.cuda.get_device_properties(device)
-        free, total = torch.cuda.mem_get_info(device)
-        return ok(f"{device}: {card.name}, {size(free)} free of {size(total)}; {build}", memory=total)
-    if mac.is_mac():
-        remedy = "Use an arm64 Python and the torch of `make setup`; in a virtual machine there is no GPU."
-        return problem(f"cpu: {build} finds no Metal GPU", remedy)
-    return ok(f"cpu, threads: {torch.get_num_threads()}; {build}")
-
-
-def _old_matmul(torch) -> bool:
-    old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 14)
-    return old and mac.hardware().chip.startswith(("Apple M1", "Apple M2"))
-
-
 def check_network() -> Finding:
     """The addresses that other hosts could reach."""
     import psutil
 
-    from distributed.hosts.interfaces import UNFIT
+    from distributed.hosts.interfaces import UNFIT, own_interfaces
 
-    stats = psutil.net_if_stats()
-    fit, unfit = {}, []
-    for name, entries in psutil.net_if_addrs().items():
-        found = [entry.address for entry in entries if entry.family == socket.AF_INET]
-        if not found or name not in stats or not stats[name].isup or found[0].startswith("127."):
-            continue
-        if UNFIT.fullmatch(name):
-            unfit.append(name)
-        else:
-            fit[name] = found[0]
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = {name: of[0] for name, of in own_interfaces().items() if of and name in up and not of[0].startswith("127.")}
+    fit = {name: address for name, address in found.items() if not UNFIT.fullmatch(name)}
+    unfit = found.keys() - fit.keys()
     shown = ", ".join(f"{name} {address}" for name, address in fit.items())
     if not fit:
-        aside = f" (not used: {', '.join(unfit)})" if unfit else ""
+        aside = f" (not used: {', '.join(sorted(unfit))})" if unfit else ""
         return warning(f"no interface that another host could reach{aside}", "Join a network, or train alone.")
     if all(address.startswith("169.254.") for address in fit.values()):
         return warning(f"{shown}: self-assigned addresses only", "Without a router, give both Macs fixed addresses.")
@@ -83,7 +47,7 @@ def check_network() -> Finding:
 
 def check_ssh_server(port: int = SSH_PORT) -> Finding:
     """Needed on every host but the one where commands are typed."""
-    switched = mac.remote_login() if mac.is_mac() else None
+    switched = macos.remote_login() if macos.is_macos() else None
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=3) as connection:
             connection.settimeout(3)
@@ -91,7 +55,7 @@ def check_ssh_server(port: int = SSH_PORT) -> Finding:
     except OSError as error:
         said = "Remote Login is on, yet " if switched else ""
         remedy = "Only a worker needs it: System Settings > General > Sharing > Remote Login."
-        if not mac.is_mac():
+        if not macos.is_macos():
             remedy = "Only a worker needs it: `apt-get install openssh-server`, and start it."
         return warning(f"{said}nothing answers on port {port}: {error.strerror or error}", remedy)
     if not banner.startswith("SSH-"):
@@ -126,12 +90,12 @@ def _agent_keys(agent_socket: str) -> int | None:
 
 
 def check_sleep() -> Finding:
-    if not mac.is_mac():
+    if not macos.is_macos():
         return skipped(NOT_A_MAC)
-    return judge_sleep(mac.sleep(), mac.power(), mac.CAFFEINATE.exists())
+    return judge_sleep(macos.sleep(), macos.power(), macos.CAFFEINATE.exists())
 
 
-def judge_sleep(sleep: mac.Sleep | None, power: mac.Power | None, caffeinate: bool) -> Finding:
+def judge_sleep(sleep: macos.Sleep | None, power: macos.Power | None, caffeinate: bool) -> Finding:
     """A Mac that sleeps is lost for a run as long; while the master does, nobody trains."""
     if sleep is None:
         return warning("`pmset -g` says nothing that is understood", "Send us its output.")
@@ -153,9 +117,9 @@ def judge_sleep(sleep: mac.Sleep | None, power: mac.Power | None, caffeinate: bo
 
 
 def check_firewall() -> Finding:
-    if not mac.is_mac():
+    if not macos.is_macos():
         return skipped(NOT_A_MAC)
-    return judge_firewall(mac.firewall())
+    return judge_firewall(macos.firewall())
 
 
 def judge_firewall(state: str | None) -> Finding:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from exogym.flat import CHUNK, FlatParameters
+from exogym import flat
+from exogym.flat import FlatParameters
 from whisper_tuner.text import size
 
 from .checks import Finding, Tell, ok, problem
 from .gradients import Place, on_device
 
-# Small ones that travel together; under one chunk of 64 MB and a little more; over it; rows that make two chunks.
-LAYOUTS = ([(7,), (1,), (33, 65), (1000,)], [(CHUNK - 1,), (5,)], [(CHUNK + 1,)], [(3,), (4099, 4096)])
 REPEATS = 2
 REMEDY = "Do not train on this device with this torch: set device = cpu in the profile. Send us this with --json."
 
@@ -26,11 +25,17 @@ class Holder(nn.Module):
         self.register_buffer("mean", torch.zeros(3))
 
 
+def layouts(chunk: int) -> Sequence[Sequence[tuple[int, ...]]]:
+    """Small tensors that travel together; one chunk and a little more; more than one; rows that make two chunks."""
+    small = [(7,), (1,), (33, 65), (1000,)]
+    return small, [(chunk - 1,), (5,)], [(chunk + 1,)], [(3,), (chunk // 4096 + 3, 4096)]
+
+
 def check_staging(device: torch.device, tell: Tell, place: Place = on_device) -> Finding:
     """Writes, computes on the device and reads back at once: a copy that does not wait would read what was before."""
     chance = torch.Generator().manual_seed(0)
     copies = moved = 0
-    for shapes in LAYOUTS:
+    for shapes in layouts(flat.CHUNK):
         model = place(Holder(shapes), device)
         parameters = FlatParameters(model)
         tell(f"{size(4 * parameters.numel)} in {len(shapes)} tensors")

@@ -36,6 +36,8 @@ def serve(operations: dict) -> None:
     """
     threads = []
     for line in sys.stdin.buffer:
+        if not line.endswith(b"\n"):
+            break  # the link was cut in the middle of a request
         request = json.loads(line)
         if "payload" in request:
             request["payload"] = sys.stdin.buffer.read(request["payload"])

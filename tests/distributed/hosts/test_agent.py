@@ -49,7 +49,7 @@ def test_what_arrived_is_entered_although_the_caller_has_gone(tmp_path):
     command = [sys.executable, "-c", module.BOOT, "60"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
-    process.stdin.write(text)
+    process.stdin.write(text + b'{"id": 1, "op": "clo')
     process.stdin.close()
     assert (process.wait(20), process.stderr.read()) == (0, b"")
     assert list(load_index(tmp_path / ".sync")["managed"]) == ["a"]

@@ -1,5 +1,6 @@
 """The quick checks, and how findings are shown."""
 
+import contextlib
 import json
 import os
 import socket
@@ -10,22 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from multimac.doctor import macos as mac
+from distributed.plan.job import resolve
+from distributed.preflight.look import Look
+from distributed.preflight.report import HostFacts
+from distributed.ssh.host import Host
+from multimac.doctor import macos
 from multimac.doctor.checks import Check, State, examine, exit_status, ok, problem, skipped, warning
 from multimac.doctor.machine import (
+    ThisMachine,
     check_environment,
-    check_folders,
     check_packages,
-    check_rivals,
     guarded,
-    judge_disk,
-    judge_mac,
+    judge_device,
+    judge_macos,
+    rival_files,
+    shortened,
 )
 from multimac.doctor.services import check_ssh_keys, check_ssh_server, judge_firewall, judge_sleep
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import DataError, ExitStatus
 
 PROJECT = Path(__file__).parents[3]
-M2 = mac.Hardware(chip="Apple M2", model="Mac14,2", memory="16 GB")
+TORCH = {"version": "2.13.0", "threads": 2, "cuda": 0, "cuda_memory": 0, "cuda_name": "", "mps": False, "mps_memory": 0}
+M2 = macos.Hardware(chip="Apple M2", model="Mac14,2", memory="16 GB")
 
 
 def fail(error: Exception):
@@ -54,14 +62,14 @@ def test_only_problems_fail():
     ("machine", "translated", "hardware", "release", "state", "words"),
     [
         ("arm64", False, M2, "15.5", State.OK, "macOS 15.5, Apple M2, Mac14,2, 16 GB memory, 8 cores"),
-        ("x86_64", None, mac.Hardware(chip="Intel Core i5"), "13.6", State.PROBLEM, "an Intel Mac"),
+        ("x86_64", None, macos.Hardware(chip="Intel Core i5"), "13.6", State.PROBLEM, "an Intel Mac"),
         ("x86_64", True, M2, "15.5", State.OK, "Apple M2"),  # the row about Python speaks of Rosetta
         ("arm64", False, M2, "13.6", State.WARNING, "macOS 13.6"),
-        ("arm64", False, mac.Hardware(), "15.5", State.OK, "hardware unknown"),
+        ("arm64", False, macos.Hardware(), "15.5", State.OK, "hardware unknown"),
     ],
 )
 def test_kinds_of_mac(machine, translated, hardware, release, state, words):
-    found = judge_mac(release, machine, translated, hardware, "8 cores")
+    found = judge_macos(release, machine, translated, hardware, "8 cores")
     assert found.state is state
     assert words in found.detail
 
@@ -80,18 +88,8 @@ def test_the_packages_of_this_project_fit():
     assert check_packages().state is State.OK
 
 
-def test_rival_packages_are_named(tmp_path):
-    for name in ("distributed", "gym"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").touch()
-    found = check_rivals(path=[str(PROJECT), str(PROJECT / "gym"), str(tmp_path)])
-    assert found.state is State.WARNING
-    assert f"distributed in {tmp_path}" in found.detail and f"gym in {tmp_path}" in found.detail
-    assert "exogym" not in found.detail
-
-
 def test_a_package_loaded_from_another_clone_is_a_problem(tmp_path):
-    found = check_rivals(project=tmp_path, path=[])
+    found = rival_files(tmp_path)
     assert found.state is State.PROBLEM
     assert "is loaded from" in found.detail
 
@@ -99,20 +97,86 @@ def test_a_package_loaded_from_another_clone_is_a_problem(tmp_path):
 def test_gym_as_a_package_is_a_problem(tmp_path):
     (tmp_path / "gym").mkdir()
     (tmp_path / "gym" / "__init__.py").touch()
-    assert "gym/__init__.py" in check_rivals(project=tmp_path).detail
+    assert "gym/__init__.py" in rival_files(tmp_path).detail
+    assert rival_files(PROJECT) is None
 
 
-@pytest.mark.parametrize(("free", "state"), [(5e8, State.PROBLEM), (5e9, State.WARNING), (5e10, State.OK)])
-def test_disk(free, state):
-    assert judge_disk({Path("/a"): free, Path("/b"): 5e11}).state is state
+def this_machine(tmp_path, *, torch: dict = TORCH, free: float = 5e11, **facts) -> ThisMachine:
+    """As if the preflight had found this."""
+    memory = {"total": 16 * 10**9, "available": 8 * 10**9, "machine": "m"}
+    known = {"training": True, "python": [3, 12, 1], "executable": "/env/bin/python", "venv": True, "memory": memory}
+    here = ThisMachine(None, tmp_path / "runs")
+    here.look = Look(0, HostFacts(host=Host(address="this machine")))
+    here.look.session = contextlib.nullcontext()
+    here.look.session.close = lambda: None
+    here.look.facts.facts = known | {"versions": {"torch": "2.13.0"}, "rivals": [], "system": "Linux"} | facts
+    here.look.facts.torch = torch
+    here.look.spaces = [{"root": "/a", "free": 5e11, "held": 0}, {"root": "/b", "free": free, "held": 0}]
+    here.look.facts.space = here.look.spaces[-1]
+    return here
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "state", "words"),
+    [
+        ("python", {}, State.OK, "python"),
+        ("python", {"python": [3, 9, 6]}, State.PROBLEM, "Python 3.9.6 at /env/bin/python; needs >=3.11"),
+        ("rivals", {"rivals": [["exogym", "/site", True]]}, State.PROBLEM, "another exogym would be loaded: /site"),
+        ("rivals", {"rivals": [["exogym", "/site", False]]}, State.WARNING, "another exogym is installed in /site"),
+        ("disk", {}, State.OK, "500.0 GB free for /a; 500.0 GB free for /b"),
+        ("disk", {"free": 5e9}, State.WARNING, "5.0 GB free for /b"),
+        ("disk", {"free": 5e8}, State.PROBLEM, "500.0 MB free for /b, but 1.0 GB needed"),
+        ("memory", {}, State.OK, "8.0 GB free of 16.0 GB"),
+        ("memory", {"memory": {"total": 8 * 10**9, "available": 10**9}}, State.WARNING, "only 1.0 GB are free now"),
+        ("device", {}, State.OK, "cpu, threads: 2; torch 2.13.0"),
+        ("device", {"torch": {"failed": "no libgomp"}}, State.PROBLEM, "torch does not load: no libgomp"),
+        ("device", {"torch": {"late": True}}, State.WARNING, "importing torch took too long"),
+        ("device", {"torch": None, "versions": {}}, State.PROBLEM, "torch is not installed"),
+    ],
+)
+def test_what_the_preflight_finds_of_this_machine(tmp_path, row, changes, state, words):
+    found = getattr(this_machine(tmp_path, **changes), row)()
+    assert (found.state, words in found.detail) == (state, True), found
+    assert found.remedy or state is State.OK
+
+
+def test_the_needs_of_a_profile_count(tmp_path):
+    """Of Whisper large, all of it trained, no 16 GB are enough."""
+    (tmp_path / "config.ini").write_text(
+        f"[profile:big]\nbase_model = openai/whisper-large-v3\ntrain = {tmp_path}/no.csv\nmethod = full\n"
+    )
+    here = this_machine(tmp_path, free=20e9)
+    here.job = resolve(ConfigFile(tmp_path / "config.ini"), "big")
+    assert here.disk().state is State.PROBLEM and "needed" in here.disk().detail
+    assert here.memory().state is not State.OK and "memory" in here.memory().detail
+
+
+@pytest.mark.parametrize(
+    ("name", "torch", "chip", "state", "words"),
+    [
+        ("mps", {"mps": True, "mps_memory": 12 * 10**9}, "Apple M2", State.OK, "mps: 12.0 GB recommended"),
+        ("mps", {"mps": True, "mps_memory": 12 * 10**9}, "Apple M2", State.OK, "pytorch 177116"),
+        ("mps", {"mps": True, "mps_memory": 12 * 10**9}, "Apple M4", State.OK, "for the GPU; torch 2.13.0"),
+        ("cpu", {}, "Apple M2", State.PROBLEM, "finds no Metal GPU"),
+        ("cuda", {"cuda": 1, "cuda_name": "H200", "cuda_memory": 10**9}, None, State.OK, "cuda: H200, 1.0 GB"),
+    ],
+)
+def test_devices(name, torch, chip, state, words):
+    found = judge_device(name, TORCH | torch, chip)
+    assert (found.state, words in found.detail) == (state, True), found
 
 
 def test_a_runs_folder_that_cannot_be_made_is_a_problem(tmp_path):
     (tmp_path / "file").touch()
-    found = check_folders(tmp_path, tmp_path / "file" / "runs")
-    assert found.state is State.PROBLEM
-    assert f"{tmp_path}/file" in found.detail
-    assert check_folders(tmp_path, tmp_path / "runs" / "new").state is State.OK
+    here = ThisMachine(None, tmp_path / "file" / "runs")
+    found = here.folders()
+    assert (found.state, f"{tmp_path}/file cannot be used" in found.detail) == (State.PROBLEM, True), found
+    here.look.session.close()
+
+
+def test_paths_do_not_tell_the_users_name():
+    home = Path.home()
+    assert shortened(f"5 GB free for {home}/runs; /data{home}/x") == f"5 GB free for ~/runs; /data{home}/x"
 
 
 def test_folders_that_macos_guards():
@@ -171,10 +235,10 @@ def test_ssh_keys(tmp_path):
 @pytest.mark.parametrize(
     ("sleep", "power", "state", "words"),
     [
-        (mac.Sleep(minutes=0), mac.Power(on_battery=False), State.OK, "never sleeps by itself, on mains power"),
-        (mac.Sleep(minutes=10), mac.Power(on_battery=False), State.WARNING, "sleeps after 10 min"),
-        (mac.Sleep(minutes=0), mac.Power(on_battery=True, percent=40), State.WARNING, "on battery at 40%"),
-        (mac.Sleep(minutes=1, held_by=("caffeinate",)), None, State.WARNING, "awake just now by caffeinate"),
+        (macos.Sleep(minutes=0), macos.Power(on_battery=False), State.OK, "never sleeps by itself, on mains power"),
+        (macos.Sleep(minutes=10), macos.Power(on_battery=False), State.WARNING, "sleeps after 10 min"),
+        (macos.Sleep(minutes=0), macos.Power(on_battery=True, percent=40), State.WARNING, "on battery at 40%"),
+        (macos.Sleep(minutes=1, held_by=("caffeinate",)), None, State.WARNING, "awake just now by caffeinate"),
         (None, None, State.WARNING, "pmset"),
     ],
 )
@@ -192,20 +256,27 @@ def test_the_firewall(state, expected):
     assert judge_firewall(state).state is expected
 
 
-def run_doctor(*arguments: str) -> subprocess.CompletedProcess:
+def start_doctor(*arguments: str) -> subprocess.Popen:
     command = [sys.executable, str(PROJECT / "cli_typer.py"), "doctor", *arguments]
     environment = os.environ | {"COLUMNS": "80", "PYTHONPATH": ""}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def run_doctor(*arguments: str) -> tuple[int, str, str]:
+    process = start_doctor(*arguments)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
 
 
 def test_plain_doctor_fits_80_columns_and_json_is_only_json():
-    shown = run_doctor()
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert max(map(len, shown.stdout.splitlines())) <= 80
-    assert "rival packages" in shown.stdout
-    done = run_doctor("--json")
-    report = json.loads(done.stdout)
-    assert (report["exit_status"], report["deep"]) == (0, False)
+    plain = start_doctor()
+    status, out, _ = run_doctor("--json")
+    shown, said = plain.communicate(timeout=60)
+    assert plain.returncode == 0, shown + said
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "rival packages" in shown
+    report = json.loads(out)
+    assert (status, report["exit_status"], report["deep"]) == (0, 0, False)
     named = {finding["name"]: finding for finding in report["findings"]}
     assert named["packages"]["figures"]["torch"].startswith("2.")
     assert {"system", "python", "disk", "device", "ssh server", "sleep", "firewall"} <= set(named)
@@ -213,15 +284,14 @@ def test_plain_doctor_fits_80_columns_and_json_is_only_json():
 
 def test_an_unknown_profile_is_a_mistake_in_the_call(tmp_path):
     (tmp_path / "config.ini").write_text("[profile:mine]\nbase_model = a/b\ntrain = no.csv\n")
-    done = run_doctor("--config", str(tmp_path / "config.ini"), "--profile", "yours")
-    assert done.returncode == ExitStatus.CONFIG
-    assert "Known: mine" in done.stderr
+    status, _, said = run_doctor("--config", str(tmp_path / "config.ini"), "--profile", "yours")
+    assert (status, "Known: mine" in said) == (ExitStatus.CONFIG, True)
 
 
 @pytest.mark.slow
 def test_doctor_deep_passes_on_this_machine():
-    done = run_doctor("--deep", "--profile", "demo", "--config", str(PROJECT / "config.ini"), "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    states = {finding["name"]: finding["state"] for finding in json.loads(done.stdout)["findings"]}
+    status, out, said = run_doctor("--deep", "--profile", "demo", "--config", str(PROJECT / "config.ini"), "--json")
+    assert status == 0, out + said
+    states = {finding["name"]: finding["state"] for finding in json.loads(out)["findings"]}
     deep = ("gradients", "large batch", "staging", "two ranks", "audio formats")
     assert {name: states[name] for name in deep} == dict.fromkeys(deep, "ok")

@@ -9,7 +9,7 @@ import torch
 from multimac.commands.doctor import doctor
 from multimac.doctor import audio as doctor_audio
 from multimac.doctor.audio import check_audio_formats
-from multimac.doctor.checks import State
+from multimac.doctor.checks import State, ok
 from multimac.doctor.gradients import (
     FAULTY_POSITIONS,
     Parity,
@@ -162,13 +162,19 @@ def test_large_batches_pass_the_known_fault_after_a_smaller_one(whisper):
     assert all(positions[at - 1] < FAULTY_POSITIONS for at in past)
 
 
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """As many chunks, and a thousandth of the bytes."""
+    monkeypatch.setattr("exogym.flat.CHUNK", 1 << 14)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_staging_is_exact(device):
+def test_staging_is_exact(device, small_chunks):
     found = check_staging(torch.device(device), quiet)
     assert found.state is State.OK, found.detail
 
 
-def test_staging_through_fewer_bits_is_found():
+def test_staging_through_fewer_bits_is_found(small_chunks):
     found = check_staging(CPU, quiet, place=lambda model, device: model.to(torch.bfloat16))
     assert found.state is State.PROBLEM
     assert "values were not the same when read back" in found.detail
@@ -205,9 +211,10 @@ def test_audio_that_decodes_to_something_else_is_found(tmp_path, monkeypatch):
     assert "something else" in doctor_audio._problem(path)
 
 
-def test_a_fault_in_the_gradients_fails_the_command(capsys, monkeypatch, tmp_path):
+def test_a_fault_in_the_gradients_fails_the_command(capsys, monkeypatch, tmp_path, small_chunks):
     """The whole command: the row names the parameter and by how much, the other rows are there, the status is 5."""
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("multimac.doctor.deep.check_ranks", lambda device, tell: ok("tried by a test of its own"))
     (tmp_path / "config.ini").write_text(
         f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\nbatch_size = 3\n"
     )

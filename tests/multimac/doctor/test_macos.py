@@ -2,7 +2,7 @@
 
 import pytest
 
-from multimac.doctor import macos as mac
+from multimac.doctor import macos
 
 HARDWARE = """{
   "SPHardwareDataType" : [
@@ -43,18 +43,18 @@ BATTERY = (
 
 
 def test_the_chip_is_read_and_the_serial_number_is_not():
-    assert mac.parse_hardware(HARDWARE) == mac.Hardware(chip="Apple M2 Pro", model="Mac14,10", memory="16 GB")
-    assert "SECRET" not in repr(mac.parse_hardware(HARDWARE))
+    assert macos.parse_hardware(HARDWARE) == macos.Hardware(chip="Apple M2 Pro", model="Mac14,10", memory="16 GB")
+    assert "SECRET" not in repr(macos.parse_hardware(HARDWARE))
 
 
 def test_an_intel_mac_names_its_processor():
     text = '{"SPHardwareDataType" : [{"cpu_type" : "Quad-Core Intel Core i5", "machine_model" : "Macmini8,1"}]}'
-    assert mac.parse_hardware(text).chip == "Quad-Core Intel Core i5"
+    assert macos.parse_hardware(text).chip == "Quad-Core Intel Core i5"
 
 
 @pytest.mark.parametrize("text", ["", "not json", "{}", '{"SPHardwareDataType" : []}', '{"SPHardwareDataType" : [3]}'])
 def test_hardware_that_is_not_told_is_empty(text):
-    assert mac.parse_hardware(text) == mac.Hardware()
+    assert macos.parse_hardware(text) == macos.Hardware()
 
 
 @pytest.mark.parametrize(
@@ -62,29 +62,29 @@ def test_hardware_that_is_not_told_is_empty(text):
     [
         (
             "1 (sleep prevented by powerd, coreaudiod, coreaudiod)",
-            mac.Sleep(minutes=1, held_by=("powerd", "coreaudiod")),
+            macos.Sleep(minutes=1, held_by=("powerd", "coreaudiod")),
         ),
-        ("30", mac.Sleep(minutes=30)),
-        ("0", mac.Sleep(minutes=0)),
+        ("30", macos.Sleep(minutes=30)),
+        ("0", macos.Sleep(minutes=0)),
     ],
 )
 def test_sleep_settings(setting, expected):
-    assert mac.parse_sleep(PMSET.format(sleep=setting)) == expected
+    assert macos.parse_sleep(PMSET.format(sleep=setting)) == expected
 
 
 def test_sleep_that_is_switched_off_for_the_whole_system_is_never():
-    assert mac.parse_sleep(PMSET.format(sleep=10).replace("\t\t0", "\t\t1")) == mac.Sleep(minutes=0)
+    assert macos.parse_sleep(PMSET.format(sleep=10).replace("\t\t0", "\t\t1")) == macos.Sleep(minutes=0)
 
 
 @pytest.mark.parametrize("text", ["", "pmset: unknown option", "Currently in use:\n displaysleep 10\n"])
 def test_sleep_that_is_not_told_is_unknown(text):
-    assert mac.parse_sleep(text) is None
+    assert macos.parse_sleep(text) is None
 
 
 def test_power_source():
-    assert mac.parse_power(BATTERY) == mac.Power(on_battery=True, percent=78)
-    assert mac.parse_power("Now drawing from 'AC Power'\n") == mac.Power(on_battery=False)
-    assert mac.parse_power("") is None
+    assert macos.parse_power(BATTERY) == macos.Power(on_battery=True, percent=78)
+    assert macos.parse_power("Now drawing from 'AC Power'\n") == macos.Power(on_battery=False)
+    assert macos.parse_power("") is None
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_power_source():
 )
 def test_remote_login(state, expected):
     """Newer systems say enabled and disabled; up to macOS 12 it is the value of `disabled`."""
-    assert mac.parse_remote_login(SERVICES.format(state=state)) is expected
+    assert macos.parse_remote_login(SERVICES.format(state=state)) is expected
 
 
 def test_remote_login_that_nobody_ever_switched_is_unknown():
-    assert mac.parse_remote_login('\tdisabled services = {\n\t\t"com.apple.ftpd" => disabled\n\t}\n') is None
+    assert macos.parse_remote_login('\tdisabled services = {\n\t\t"com.apple.ftpd" => disabled\n\t}\n') is None
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ def test_remote_login_that_nobody_ever_switched_is_unknown():
     ],
 )
 def test_the_application_firewall(state, block_all, expected):
-    assert mac.parse_firewall(state, block_all) == expected
+    assert macos.parse_firewall(state, block_all) == expected
 
 
 def test_flags_of_sysctl():
-    assert [mac.parse_flag(text) for text in ("1\n", "0\n", "")] == [True, False, None]
+    assert [macos.parse_flag(text) for text in ("1\n", "0\n", "")] == [True, False, None]
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], ["sh", "-c", "echo half; exit 1"]])
 def test_a_program_that_is_missing_or_fails_says_nothing(command):
-    assert mac.output_of(command) == ""
+    assert macos.output_of(command) == ""
 
 
 def test_a_program_that_hangs_says_nothing_and_does_not_hold_us():
-    assert mac.output_of(["sleep", "30"], timeout=0.2) == ""
+    assert macos.output_of(["sleep", "30"], timeout=0.2) == ""

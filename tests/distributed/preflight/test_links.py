@@ -1,0 +1,125 @@
+"""What failed connections are called, and how fast the others are; hosts answer as they would."""
+
+import time
+
+import pytest
+
+from distributed.preflight.links import Links, Node
+from distributed.preflight.report import ERROR, WARNING, HostFacts
+from distributed.ssh.host import Host
+from whisper_tuner.errors import ExitStatus, HostError
+
+NAMES = ["ada", "ben", "cleo"]
+WELL = {"latency": 0.001}
+SILENT = {"failed": "timeout", "errno": None}
+
+
+class Network:
+    """Three hosts; `failing`: by pair of numbers, how TCP fails; `lost`: pairs whose datagrams do not arrive."""
+
+    def __init__(self, failing=(), *, lost=(), mbit: float = 100.0):
+        self.failing, self.lost, self.mbit = dict(failing), set(lost), mbit
+
+    def links(self, **changes) -> Links:
+        hosts = [HostFacts(host=Host(address=name, interface=changes.get(name))) for name in NAMES]
+        nodes = [
+            Node(number=number, facts=facts, session=FakeSession(self, number), peer="192.0.2.1")
+            for number, facts in enumerate(hosts)
+        ]
+        return Links(nodes, time.monotonic() + 10)
+
+
+class FakeSession:
+    def __init__(self, network: Network, number: int):
+        self.network, self.number = network, number
+
+    def send(self, op: str, **request):
+        return getattr(self, op)(**request)
+
+    def answer(self, answer, op: str, deadline: float):
+        if isinstance(answer, HostError):
+            raise answer
+        return answer
+
+    def call(self, op: str, deadline: float, **request):
+        return self.answer(self.send(op, **request), op, deadline)
+
+    def open(self, peer: str, interface: str, token: str):
+        if interface == "gone":
+            return HostError(NAMES[self.number], "the process is gone")
+        if interface:
+            return {"wrong": f"{peer}: {interface} is not an interface of this machine\n  Its interfaces: lo."}
+        return {"address": f"192.0.2.{self.number}", "interface": "en0", "port": 1, "datagram_port": 2}
+
+    def connect(self, me: int, peers: list, timeout: float):
+        return {"links": [[peer[0], self.network.failing.get((me, peer[0]), WELL)] for peer in peers]}
+
+    def heard(self):
+        return {"heard": [source for source in range(3) if (source, self.number) not in self.network.lost]}
+
+    def burst(self, **request):
+        return {"sent": 1}
+
+    def burst_from(self, source: int, deadline: float):
+        return {"bytes": int(self.network.mbit * 1e6 / 8), "seconds": 1.0}
+
+
+def said(network: Network) -> list[str]:
+    links = network.links()
+    links.measure()
+    return [str(problem) for problem in links.problems]
+
+
+def test_healthy_links_are_measured():
+    links = Network().links()
+    pairs = links.measure()
+    assert (len(pairs), links.problems) == (6, [])
+    assert all(pair.failed is None and pair.mbit == pytest.approx(100.0) for pair in pairs)
+
+
+def test_a_firewall_between_two_hosts():
+    pair, back = (0, 1), (1, 0)
+    (problem,) = said(Network({pair: SILENT, back: SILENT}, lost=[pair, back]))
+    assert problem.startswith("ada <-> ben: nothing gets through either way (192.0.2.0 (en0), 192.0.2.1 (en0))")
+    assert "Let the firewall of ada and ben pass" in problem
+    (problem,) = said(Network({pair: SILENT, back: SILENT}))
+    assert problem.startswith("ada <-> ben: TCP connections fail both ways, although datagrams arrive")
+
+
+def test_packets_that_are_lost_one_way():
+    (problem,) = said(Network({(0, 1): SILENT, (1, 0): SILENT}, lost=[(1, 0)]))
+    assert problem.startswith("ben -> ada: packets are lost on this way; the other way they arrive")
+    assert "Let ada take packets from ben" in problem
+
+
+@pytest.mark.parametrize(
+    ("result", "words", "remedy"),
+    [
+        (SILENT, "no answer from 192.0.2.2 (en0)", "Let the firewall of cleo pass"),
+        ({"failed": "refused", "errno": 61}, "192.0.2.2 (en0) refuses the connection", "the right interface?"),
+        ({"failed": "No route to host", "errno": 65}, "no way to 192.0.2.2 (en0) (No route to host)", "Local Network."),
+        ({"failed": "broken", "errno": None}, "192.0.2.2 (en0): broken", "Name the right interface of cleo"),
+    ],
+)
+def test_one_host_that_the_others_do_not_reach(result, words, remedy):
+    (problem,) = said(Network({(0, 2): result, (1, 2): result}))
+    assert problem.startswith(f"ada, ben -> cleo: {words}; cleo -> ada, ben works\n") and remedy in problem
+
+
+def test_a_slow_link_is_a_warning():
+    links = Network(mbit=3.0).links()
+    links.measure()
+    assert {problem.severity for problem in links.problems} == {WARNING}
+    assert "ada -> ben: only 3.0 Mbit/s" in [problem.what for problem in links.problems]
+
+
+def test_a_wrong_interface_and_a_host_that_is_lost_leave_the_others_their_links():
+    links = Network().links(ben="nope0")
+    pairs = links.measure()
+    (problem,) = links.problems
+    assert (problem.severity, problem.status) == (ERROR, ExitStatus.CONFIG)
+    assert "nope0 is not an interface" in problem.what and problem.remedy == "Its interfaces: lo."
+    assert {(pair.source, pair.target) for pair in pairs} == {("ada", "cleo"), ("cleo", "ada")}
+    links = Network().links(cleo="gone")
+    assert len(links.measure()) == 2
+    assert "its links could not be tried: the process is gone" in links.problems[0].what

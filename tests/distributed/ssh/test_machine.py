@@ -1,0 +1,133 @@
+"""A machine is the same for its callers, be it this one or one reached over SSH."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from loopback_sshd import SshServer
+from waiting import wait_until
+
+from distributed.ssh.connection import Remote
+from distributed.ssh.machine import LocalMachine, quote
+from whisper_tuner.errors import HostError
+
+NASTY = [
+    "a b",
+    "$HOME",
+    "`id`",
+    "'\"",
+    "\\n",
+    "new\nline",
+    "-x",
+    "=ls",
+    "~",
+    "*",
+    "é ü",
+    "!!",
+    "{a,b}",
+    "",
+    "a;b&c|d",
+    "#",
+    "%s",
+]
+SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "tcsh") if shutil.which(shell)]
+
+
+@pytest.fixture
+def remote(ssh_server: SshServer):
+    with Remote.connect(ssh_server.host) as remote:
+        yield remote
+
+
+@pytest.fixture(params=["ssh", "local"])
+def machine(request):
+    """Both kinds of machine must behave alike."""
+    if request.param == "local":
+        return LocalMachine("here")
+    return request.getfixturevalue("remote")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_quote_survives_every_login_shell(shell):
+    line = quote(["printf", "[%s]", *NASTY])
+    done = subprocess.run([shell, "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == "".join(f"[{word}]" for word in NASTY)
+
+
+def test_run_returns_status_and_both_streams(machine):
+    done = machine.run(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+    with pytest.raises(HostError, match=r"status 3: err"):
+        machine.run(["/bin/sh", "-c", "echo err >&2; exit 3"], check=True)
+
+
+def test_run_passes_arguments_environment_folder_and_input(machine, tmp_path):
+    assert machine.run(["printf", "[%s]", *NASTY]).stdout == "".join(f"[{word}]" for word in NASTY)
+    done = machine.run(
+        ["/bin/sh", "-c", 'printf "%s|" "$A"; pwd; cat'], env={"A": "x 'y' $z"}, cwd=str(tmp_path), input=b"in"
+    )
+    assert done.stdout == f"x 'y' $z|{tmp_path}\nin"
+
+
+def test_run_carries_megabytes_both_ways(machine):
+    data = os.urandom(1 << 20).hex().encode()
+    assert machine.run(["cat"], input=data, timeout=60).stdout == data.decode()
+
+
+def test_run_times_out(machine):
+    with pytest.raises(HostError, match="did not end within"):
+        machine.run(["sleep", "30"], timeout=0.3)
+
+
+def test_home_is_expanded_there(machine):
+    assert machine.expand("~/x") == f"{machine.home}/x"
+    assert machine.expand("/x") == "/x"
+
+
+def test_start_streams_lines_and_takes_input(machine):
+    process = machine.start(["/bin/sh", "-c", 'read a; echo "got $a"; echo oops >&2; cat; exit 4'], env={"B": "1"})
+    assert process.poll() is None
+    lines = process.lines()
+    process.write(b"hello\n")
+    assert [next(lines), next(lines)] == ["got hello", "oops"]
+    process.write("half é".encode())
+    process.close_stdin()
+    assert list(lines) == ["half é"]
+    assert process.wait(10) == 4
+    assert process.poll() == 4
+
+
+def test_kill_ends_the_children_as_well(machine, tmp_path):
+    script = f"sleep 300 & echo $! > {tmp_path}/child; echo ready; wait"
+    process = machine.start(["/bin/sh", "-c", script])
+    assert next(process.lines()) == "ready"
+    child = int((tmp_path / "child").read_text())
+    process.kill()
+    assert process.wait(10) not in {None, 0}
+    wait_until(lambda: not running(child) and not running(process.pid))
+    process.kill()
+
+
+def test_start_of_a_missing_program_fails(machine):
+    with pytest.raises(HostError):
+        process = machine.start(["/no/such/program"])
+        if process.wait(10) == 127:
+            raise HostError(machine.name, "status 127")
+
+
+def test_get(machine, tmp_path):
+    (tmp_path / "b -\n").write_bytes(b"\0data")
+    machine.get(str(tmp_path / "b -\n"), tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == b"\0data"
+    with pytest.raises((HostError, OSError)):
+        machine.get(str(tmp_path / "none"), tmp_path / "d")
+
+
+def running(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
