@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 from damage import damaged_json
-from fuzzing import fuzz, outcome
+from fuzzing import fuzz, outcome, same
 from hypothesis import example
 
 from distributed.hosts.sync import checked
@@ -56,8 +57,7 @@ def test_what_a_worker_is_told(data: bytes):
 
 @fuzz("RunSpec, its profile", damaged_json(PROFILE).map(parsed))
 def test_what_a_worker_trains(data: object):
-    profile = outcome(profile_from_json, data, names="run spec: profile")
-    assert profile is None or isinstance(profile.train, Path)
+    trains(data)
 
 
 @fuzz("run.json", damaged_json(RUN))
@@ -70,7 +70,14 @@ def test_a_run_to_go_on_with(folder: Path, data: bytes):
 @example(data=b"[" * 3000)
 def test_the_origin_of_a_model(folder: Path, data: bytes):
     (folder / "run.json").write_bytes(data)
-    outcome(origin_of, str(folder / "final"))
+    origin = outcome(origin_of, str(folder / "final"))
+    if origin:
+        document = parsed(data)
+        told = document["ranks"][0]["spec"]["profile"]
+        assert (origin.folder, origin.base_model) == (folder, str(told["base_model"]))
+        assert origin.language == str(told.get("language") or "") and origin.task
+        assert str(origin.test or "") == str(Path(document["test"]) if document.get("test") else "")
+    assert origin or data != json.dumps(RUN).encode()
 
 
 @fuzz("shipment.json", damaged_json(SHIPMENT), cost=4)
@@ -79,23 +86,62 @@ def test_the_files_of_a_resumed_run(folder: Path, data: bytes):
 
 
 def told(text: str) -> None:
+    """What is accepted is what stands there, no value changed; and it comes back from another telling."""
     spec = outcome(RunSpec.from_json, text, names="run spec: ")
     if spec:
         assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+        assert holds(json.loads(spec.to_json()), parse_json(text))
+    assert spec or text != SPEC.to_json()
+
+
+def trains(data: object) -> None:
+    profile = outcome(profile_from_json, data, names="run spec: profile")
+    if profile:
+        assert profile_from_json(profile_to_json(profile)) == profile
+        assert holds(profile_to_json(profile), data)
+    assert profile or data != PROFILE
 
 
 def goes_on(folder: Path, data: bytes) -> None:
     (folder / "run.json").write_bytes(data)
     launch = outcome(Launch.load, folder, names=folder / "run.json")
     if launch:
+        assert holds(json.loads(json.dumps(dataclasses.asdict(launch), default=str)), parse_json(data))
+        launch.save(folder)
+        assert Launch.load(folder) == launch
         outcome(resume._check, folder, launch, "")
+    assert launch or data != json.dumps(RUN).encode()
 
 
 def shipped(folder: Path, data: bytes) -> None:
+    """Every file that is listed, under the name that is listed, and none outside the project folder."""
     (folder / "shipment.json").write_bytes(data)
-    outcome(load_audio, folder, names=folder / "shipment.json")
-    for items in (outcome(load_items, folder, names=folder / "shipment.json") or {}).values():
-        outcome(checked, items)
+    document = parsed(data)
+    audio = outcome(load_audio, folder, names=folder / "shipment.json")
+    hosts = outcome(load_items, folder, names=folder / "shipment.json")
+    assert (audio is None) == (hosts is None)
+    if audio is None:
+        assert data != json.dumps(SHIPMENT).encode()
+        return
+    assert {name: str(item.local) for name, item in audio.items()} == {
+        remote: str(Path(local)) for local, remote in document["audio"]
+    }
+    for host, items in hosts.items():
+        assert [[str(item.local), item.remote] for item in items] == [
+            [str(Path(local)), remote] for local, remote in document["hosts"][host]
+        ]
+        for item in outcome(checked, items) or ():
+            assert Path(os.path.normpath(folder / item.remote)).is_relative_to(folder)
+
+
+def holds(whole: object, part: object) -> bool:
+    """Whether a document says all that another does; it may say more where that leaves out what has a default."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(key in whole and holds(whole[key], value) for key, value in part.items())
+    if isinstance(whole, list) and isinstance(part, list):
+        return len(whole) == len(part) and all(map(holds, whole, part))
+    number = type(whole) is float and type(part) is int  # 1 for 1.0
+    return same(whole, float(part) if number else part)
 
 
 def test_a_spec_of_brackets():
