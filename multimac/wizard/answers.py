@@ -11,6 +11,7 @@ from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.settings import nearest
+from whisper_tuner.text import is_unicode
 
 SECTION = "answers"
 EXAMPLE = "The wizard's --save-answers FILE writes one that is right."
@@ -51,11 +52,13 @@ def load_answers(path: Path) -> dict[str, str]:
         remedy = "--answers names a UTF-8 file; the wizard's --save-answers writes one."
         raise ConfigError(f"{path}: cannot be read: {reason}", remedy=remedy) from None
     values = _from_json(path, text) if text.lstrip().startswith(("{", '["', "[{")) else _from_ini(path, text)
-    for key in values:
+    for key, value in values.items():
         if key not in KEYS:
             raise ConfigError(
                 f"{path}: unknown key {key!r}{nearest(key, KEYS)}", remedy=f"Known keys: {', '.join(KEYS)}."
             )
+        if not is_unicode(value):
+            raise ConfigError(f"{path}: {key} holds half a character (a lone surrogate)", remedy="Type it again.")
     return values
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,8 @@ from whisper_tuner.errors import TunerError
 MANY = int(os.environ.get("FUZZ_EXAMPLES", 0))  # inputs of each test; `make fuzz` sets it
 CPU_S = 3.0  # of the processor, that one input may take
 INPUTS: Counter[str] = Counter()  # by format
+
+NOT_JSON = object()
 
 T = TypeVar("T")
 
@@ -73,11 +76,26 @@ def outcome(
     return None
 
 
-def command(*words: str) -> int:
-    """The exit status of a command, on a terminal that takes UTF-8 and nothing else."""
+def command(*words: str) -> tuple[int, str]:
+    """Exit status and output of a command, on a terminal that takes UTF-8 and nothing else."""
     said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with redirect_stdout(said), redirect_stderr(io.StringIO()), in_time():
-        return cli_typer.main([*words])
+        status = cli_typer.main([*words])
+    said.flush()
+    return status, said.buffer.getvalue().decode()
+
+
+def parsed(data: bytes | str) -> Any:
+    """What the JSON library itself makes of it; NOT_JSON for what it refuses."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return NOT_JSON
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values are one document: 1 is not True, nan is nan."""
+    return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
 
 
 @contextmanager

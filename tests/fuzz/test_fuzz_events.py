@@ -6,12 +6,13 @@ import fcntl
 import io
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from damage import damaged, damaged_json
-from fuzzing import command, fuzz, outcome
+from fuzzing import command, fuzz, outcome, parsed
 from hypothesis import example
 from rich.console import Console
 from test_fuzz_specs import RUN
@@ -22,7 +23,7 @@ from distributed.run_dir.find import OneHost
 from distributed.run_dir.folder import launcher_pid
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
-from distributed.run_dir.summary import read_run
+from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, read_run
 from multimac.commands.runs import to_json
 from multimac.view.console import follow, table
 from multimac.view.run_tables import curve_lines, facts, host_table, list_table
@@ -50,6 +51,7 @@ EVENTS = [
 ]
 LINES = [json.dumps(event).encode() + b"\n" for event in EVENTS]
 WHOLE = b"".join(LINES)
+WRITTEN = {repr(event) for event in EVENTS}  # 1 is not True here
 WER = {"before": {"wer": 50.0, "clips": 2}, "after": {"wer": 12.5, "clips": 2}}
 DAMAGED = damaged(WHOLE) | damaged_json(*EVENTS).map(lambda data: LINES[0] + data + b"\n" + WHOLE)
 
@@ -76,14 +78,28 @@ def written(run: Path, name: str, data: bytes) -> Path:
     return run
 
 
+NO_NUMBER = re.compile(r"\b(nan|inf|None)\b")
+
+
 def summarised(run: Path) -> None:
+    """The figures agree with each other and with what is printed; the same is read again."""
     summary = read_run(run)
+    assert repr(read_run(run)) == repr(summary)
+    assert summary.state in (FINISHED, INTERRUPTED, FAILED, BROKEN)
+    assert summary.state != BROKEN or summary.message
+    assert summary.bytes == sum(host.bytes for host in summary.per_host)
+    trained = sum(host.clips for host in summary.per_host)
+    assert summary.clips <= trained and (summary.attempts > 1 or summary.clips == trained)
+    assert summary.steps <= max((host.steps for host in summary.per_host), default=0)
+    assert {step for step, _ in summary.curves.loss} <= set(map(float, range(1, summary.steps + 1))) | {0.0}
     speed_up = OneHost().speed_up(summary)
-    to_json(summary, speed_up, whole=True)
-    facts(summary, speed_up)
-    host_table(summary)
-    list_table([(summary, speed_up)], width=100)
-    curve_lines(summary, width=80)
+    json.dumps(to_json(summary, speed_up, whole=True)["per_host"], allow_nan=False)
+    assert ("profile", summary.name) in facts(summary, speed_up) or not summary.name
+    shown = io.StringIO()
+    console = Console(file=shown, width=100, markup=False)
+    for picture in (host_table(summary), list_table([(summary, speed_up)], width=100), *curve_lines(summary, width=80)):
+        console.print(picture)
+    assert not NO_NUMBER.search(shown.getvalue().replace(summary.name, "")), shown.getvalue()
 
 
 def with_step(**changes: object) -> bytes:
@@ -121,9 +137,14 @@ def test_wer_json_summarised(run: Path, data: bytes):
 
 
 def shown(run: Path) -> None:
-    folder = str(run.parent)
+    """Three commands say the same of a run."""
+    state = read_run(run).state
     for words in (("list",), ("list", "--json"), ("show", "last")):
-        assert command("runs", *words, "--runs-dir", folder) == 0
+        status, said = command("runs", *words, "--runs-dir", str(run.parent))
+        assert status == 0 and run.name in said and state in said
+        if "--json" in words:
+            [listed] = json.loads(said)
+            assert (listed["id"], listed["state"]) == (run.name, state)
 
 
 @fuzz("events.jsonl, shown", DAMAGED, cost=20)
@@ -148,6 +169,9 @@ def test_the_process_that_holds_the_lock(run: Path, data: bytes):
         fcntl.flock(lock, fcntl.LOCK_EX)
         pid = outcome(launcher_pid, run)
     assert pid is None or 1 < pid < 2**31
+    if re.fullmatch(rb"[1-9]\d{1,8}\n", data):
+        assert pid == int(data)
+    assert outcome(launcher_pid, run) is None  # nobody holds it now
 
 
 @fuzz("events.jsonl, scanned", DAMAGED)
@@ -165,10 +189,25 @@ def test_a_workers_line(data: bytes):
     split(data.decode("utf-8", "replace"))
 
 
+def undamaged(data: bytes) -> list[dict]:
+    """The lines that hold one of EVENTS still, as the JSON library reads them, in order."""
+    return [event for line in data.split(b"\n")[:-1] if repr(event := parsed(line)) in WRITTEN]
+
+
 def scanned(run: Path, data: bytes) -> None:
-    found = outcome(scan, written(run, "events.jsonl", data) / "events.jsonl")
-    for attempt in found.attempts if found else ():
-        assert all(isinstance(step.step, int) and isinstance(step.time, float) for step in attempt.steps)
+    """Whole lines are read as they are, whatever is around them; a line that is named as damaged is none of them."""
+    file = written(run, "events.jsonl", data) / "events.jsonl"
+    found = outcome(scan, file)
+    events, _ = outcome(read_events, file)
+    assert [event for event in events if repr(event) in WRITTEN] == undamaged(data)
+    assert found.last_time == (events[-1]["time"] if events else None)
+    read = [event for attempt in found.attempts for event in (*attempt.steps, *attempt.others)]
+    assert sorted(map(repr, read)) == sorted(map(repr, events))
+    lines = data.split(b"\n")
+    if all(line + b"\n" in LINES for line in lines[:-1]) and len(lines) > 1:
+        assert found.damage == ""
+    if named := re.match(r"events.jsonl:(\d+) ", found.damage):
+        assert lines[int(named[1]) - 1] + b"\n" not in LINES
 
 
 def followed(run: Path, data: bytes) -> None:
@@ -176,16 +215,34 @@ def followed(run: Path, data: bytes) -> None:
     file = written(run, "events.jsonl", data) / "events.jsonl"
     events, position = outcome(read_events, file)
     assert position == len(data[: data.rfind(b"\n") + 1])
-    view, console = RunView(), Console(file=io.StringIO(), width=100, markup=False)
+    view, told, last = RunView(), [], {}
     for event in events:
         outcome(view.take, event)
+        told += view.lines
+        view.lines.clear()
+        if event["type"] in ("step", "resume"):
+            last[event["host"]] = event["step"]
+    assert {name: view.hosts[name].step for name in last} == last
+    assert ("mini.local: skipped: line 3: empty text" in told) >= (EVENTS[8] in events)
+    ends = [event for event in events if event["type"] == "end" or (event["type"] == "phase" and not event.get("host"))]
+    assert view.end == (ends[-1] if ends and ends[-1]["type"] == "end" else None)
+    console = Console(file=io.StringIO(), width=200, markup=False)
     outcome(lambda: console.print(table(view)))
-    outcome(follow, run, SimpleNamespace(poll=lambda: 0, returncode=0), console)
+    assert not re.search(r"\b(nan|inf|None)\b", console.file.getvalue()) or b"nan" in data.lower() or b"None" in data
+    status = outcome(follow, run, SimpleNamespace(poll=lambda: 0, returncode=0), console)
+    assert status is None or status == view.end["status"]
+    assert status is not None or view.end is None or view.end["status"] not in (0, 130)
 
 
 def split(line: str) -> None:
-    text, event = outcome(split_line, line) or (line, None)
-    assert line.startswith(text) and (event is None or isinstance(event["type"], str))
+    """An event is what stands after the mark; what is none stays text, every character of it."""
+    text, event = outcome(split_line, line)
+    before, mark, after = line.partition("\x1e")
+    document = parsed(after) if mark else None
+    if isinstance(document, dict) and isinstance(document.get("type"), str):
+        assert text == before and repr(event) == repr(document)
+    else:
+        assert (text, event) == (line, None)
 
 
 def test_scan_of_brackets(run: Path):

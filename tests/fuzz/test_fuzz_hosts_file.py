@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from damage import damaged_json
-from fuzzing import fuzz, outcome
+from fuzzing import fuzz, outcome, parsed
 from hypothesis import example
 
 from distributed.plan.hosts_file import load_hosts
@@ -35,6 +35,17 @@ def test_a_hosts_file_names_what_ssh_can_be_asked_for(folder: Path, data: bytes)
     file = folder / "hosts.json"
     file.write_bytes(data)
     hosts = outcome(load_hosts, file, names=file, of=data)
-    for host in hosts.all if hosts else ():
+    if hosts is None:
+        assert data not in [json.dumps(document).encode() for document in (SHORT, LONG)]
+        return
+    document = parsed(data.decode("utf-8-sig"))
+    told = [one if isinstance(one, dict) else {"host": one} for one in (document["master"], *document["workers"])]
+    told = [{key: document[key] for key in document if key not in ("master", "workers")} | one for one in told]
+    assert [(host.address, host.user, host.port) for host in hosts.all] == [
+        (one["host"], one.get("ssh_user"), one.get("ssh_port")) for one in told
+    ]
+    for host in hosts.all:
         texts = (host.address, host.user, host.key_path, host.python, host.project_path, host.interface)
         assert all(text is None or str(text).isprintable() for text in texts)
+        assert host.port is None or 0 < host.port < 65536
+    assert load_hosts(file) == hosts

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 from damage import damaged, damaged_json
-from fuzzing import fuzz, outcome
+from fuzzing import fuzz, outcome, parsed
 from hypothesis import example
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data.check import check_data
-from whisper_tuner.data.dataset import load_manifest, write_manifest
+from whisper_tuner.data.check import PROBLEMS_FILE, check_data
+from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 
 CSV = b"""\
 id,audio_path,transcription,duration_s
@@ -43,9 +43,30 @@ def read(file: Path, data: bytes, *, check_audio: bool = False) -> None:
         return
     lines = len(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"))
     assert all(1 <= problem.line <= lines and problem.what for problem in manifest.problems)
+    every = [one.line for one in (*manifest.samples, *manifest.problems)]
+    assert len(set(every)) == len(every)
+    assert [s.line for s in manifest.samples] == sorted(s.line for s in manifest.samples)
+    assert len({s.id for s in manifest.samples}) == len({s.audio for s in manifest.samples}) == len(manifest.samples)
     again = file.with_name("again.csv")
     write_manifest(again, manifest.samples)
-    assert [s.text for s in load_manifest(again, check_audio=False).samples] == [s.text for s in manifest.samples]
+    assert [*map(facts, load_manifest(again, check_audio=False).samples)] == [*map(facts, manifest.samples)]
+    if file.suffix == ".jsonl":
+        every_row(data, manifest)
+
+
+def facts(sample: Sample) -> tuple[str, str, str, str]:
+    return sample.id, sample.audio.name, sample.text, f"{sample.duration_s:.3f}"
+
+
+def every_row(data: bytes, manifest: Manifest) -> None:
+    """Each line of JSON is used or left out with a reason, and what is used is what it says."""
+    rows = {number: line for number, line in enumerate(data.decode("utf-8-sig").split("\n"), 1) if line.strip()}
+    assert set(rows) == {one.line for one in (*manifest.samples, *manifest.problems)}
+    for sample in manifest.samples:
+        row = parsed(rows[sample.line])
+        assert sample.text in [str(value).strip() for value in row.values()]
+        if row in ROWS:
+            assert (sample.text, sample.audio.name) == (row["text"], row["audio"])
 
 
 @fuzz("manifest.csv", damaged(CSV))
@@ -72,8 +93,18 @@ def test_with_audio(clips: Path, data: bytes):
 
 
 @fuzz("manifest, before a run", damaged(CSV, LINES) | damaged_json(*ROWS), cost=4)
+@example(data=CSV)
 def test_before_a_run(clips: Path, data: bytes):
     for name in ("train.csv", "train.jsonl"):
         (clips / name).write_bytes(data)
+        (clips / PROBLEMS_FILE).unlink(missing_ok=True)
         profile = Profile(base_model=str(MODEL), train=clips / name)
-        outcome(check_data, profile, clips, clips / "store", names=clips / name)
+        found = outcome(check_data, profile, clips, clips / "store", names=clips / name)
+        for sample in found["train"].samples if found else ():
+            assert sample.audio.is_file() and sample.text and 0 < sample.duration_s <= profile.max_duration_s
+        if found:
+            listed = (clips / PROBLEMS_FILE).read_text().splitlines() if found["train"].problems else ["header"]
+            assert len(listed) > len(found["train"].problems)
+            assert repr(check_data(profile, clips, clips / "store")) == repr(found)
+        if data == CSV and name == "train.csv":
+            assert len(found["train"].samples) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -10,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import damaged, damaged_json
-from fuzzing import fuzz, outcome
+from fuzzing import fuzz, outcome, parsed
 from hypothesis import example
-from safetensors.numpy import save
+from safetensors.numpy import load, load_file, save
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.token_limit import token_limit
@@ -59,12 +60,25 @@ def without_weights(model: Path, name: str, data: bytes) -> Path:
 
 
 def before_a_run(model: Path) -> None:
+    """A limit is what the files say; memory grows with the batch; a whole model is right."""
     profile = Profile(base_model=str(model), train=Path("clips.csv"), method="lora", lora_targets=("q_proj",))
-    outcome(check_model, profile, names=model)
-    outcome(profile_memory, profile)
+    good = outcome(lambda: check_model(profile) or True, names=model)
+    memory = [outcome(profile_memory, dataclasses.replace(profile, batch_size=clips)) for clips in (1, 8)]
+    assert memory == [None, None] or 0 < memory[0] <= memory[1]
     limit = outcome(lambda: token_limit(str(model), language="fr"))
+    config, generation = (parsed((model / name).read_bytes()) for name in ("config.json", "generation_config.json"))
     if limit:
-        outcome(limit.excess, "many words " * 50, names=model)
+        multilingual = generation.get("is_multilingual") if isinstance(generation, dict) else None
+        if multilingual is None:
+            multilingual = config.get("vocab_size", 0) >= 51_865
+        assert limit.longest == config.get("max_target_positions", 448) - (4 if multilingual else 2)
+        excess = outcome(limit.excess, "many words " * 50, names=model)
+        assert not excess or f"the decoder takes {limit.longest}" in excess
+        assert limit.longest < 2 or limit.excess("") == ""
+    if config == JSON["config.json"] and generation in (JSON["generation_config.json"], MULTILINGUAL):
+        assert limit and limit.leading_space and memory[0]
+    elif not isinstance(config, dict):
+        assert good is None and limit is None
 
 
 def config(**changes: object) -> bytes:
@@ -97,8 +111,21 @@ def test_a_tokenizer(model: Path, data: bytes):
 
 
 @fuzz("model.safetensors", damaged(WEIGHTS), cost=2)
+@example(data=WEIGHTS)
 def test_weights(folder: Path, data: bytes):
-    before_a_run(without_weights(folder / "weights", "model.safetensors", data))
+    """Accepted exactly if the library reads them, and they have the layer that LoRA is for."""
+    model = without_weights(folder / "weights", "model.safetensors", data)
+    before_a_run(model)
+    profile = Profile(base_model=str(model), train=Path("clips.csv"), method="lora", lora_targets=("q_proj",))
+    accepted = outcome(lambda: check_model(profile) or True, names=model)
+    try:
+        matrices = [name for name, weights in load(data).items() if weights.ndim > 1]
+    except Exception:  # the library raises what it likes
+        matrices = None
+    if accepted is None:
+        assert matrices is None or not any(name.endswith("q_proj.weight") for name in matrices)
+    elif matrices is not None:
+        assert not matrices or any(name.removesuffix(".weight").split(".")[-1] == "q_proj" for name in matrices)
 
 
 @fuzz("model.safetensors.index.json", damaged_json(PARTS), cost=2)
@@ -108,8 +135,14 @@ def test_weights_in_parts(folder: Path, data: bytes):
     before_a_run(without_weights(folder / "parts", "model.safetensors.index.json", data))
 
 
-def loaded(folder: Path) -> None:
-    outcome(load_model, folder, names=folder)
+def loaded(folder: Path, *, names: bool = True) -> None:
+    """What loads is the model: its embeddings are those of the file, and it holds nothing but numbers."""
+    found = outcome(load_model, folder, names=folder if names else "")
+    if found:
+        model, _ = found
+        embeddings = load_file(BUNDLED / "model.safetensors")["model.decoder.embed_tokens.weight"]
+        assert np.array_equal(model.model.decoder.embed_tokens.weight.detach().numpy(), embeddings)
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 @fuzz("config.json, loaded", damaged_json(JSON["config.json"]), few=2, cost=100)
@@ -148,4 +181,4 @@ ADAPTER = {"base_model_name_or_path": "../model", "peft_type": "LORA", "r": 2, "
 @example(data=json.dumps(ADAPTER | {"base_model_name_or_path": "x" * 300}).encode())
 @example(data=json.dumps(ADAPTER | {"base_model_name_or_path": "\ud800"}).encode())
 def test_an_adapter_loaded(adapter: Path, data: bytes):
-    with_file(adapter, "adapter_config.json", data, lambda folder: outcome(load_model, folder))
+    with_file(adapter, "adapter_config.json", data, lambda folder: loaded(folder, names=False))

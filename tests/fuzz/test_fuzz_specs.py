@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from damage import damaged_json
-from fuzzing import fuzz, outcome
+from fuzzing import fuzz, outcome, same
 from hypothesis import example
 
 from distributed.hosts.sync import checked
@@ -15,7 +16,7 @@ from distributed.plan.json_fields import build, json_of
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import Rendezvous, RunSpec
 from distributed.ssh.host import Host
-from exogym.config import STRATEGIES, DiLoCoConfig
+from exogym.config import DiLoCoConfig
 from multimac.commands import resume
 from multimac.view.comparison import origin_of
 from whisper_tuner.config import Profile
@@ -57,10 +58,7 @@ def test_what_a_worker_is_told(data: bytes):
 
 @fuzz("RunSpec, its profile", damaged_json(json.loads(json_of(PROFILE))).map(parsed))
 def test_what_a_worker_trains(data: object):
-    profile = outcome(trained, data, names="run spec: profile")
-    if profile:
-        assert trained(json.loads(json_of(profile))) == profile
-        assert isinstance(profile.train, Path)
+    trains(data)
 
 
 @fuzz("run.json", damaged_json(RUN))
@@ -73,7 +71,14 @@ def test_a_run_to_go_on_with(folder: Path, data: bytes):
 @example(data=b"[" * 3000)
 def test_the_origin_of_a_model(folder: Path, data: bytes):
     (folder / "run.json").write_bytes(data)
-    outcome(origin_of, str(folder / "final"))
+    origin = outcome(origin_of, str(folder / "final"))
+    if origin:
+        document = parsed(data)
+        told = document["ranks"][0]["spec"]["profile"]
+        assert (origin.folder, origin.base_model) == (folder, str(told["base_model"]))
+        assert origin.language == str(told.get("language") or "") and origin.task
+        assert str(origin.test or "") == str(Path(document["test"]) if document.get("test") else "")
+    assert origin or data != json.dumps(RUN).encode()
 
 
 @fuzz("shipment.json", damaged_json(SHIPMENT), cost=4)
@@ -82,28 +87,62 @@ def test_the_files_of_a_resumed_run(folder: Path, data: bytes):
 
 
 def told(text: str) -> None:
+    """What is accepted is what stands there, no value changed; and it comes back from another telling."""
     spec = outcome(RunSpec.from_json, text, names="run spec: ")
     if spec:
-        assert RunSpec.from_json(spec.to_json()) == spec
-        assert type(spec.strategy_settings) is STRATEGIES[spec.strategy][0] or spec.bundle
+        assert RunSpec.from_json(spec.to_json()).to_json() == spec.to_json()
+        assert holds(json.loads(spec.to_json()), parse_json(text))
+    assert spec or text != SPEC.to_json()
 
 
-def trained(data: object) -> Profile:
-    return build(Profile, data, "run spec: profile")
+def trains(data: object) -> None:
+    profile = outcome(build, Profile, data, "run spec: profile", names="run spec: profile")
+    if profile:
+        assert build(Profile, json.loads(json_of(profile)), "run spec: profile") == profile
+        assert holds(json.loads(json_of(profile)), data)
+    assert profile or data != json.loads(json_of(PROFILE))
 
 
 def goes_on(folder: Path, data: bytes) -> None:
     (folder / "run.json").write_bytes(data)
     launch = outcome(Launch.load, folder, names=folder / "run.json")
     if launch:
+        assert holds(json.loads(json_of(launch)), parse_json(data))
+        launch.save(folder)
+        assert Launch.load(folder) == launch
         outcome(resume._check, folder, launch, "")
+    assert launch or data != json.dumps(RUN).encode()
 
 
 def shipped(folder: Path, data: bytes) -> None:
+    """Every file that is listed, under the name that is listed, and none outside the project folder."""
     (folder / "shipment.json").write_bytes(data)
-    outcome(load_audio, folder, names=folder / "shipment.json")
-    for items in (outcome(load_items, folder, names=folder / "shipment.json") or {}).values():
-        outcome(checked, items)
+    document = parsed(data)
+    audio = outcome(load_audio, folder, names=folder / "shipment.json")
+    hosts = outcome(load_items, folder, names=folder / "shipment.json")
+    assert (audio is None) == (hosts is None)
+    if audio is None:
+        assert data != json.dumps(SHIPMENT).encode()
+        return
+    assert {name: str(item.local) for name, item in audio.items()} == {
+        remote: str(Path(local)) for local, remote in document["audio"]
+    }
+    for host, items in hosts.items():
+        assert [[str(item.local), item.remote] for item in items] == [
+            [str(Path(local)), remote] for local, remote in document["hosts"][host]
+        ]
+        for item in outcome(checked, items) or ():
+            assert Path(os.path.normpath(folder / item.remote)).is_relative_to(folder)
+
+
+def holds(whole: object, part: object) -> bool:
+    """Whether a document says all that another does; it may say more where that leaves out what has a default."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(key in whole and holds(whole[key], value) for key, value in part.items())
+    if isinstance(whole, list) and isinstance(part, list):
+        return len(whole) == len(part) and all(map(holds, whole, part))
+    number = type(whole) is float and type(part) is int  # 1 for 1.0
+    return same(whole, float(part) if number else part)
 
 
 def test_a_spec_of_brackets():

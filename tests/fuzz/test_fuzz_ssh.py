@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import codecs
 import contextlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import paramiko
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -47,13 +51,28 @@ PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32))).private_bytes(
 )
 
 
+NAMES = (("mini.local",), ("[mini.local]:2222",))  # of lines 1 and 2, but for what is excluded by `!`
+
+
 @fuzz("known_hosts", damaged(KNOWN))
+@example(data=KNOWN)
+@example(data=b"\n".join(KNOWN.splitlines()[:4]))
 def test_known_hosts(folder: Path, data: bytes):
     (folder / "known_hosts").write_bytes(data)
+    """Lines that are whole count, whatever stands beside them, and no damage lets another key in."""
     known = outcome(known_hosts.load, [folder / "known_hosts"])
+    whole = set(data.splitlines()) & set(KNOWN.splitlines())
+    key = base64.b64decode(KEY)
     for name in ("mini.local", "[mini.local]:2222", "10.0.0.9"):
         assert outcome(known.check, name, b"another key") is not Verdict.KNOWN
         assert all(kind for kind in known.kinds(name))
+        lines = [number for number, names in enumerate(NAMES, 1) if name in names]
+        named = any(KNOWN.splitlines()[number] in whole for number in lines)
+        if KNOWN.splitlines()[4] in whole:
+            assert known.check(name, key) is Verdict.REVOKED
+        elif named:
+            assert known.check(name, key) in (Verdict.KNOWN, Verdict.REVOKED)
+            assert known.check(name, b"another key") is Verdict.CHANGED
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +86,7 @@ def said(folder: Path):
 
 
 @fuzz("ssh -G", damaged(SETTINGS), cost=4)
+@example(data=SETTINGS)
 @example(data=b"")
 @example(data=SETTINGS.replace(b"anna", b"\xe2"))
 @example(data=SETTINGS.replace(b"port 22", b"port twenty"))
@@ -74,9 +94,21 @@ def said(folder: Path):
 @example(data=SETTINGS.replace(b"~/", b"~nobody/"))
 def test_the_settings_of_ssh(said: Path, data: bytes):
     said.write_bytes(data)
+    """Each setting is a word that ssh said."""
     settings = outcome(ssh_settings.resolve, Host(address="mini"), names="mini: ")
-    for jump in settings.jumps if settings else ():
-        outcome(ssh_settings.parse_jump, jump, names=jump)
+    if settings is None:
+        assert data != SETTINGS
+        return
+    text = data.decode("utf-8", "surrogateescape")
+    words = text.split()
+    assert f"hostname {settings.hostname}" in text and f"user {settings.user}" in text
+    assert settings.port in [int(word) for word in words if word.isdecimal()]
+    for jump in settings.jumps:
+        assert jump in text
+        host = outcome(ssh_settings.parse_jump, jump, names=jump)
+        assert host is None or (host.address in jump and (host.user or "") in jump)
+    if data == SETTINGS:
+        assert (settings.user, settings.port, settings.jumps) == ("anna", 22, ("ben@jump.example.org:2200",))
 
 
 class FakeChannel:
@@ -97,16 +129,29 @@ class FakeChannel:
 def test_a_session_tells_its_process_group(data: bytes):
     """It is killed by that number: a shell's own words must never be taken for it, least of all `1`, which is all."""
     process = outcome(RemoteProcess, SimpleNamespace(name="mini"), FakeChannel(data), names="mini: ")
-    assert process is None or process.pid > 1
+    said = codecs.getincrementaldecoder("utf-8")("replace").decode(data)  # half a character at the end never arrives
+    first, _, rest = said.replace("\r\n", "\n").partition("\n")
+    announced = re.fullmatch(r"process group ([1-9][0-9]{0,9})\r?", first)
+    if announced and int(announced[1]) > 1:
+        assert process.pid == int(announced[1])
+        assert "\n".join(process.lines()) == rest.removesuffix("\n") or "\r" in said
+    else:
+        assert process is None
 
 
 @fuzz("private key", damaged(PRIVATE), cost=2)
+@example(data=PRIVATE)
 @example(data=PRIVATE.replace(PRIVATE.split(b"\n")[4][40:50], b"otherhalfs"))
 def test_a_private_key(folder: Path, data: bytes):
-    file = folder / "id_ed25519"
+    """One that loads is the key that it was: a damaged one would be refused by every host, without a reason."""
+    file, whole = folder / "id_ed25519", folder / "whole"
     file.write_bytes(data)
+    whole.write_bytes(PRIVATE)
     settings = SimpleNamespace(identities=(file,), identities_only=True, agent=None)
     tried: list[str] = []
     with contextlib.ExitStack() as stack:
         found = outcome(lambda: list(usable_keys(settings, tried, stack)))
     assert len(found) + len(tried) == 1
+    assert data != PRIVATE or found
+    for name, key in found:  # it is the same key still, whatever became of its comment
+        assert name == str(file) and key.asbytes() == paramiko.PKey.from_path(whole).asbytes()

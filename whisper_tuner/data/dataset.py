@@ -21,6 +21,7 @@ from whisper_tuner.errors import DataError
 from whisper_tuner.files import write_shared
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
+from whisper_tuner.text import is_unicode
 
 AUDIO_COLUMNS = ("audio", "audio_filepath", "audio_path", "file_name", "path")
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
@@ -281,15 +282,7 @@ def _cell(row: dict[str, object], names: tuple[str, ...]) -> str:
         if isinstance(value, (dict, list, bool)):
             raise _BadRow(Kind.COLUMNS, f"{name} holds no text: {str(value)[:40]}")
         if value is not None and (text := str(value).strip()):
-            if not _is_unicode(text):
+            if not is_unicode(text):
                 raise _BadRow(Kind.COLUMNS, f"{name} holds half a character (a lone surrogate)")
             return text
     return ""
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
