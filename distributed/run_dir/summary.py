@@ -131,17 +131,23 @@ def _asked_for(asked: dict[str, Any]) -> dict[str, Any]:
     spec = ranks[0]["spec"]
     profile, created = spec.get("profile") or {}, asked.get("created")
     return {
-        "name": str(asked["name"]),
+        "name": _text(asked["name"]),
         "created": float(created) if isinstance(created, int | float) and 0 < created < MOST else None,
-        "hosts": tuple(str(rank["label"]) for rank in ranks),
+        "hosts": tuple(_text(rank["label"]) for rank in ranks),
         "over_ssh": any(rank.get("host") for rank in ranks),
-        "strategy": str(spec["strategy"]),
-        "method": str(profile.get("method", "")),
-        "base_model": str(profile.get("base_model", "")),
-        "language": str(profile.get("language") or ""),
-        "test": str(asked.get("test") or ""),
+        "strategy": _text(spec["strategy"]),
+        "method": _text(profile.get("method")),
+        "base_model": _text(profile.get("base_model")),
+        "language": _text(profile.get("language")),
+        "test": _text(asked.get("test")),
         "versions": dict(asked.get("versions") or {}),
     }
+
+
+def _text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value or ""
 
 
 def _settings(asked: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from whisper_tuner.settings import nearest
 from whisper_tuner.text import is_unicode
 
 SECTION = "answers"
-EXAMPLE = "The wizard's --save-answers FILE writes one that is right."
+EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
 # Every question that can be answered from a file. A missing answer takes the default that the question shows.
 KEYS = {
     "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
@@ -27,19 +27,19 @@ KEYS = {
     "batch_size": "clips per host and step",
     "where": "alone (this machine), hosts (those of distributed_hosts.json), or new (others, or there is no such file)",
     "workers": "addresses of the other machines, with commas between them",
-    "ssh_user": "user on the other machines; empty: as ssh itself decides",
-    "ssh_key_path": "private key for them; empty: as ssh itself decides",
-    "master": "this machine's own address, as the others see it",
+    "ssh_user": "user name on the other machines; empty: ssh decides",
+    "ssh_key_path": "private key for them; empty: ssh decides",
+    "master": "this machine's address, as the others see it",
     "setup": "yes or no: run `hosts setup` where an environment is missing or differs",
     "probe": "yes or no: measure each machine with three training steps",
-    "together": "yes or no: train on all of them, now that they have been looked at",
+    "together": "yes or no: train on all of them, after the preflight",
     "strategy": "diloco or allreduce",
     "communication_interval": "steps in a round (diloco)",
     "name": "name of the profile to save",
     "overwrite": "yes or no: replace sections of that name",
     "start": "now, or later (only save)",
 }
-# What the machines are like decides whether these are asked: an answer that was not needed is no mistake.
+# Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
 IF_NEEDED = {"setup", "overwrite", "master", "together"}
 
 

@@ -1,4 +1,4 @@
-"""Which recordings: data sets of config.ini, or manifests nearby; read, shown, and split where parts are missing."""
+"""Asks which recordings: data sets of config.ini or manifests nearby. They are read, shown, and split if need be."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             break
         except TunerError as error:
             console.print(f"[red]{escape(str(error))}[/red]")
-            choices = [Option(value="again", title="choose other data (or mend it first, then try again)")]
+            choices = [Option(value="again", title="choose other data (or fix this first, then choose it again)")]
             questions.again("This data cannot be used.", choices, error)
     _ask_split(questions, data, console)
     return data
@@ -117,7 +117,7 @@ def _show(console: Console, kind: str, manifest: Manifest) -> None:
 
 
 def _ask_split(questions: Questions, data: Data, console: Console) -> None:
-    """Parts are cut off the training clips only if the test set is missing: without it there is no WER."""
+    """Offer to split the training clips, but only if the test set is missing: without it no WER can be measured."""
     missing = [kind for kind in KINDS[1:] if kind not in data.manifests]
     if "test" not in missing:
         return

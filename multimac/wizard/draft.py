@@ -1,4 +1,4 @@
-"""What has been answered so far, and the sections of config.ini that it makes."""
+"""What has been answered so far, and the sections of config.ini that follow from it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.model.memory import ModelShape
 
-from .ini_text import Section
+from .ini_text import Section, with_sections
 
 KINDS = ("train", "validation", "test")
 
 
 @dataclass(kw_only=True)
 class Model:
-    """`section` is its [model:NAME], if it has one; `base_model` is a folder's absolute path or a hub id."""
+    """`section` is the name of its [model:NAME], if any; `base_model` is a folder's absolute path or a hub id."""
 
     base_model: str
     section: str = ""
@@ -35,9 +35,9 @@ class Model:
 
 @dataclass(kw_only=True)
 class Data:
-    """`manifests` by kind; `split`: those of them that are still to be written, with their clips.
+    """`manifests` by kind. `split` holds those that are still to be written, with their clips.
 
-    `source` is the training manifest as it was found.
+    `source` is the training manifest as it was found, before it is split.
     """
 
     section: str = ""
@@ -55,9 +55,9 @@ class Data:
 
 @dataclass(kw_only=True)
 class Group:
-    """The machines to train on. `text` is what the hosts file is to hold; None: it holds it already.
+    """The machines to train on. `text` is what the hosts file will hold; None: it holds that already.
 
-    `bytes_s`: what the slowest link between them carries, if it was measured. machine_workers: see RunSpec, for each.
+    bytes_s: the speed of the slowest link between them, if it was measured. machine_workers: see RunSpec; for each.
     """
 
     hosts: Hosts
@@ -90,7 +90,7 @@ class Draft:
         return f"{self.name}-hosts" if self.group else self.name
 
     def sections(self) -> list[Section]:
-        """Those that config.ini lacks so far."""
+        """Those to be added to config.ini, or replaced in it."""
         profile = {"model": self.model.section} if self.model.section else {"base_model": self._path(self.model)}
         found = []
         if self.data.section:
@@ -103,7 +103,7 @@ class Draft:
         if self.data.section and self.language != self.data.language:
             profile["language"] = self.language
         found.append((f"profile:{self.name}", profile | {"method": self.method} | self.settings))
-        if self.data.section and set(self.data.split):
+        if self.data.section and self.data.split:
             found[-1][1].update({kind: self._inside(self.data.manifests[kind]) for kind in self.data.manifests})
         if self.group:
             hosts = {"hosts_config": self._inside(self.group.path)}
@@ -111,9 +111,7 @@ class Draft:
         return found
 
     def job(self) -> Job:
-        """What `text` with these sections resolves to. Raises ConfigError."""
-        from .ini_text import with_sections
-
+        """What config.ini with these sections resolves to. Raises ConfigError."""
         text = with_sections(self.config_text, self.sections())
         config = ConfigFile(self.config_path, text)
         job = resolve(config, self.run_name, strategy="diloco" if self.group else "allreduce")

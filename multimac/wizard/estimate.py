@@ -1,4 +1,4 @@
-"""What training together would bring, and the strategy that suits: by speeds, payload and number of rounds."""
+"""How much faster several hosts would be, and the strategy that suits them: from speeds, payload and steps."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .speed import Speed
+from .probe import Speed
 
-HOME_NETWORK = 12.5e6  # bytes a second, 100 Mbit/s: assumed where nothing was measured
-SMALL_SHARE = 0.2  # of the time may go into communication
-FEWEST_ROUNDS = 20
+HOME_NETWORK = 12.5e6  # bytes a second, which is 100 Mbit/s; assumed where nothing was measured
+SMALL_SHARE = 0.2  # of the time that communication may take
+FEWEST_ROUNDS = 20  # with fewer, DiLoCo's outer optimizer has too few steps to learn from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run has to do: bytes of an agreement, optimizer steps of each host, hosts."""
+    """What a run has to do: the bytes of one agreement, the optimizer steps of each host, the number of hosts."""
 
     payload: int
     steps: int
@@ -28,9 +28,9 @@ def exchange_s(work: Work, bytes_s: float | None) -> float:
 
 
 def speed_up(speeds: Sequence[Speed], work: Work, bytes_s: float | None, steps_a_round: int) -> float | None:
-    """Times as fast as the first machine (the master) alone; None if a machine was not measured.
+    """How many times as fast as the first machine (the master) alone; None if a machine was not measured.
 
-    Every host gets an equal share of the clips, so all of them wait for the slowest one.
+    Every host gets an equal share of the clips, so all wait for the slowest one.
     """
     if not speeds or any(speed.clips_s is None for speed in speeds):
         return None
@@ -40,14 +40,14 @@ def speed_up(speeds: Sequence[Speed], work: Work, bytes_s: float | None, steps_a
     return len(speeds) * slowest / speeds[0].clips_s * share
 
 
-def interval(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> int:
+def suggested_interval(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> int:
     """Steps in a DiLoCo round: SMALL_SHARE of the time for communication at most, FEWEST_ROUNDS at least."""
     step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
     wanted = math.ceil(exchange_s(work, bytes_s) / (SMALL_SHARE * step_s))
     return max(1, min(max(5, wanted), work.steps // FEWEST_ROUNDS))
 
 
-def strategy(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> str:
+def suggested_strategy(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> str:
     """AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
     step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
     cheap = exchange_s(work, bytes_s) <= SMALL_SHARE * step_s

@@ -1,4 +1,4 @@
-"""The wizard from the banner to the finished run. Before the last answer it writes into a scratch folder only."""
+"""The wizard from the banner to the finished run. Until the last answer it writes only into a scratch folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from whisper_tuner.text import size
 
 from .answers import load_answers, save_answers
 from .draft import Draft
-from .group import ask_group
+from .hosts import ask_hosts
 from .ini_text import existing, read_text
 from .machine import this_machine
 from .method import ask_language, ask_method, ask_settings
-from .models import ask_model
+from .model import ask_model
 from .questions import FromFile, OnTerminal, Option, Questions
 from .save import save
-from .together import ask_together
+from .strategy import ask_strategy
 
 NOW, LATER = "now", "later"
 LEAVE = "leave"
@@ -49,7 +49,7 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
             draft, start = ask(questions, config.absolute(), Path(scratch), console)
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
-                console.print("Left as it was: nothing was written.")
+                console.print("Stopped: nothing was written.")
             return ExitStatus.INTERRUPTED
         for line in save(draft):
             console.print(f"written: {escape(line)}", soft_wrap=True)
@@ -73,17 +73,17 @@ def ask(questions: Questions, config: Path, scratch: Path, console: Console) -> 
     draft.language = ask_language(questions, draft)
     draft.method = ask_method(questions, draft.model)
     draft.settings = ask_settings(questions, draft, console)
-    group = ask_group(questions, draft, scratch, console)
+    group = ask_hosts(questions, draft, scratch, console)
     if group:
-        ask_together(questions, draft, group, scratch, console)
+        ask_strategy(questions, draft, group, scratch, console)
     _ask_name(questions, draft)
     _show(draft, console)
     options = [
-        Option(value=NOW, title="save this and start"),
+        Option(value=NOW, title="save this and start training"),
         Option(value=LATER, title="only save it"),
-        Option(value=LEAVE, title="leave everything as it was"),
+        Option(value=LEAVE, title="quit and change nothing"),
     ]
-    start = questions.select("start", "All right?", options, NOW)
+    start = questions.select("start", "Ready?", options, NOW)
     if start == LEAVE:
         raise KeyboardInterrupt
     questions.finish()
@@ -95,31 +95,49 @@ def _questions(answers: Path | None) -> Questions:
         return FromFile(answers, load_answers(answers))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
-            "the wizard asks questions, and this is not a terminal",
+            "the wizard asks questions, so it needs a terminal",
             remedy="Run it in a terminal, or answer from a file: python wizard.py --answers FILE",
         )
     return OnTerminal()
 
 
+<<<<<<< HEAD
+=======
+@contextlib.contextmanager
+def _hangup_interrupts() -> Iterator[None]:
+    """As long as questions are asked, a closed terminal or a SIGTERM does what Ctrl-C does."""
+
+    def interrupt(*_signal: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+>>>>>>> part-data
 def _banner(console: Console) -> None:
     here = this_machine()
     lines = [
         "Fine-tune Whisper on your own speech",
         f"{here.name}: {here.cores} cores, {size(here.memory)} of memory, trains on {here.device}",
-        "Enter takes what is proposed; Esc or Ctrl-C leaves everything as it was.",
+        "Enter accepts the suggestion; Esc or Ctrl-C quits and changes nothing.",
     ]
     console.print(Panel("\n".join(map(escape, lines)), expand=False))
 
 
 def _ask_name(questions: Questions, draft: Draft) -> None:
-    """The name of the new sections; those that are there already are replaced only if the user says so."""
+    """Ask for the name of the new sections; existing ones are replaced only if the user says so."""
     while True:
         default = _free_name(draft)
-        draft.name = questions.text("name", "Name to save this under:", default, _check_name)
+        draft.name = questions.text("name", "Name for this profile:", default, _check_name)
         taken = [f"[{header}]" for header in existing(draft.config_text, draft.sections())]
         if not taken:
             return
-        if questions.confirm("overwrite", f"{', '.join(taken)} would be replaced. Do that?", False):
+        if questions.confirm("overwrite", f"{', '.join(taken)} would be replaced. Replace them?", False):
             return
         if not questions.interactive:
             raise ConfigError(
@@ -154,7 +172,7 @@ def _show(draft: Draft, console: Console) -> None:
         addresses = ", ".join(host.address for host in draft.group.hosts.all)
         table.add_row("machines", escape(addresses), escape(draft.group.path.name))
     console.print(table)
-    console.print("Everything else has its default: `python cli_typer.py config show` lists it all.")
+    console.print("Everything else has its default; `python cli_typer.py config show` lists all settings.")
     header = ", ".join(f"[{header}]" for header, _ in draft.sections())
     console.print(f"To be added to {draft.config_path.name}: {escape(header)}", soft_wrap=True)
 
@@ -162,14 +180,9 @@ def _show(draft: Draft, console: Console) -> None:
 def _value(value: object, draft: Draft) -> str:
     folder = draft.config_path.parent
     path = Path(str(value))
-    inside = path.is_absolute() and path.is_relative_to(folder)
-    return (
-        path.relative_to(folder).as_posix()
-        if inside
-        else " ".join(map(str, value))
-        if isinstance(value, tuple)
-        else str(value)
-    )
+    if path.is_absolute() and path.is_relative_to(folder):
+        return path.relative_to(folder).as_posix()
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _origin(place: str) -> str:
@@ -187,7 +200,7 @@ def _config(draft: Draft) -> str:
 
 
 def _run(draft: Draft, console: Console) -> ExitStatus:
-    """The same calls as the command line's; then what came of it."""
+    """Make the same call as the command line, then show what came of it."""
     from multimac.commands.train import distributed_train, finetune
 
     runs = draft.job().profile.runs_dir

@@ -1,4 +1,4 @@
-"""Sections of config.ini as text: found, replaced or added, all else left as it is."""
+"""Finds, replaces and adds sections of config.ini as text; comments and everything else stay as they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from whisper_tuner.errors import ConfigError
 
 HEADER = re.compile(r"\[([^\]]+)\]")
+Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 
 
 def with_sections(text: str, sections: Sequence[Section]) -> str:
-    """`text` with these sections at its end; one that is there already is replaced where it stands. All else stays."""
+    """`text` with these sections: one that exists is replaced where it stands, a new one is added at the end."""
     newline = "\r\n" if "\r\n" in text else "\n"
     for header, keys in sections:
         body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
@@ -31,7 +32,7 @@ def existing(text: str, sections: Sequence[Section]) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """A config.ini as it is, its line ends included; '' if there is none. Raises ConfigError."""
+    """The text of a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -43,7 +44,7 @@ def read_text(path: Path) -> str:
 
 
 def _span(text: str, header: str) -> tuple[int, int] | None:
-    """Where a section stands, without the comments and blank lines before the next one: those are the next one's."""
+    """Where a section begins and ends; comments and blank lines before the next header belong to the next section."""
     start, end, position = None, 0, 0
     for line in text.splitlines(keepends=True):
         if match := HEADER.match(line):
@@ -55,6 +56,3 @@ def _span(text: str, header: str) -> tuple[int, int] | None:
         if start is not None and line.strip() and not line.lstrip().startswith(("#", ";")):
             end = position
     return None if start is None else (start, end)
-
-
-Section = tuple[str, dict[str, str]]  # "profile:mine", its keys

@@ -1,4 +1,4 @@
-"""What this machine is, told without importing torch."""
+"""What this machine is, found out without importing torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whisper_tuner.model.memory import available_memory
 
 @dataclass(frozen=True, kw_only=True)
 class ThisMachine:
-    """`memory`: bytes that a model may take, the accelerator's own where it has its own."""
+    """`memory`: bytes that a model may take; a card's own memory where it has its own."""
 
     name: str
     device: str

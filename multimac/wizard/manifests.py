@@ -1,4 +1,4 @@
-"""Manifests near the current folder, found by name and header alone, and how one is split into three."""
+"""Finds manifests near the current folder by name and header alone, and splits one into three."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from whisper_tuner.data.dataset import AUDIO_COLUMNS, TEXT_COLUMNS, Sample
 from whisper_tuner.json_text import parse_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
-DEPTH = 4  # folders below the current one
-SEARCH_S = 2.0
-HEADER_BYTES = 1 << 16
+DEPTH = 4  # levels of folders below the current one
+SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
+HEADER_BYTES = 1 << 16  # a header longer than this is no header
 SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
 KIND_NAMES = {
     "train": ("train", "training"),
@@ -41,7 +41,7 @@ class Found:
 
 
 def find(folder: Path) -> list[Found]:
-    """The nearest first. Gives up after SEARCH_S seconds with what it has."""
+    """The nearest first; after SEARCH_S seconds, those found by then."""
     groups: dict[tuple[Path, str, str], dict[str, Path]] = {}
     for path in _candidates(folder):
         match = STEM.fullmatch(path.stem)
@@ -52,7 +52,7 @@ def find(folder: Path) -> list[Found]:
 
 
 def beside(manifest: Path) -> Found:
-    """The group that a manifest named by the user belongs to; itself is what is trained on."""
+    """The manifest that the user named, to train on, with those that belong to it by name."""
     siblings = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
     match = STEM.fullmatch(manifest.stem)
     files = {"train": manifest}

@@ -1,4 +1,4 @@
-"""Language, method, and the few settings that matter, each with its default and a line on what it does."""
+"""Asks for language, method and the few settings that matter, each with a default and a line on what it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whisper_tuner.text import size
 
 from .draft import Draft, Model
 from .machine import this_machine
-from .models import fits, memory_needed
+from .model import fits, memory_needed
 from .questions import Option, Questions
 
 METHODS = {
@@ -19,7 +19,7 @@ METHODS = {
     "lora": "LoRA, small matrices beside the weights: little memory, little to send",
     "decoder": "the decoder only: new words and spelling rather than new sounds",
 }
-# What people use (parameters up to, full, LoRA); smaller models stand larger steps.
+# (parameters up to, rate of full fine-tuning, rate of LoRA), as commonly used; small models bear larger rates.
 LEARNING_RATES = (
     (20e6, 1.5e-3, 5e-3),
     (50e6, 3.75e-5, 1e-3),
@@ -31,7 +31,7 @@ LEARNING_RATES = (
 EXPLAINED = {
     "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
-    "batch_size": "Clips per machine and step (fewer take less memory, more are faster):",
+    "batch_size": "Clips per machine and step (fewer need less memory, more are faster):",
 }
 
 
@@ -47,11 +47,11 @@ def ask_method(questions: Questions, model: Model) -> str:
     options = []
     for method, words in METHODS.items():
         needed = memory_needed(model, method)
-        unfit = "" if fits(model, method) else f"takes {size(needed)}, here are {size(this_machine().memory)}"
+        unfit = "" if fits(model, method) else f"needs {size(needed)}, this machine has {size(this_machine().memory)}"
         cost = f" ({size(needed)})" if needed and needed > 4e9 else ""
         options.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
     default = "full" if (memory_needed(model, "full") or 1e12) <= this_machine().memory / 2 else "lora"
-    return questions.select("method", "Which weights shall be trained?", options, default)
+    return questions.select("method", "Which weights do you want to train?", options, default)
 
 
 def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
@@ -62,12 +62,12 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     batch = int(settings["batch_size"])
     if not fits(draft.model, draft.method, batch):
         needed = size(memory_needed(draft.model, draft.method, batch))
-        console.print(f"{batch} clips of 30 s at once would take {needed}; shorter ones take less.", style="yellow")
+        console.print(f"{batch} clips of 30 s at once would need {needed}; shorter ones need less.", style="yellow")
     return settings
 
 
 def _defaults(draft: Draft) -> dict[str, str]:
-    """As in a profile of the same model, data and method if there is one; else what suits the model's size."""
+    """Those of a profile with the same model, data and method if there is one, else what suits the model's size."""
     model, method = draft.model, draft.method
     batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
     found = {"epochs": "5", "learning_rate": f"{_learning_rate(model, method):g}", "batch_size": str(batch)}

@@ -1,4 +1,4 @@
-"""How a question is asked: on the terminal, or answered from a file. Esc and Ctrl-C both raise KeyboardInterrupt."""
+"""Asks questions on the terminal, or answers them from a file. Esc and Ctrl-C both raise KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Check = Callable[[str], object]  # raises ValueError or TunerError for an imposs
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """`short` is what stays on the screen once it is chosen; `unfit` says why it cannot be chosen."""
+    """`short` stays on the screen once the option is chosen; `unfit` says why it cannot be chosen."""
 
     value: str
     title: str
@@ -53,7 +53,7 @@ class Questions(Protocol):
     def confirm(self, key: str, message: str, default: bool) -> bool: ...
 
     def again(self, message: str, options: Sequence[Option], error: TunerError) -> str:
-        """What to do after `error`, which stands on the screen; without a person it is raised."""
+        """Ask what to do after `error`, which is on the screen; without a person it is raised."""
 
     def finish(self) -> None:
         """Raises ConfigError for an answer to a question that was never asked."""
@@ -114,7 +114,7 @@ class FromFile:
 
     def _impossible(self, key: str, reason: str, status=None) -> ConfigError:
         given = key in self.answers
-        what = f"{key} = {self.taken[key]}" if given else f"{key} is missing, and its default does not do"
+        what = f"{key} = {self.taken[key]}" if given else f"{key} is missing, and it has no default"
         error = ConfigError(f"{self.path}: {what}: {reason}", remedy=f"{key}: {KEYS[key]}.")
         error.exit_status = status or error.exit_status
         return error
@@ -177,7 +177,7 @@ class OnTerminal:
 
 
 def _ask(question):
-    """Esc is bound beside Ctrl-C. Not eagerly: Option-arrow on a Mac begins with an Esc, too."""
+    """Bind Esc like Ctrl-C. Not eagerly: on a Mac, Option and an arrow key begin with an Esc, too."""
     from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
     bindings = KeyBindings()

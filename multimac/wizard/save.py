@@ -1,4 +1,4 @@
-"""Writing what was answered: new sections of config.ini, split manifests, a hosts file. Nothing before the end."""
+"""Writes what was answered, at the end: split manifests, a hosts file, and new sections of config.ini."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .ini_text import read_text, with_sections
 
 
 def save(draft: Draft) -> list[str]:
-    """Write all of it, config.ini last; returns what was written, in words. Raises ConfigError, nothing half done."""
+    """Write all of it, config.ini last, or nothing; returns what was written, in words. Raises ConfigError."""
     if read_text(draft.config_path) != draft.config_text:
         raise ConfigError(
-            f"{draft.config_path.name} was changed while you answered", remedy="Nothing was written: start again."
+            f"{draft.config_path.name} was changed while you answered", remedy="Nothing was written; start again."
         )
     before: dict[Path, bytes | None] = {}
     sections = draft.sections()
@@ -35,7 +35,8 @@ def save(draft: Draft) -> list[str]:
             path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
         if isinstance(error, OSError):
             place = error.filename or draft.config_path
-            raise ConfigError(f"{place}: {error.strerror}", remedy="Is there space, and is the folder yours?") from None
+            remedy = "Check the free space and the folder's permissions."
+            raise ConfigError(f"{place}: {error.strerror}", remedy=remedy) from None
         raise
     said = [str(shown(path)) for path in draft.data.split]
     said += [str(shown(draft.group.path))] if draft.group and draft.group.text is not None else []

@@ -24,6 +24,7 @@ from whisper_tuner.model.memory import profile_memory
 
 BUNDLED = Path(__file__).parents[2] / "bundled/model"
 JSON = {file.name: json.loads(file.read_text()) for file in BUNDLED.glob("*.json")}
+SETTINGS = ("config.json", "generation_config.json")
 MULTILINGUAL = {**JSON["generation_config.json"], "is_multilingual": True, "lang_to_id": {"<|en|>": 5, "<|fr|>": 6}}
 WEIGHTS = save({"layers.0.q_proj.weight": np.zeros((2, 2), dtype=np.float32), "norm.weight": np.zeros(2)})
 PARTS = {"metadata": {"total_size": 6000}, "weight_map": {"proj_out.weight": "model.safetensors", "x": "b.safetensors"}}
@@ -66,7 +67,8 @@ def before_a_run(model: Path) -> None:
     memory = [outcome(profile_memory, dataclasses.replace(profile, batch_size=clips)) for clips in (1, 8)]
     assert memory == [None, None] or 0 < memory[0] <= memory[1]
     limit = outcome(lambda: token_limit(str(model), language="fr"))
-    config, generation = (parsed((model / name).read_bytes()) for name in ("config.json", "generation_config.json"))
+    texts = [(model / name).read_bytes().decode("utf-8", "replace") for name in SETTINGS]
+    config, generation = map(parsed, texts)
     if limit:
         multilingual = generation.get("is_multilingual") if isinstance(generation, dict) else None
         if multilingual is None:

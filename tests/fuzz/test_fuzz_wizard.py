@@ -13,7 +13,7 @@ from test_fuzz_manifests import CSV, LINES
 
 from multimac.wizard.answers import KEYS, load_answers, save_answers
 from multimac.wizard.manifests import is_manifest
-from multimac.wizard.models import options
+from multimac.wizard.model import options
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import DataError

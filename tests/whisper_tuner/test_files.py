@@ -169,4 +169,5 @@ def test_no_other_file_of_these_packages_renames_into_place():
         for path in (project / package).rglob("*.py")
         if any(word in path.read_text(encoding="utf-8") for word in ("os.replace(", "os.fsync(", "mkstemp("))
     }
-    assert {name for name in found if not name.endswith("/agent.py")} == {"whisper_tuner/files.py"}  # agents run alone
+    found = {name for name in found if "/hosts/agent/" not in name}  # its parts arrive under names of their own
+    assert found == {"whisper_tuner/files.py"}

@@ -13,6 +13,7 @@ from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from distributed.ssh.machine import LocalMachine
 from distributed.worker.train import keep_spec, prepared
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.config import DiLoCoConfig
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from multimac.commands.recover import recover
@@ -43,7 +44,7 @@ class Hosts:
         profile = Profile(base_model=base, train=Path("clips.csv"), method=method)
         name = "mini" if project == self.there else "localhost"
         spec = RunSpec(run_id=RUN, run_dir=f"runs/{RUN}", cache_dir="c", world_size=2, hosts=("localhost", "mini"))
-        spec = replace(spec, rank=int(project == self.there), profile=profile)
+        spec = replace(spec, rank=int(project == self.there), profile=profile, strategy_settings=DiLoCoConfig())
         keep_spec(replace(spec, run_dir=str(project / spec.run_dir)))
         model, processor = load_base(BUNDLED)
         parameters = FlatParameters(WhisperModelWrapper(prepared(model, profile), processor, "cpu"))

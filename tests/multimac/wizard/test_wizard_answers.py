@@ -100,7 +100,7 @@ def test_a_section_is_replaced_only_when_told_to(folder):
         ({"epochs": 0}, 3, "epochs = 0: expected a number at least 1"),
         ({"learning_rate": "0"}, 3, "learning_rate = 0"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
-        ({"model": "."}, 3, "holds no Whisper"),
+        ({"model": "."}, 3, "holds no Whisper model"),
         ({"data": "broken.csv"}, 4, "no text column"),
         ({"name": "a b"}, 3, "name = a b"),
         ({"strategy": "diloco"}, 3, "strategy was answered, but"),

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from multimac.wizard.estimate import Work, exchange_s, interval, speed_up, strategy
+from multimac.wizard.estimate import Work, exchange_s, speed_up, suggested_interval, suggested_strategy
 from multimac.wizard.ini_text import existing, with_sections
 from multimac.wizard.manifests import beside, find, split
-from multimac.wizard.speed import Speed
+from multimac.wizard.probe import Speed
 from whisper_tuner.data.dataset import Sample
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
@@ -87,8 +87,8 @@ def test_all_wait_for_the_slowest_and_for_the_network():
 
 def test_the_strategy_follows_payload_and_length():
     speeds = [Speed(host="a", clips_s=8.0, step_s=1.0)] * 2
-    assert strategy(speeds, Work(payload=1_000_000, steps=1000, hosts=2), None) == "allreduce"
-    assert strategy(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == "diloco"
-    assert strategy(speeds, Work(payload=100_000_000, steps=20, hosts=2), None) == "allreduce"
-    assert interval(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == 40
-    assert interval(speeds, Work(payload=100_000_000, steps=200, hosts=2), None) == 10
+    assert suggested_strategy(speeds, Work(payload=1_000_000, steps=1000, hosts=2), None) == "allreduce"
+    assert suggested_strategy(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == "diloco"
+    assert suggested_strategy(speeds, Work(payload=100_000_000, steps=20, hosts=2), None) == "allreduce"
+    assert suggested_interval(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == 40
+    assert suggested_interval(speeds, Work(payload=100_000_000, steps=200, hosts=2), None) == 10

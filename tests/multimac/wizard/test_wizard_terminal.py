@@ -31,9 +31,9 @@ QUESTIONS = (
     "Epochs",
     "Learning rate",
     "Clips per machine",
-    "Where shall it be trained",
-    "Name to save this under",
-    "All right?",
+    "Where do you want to train",
+    "Name for this profile",
+    "Ready?",
 )
 WIDTH = 80
 CODES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
@@ -123,7 +123,7 @@ def enter_until(screen: Screen, question: str) -> None:
 
 
 def test_enter_takes_the_defaults_up_to_a_saved_profile(folder, screen):
-    enter_until(screen, "All right?")
+    enter_until(screen, "Ready?")
     screen.type(DOWN + ENTER)
     assert screen.wait() == 0
     assert "finetune" in screen.seen
@@ -139,8 +139,8 @@ def test_enter_takes_the_defaults_up_to_a_saved_profile(folder, screen):
         ("Which recordings", ESCAPE),
         ("Split off", CTRL_C),
         ("Epochs", ESCAPE),
-        ("All right?", ESCAPE),
-        ("All right?", CTRL_C),
+        ("Ready?", ESCAPE),
+        ("Ready?", CTRL_C),
     ],
 )
 def test_leaving_leaves_everything_as_it_was(folder, screen, question, key):
@@ -173,11 +173,11 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
     before = files(folder)
     screen = Screen(folder)
     try:
-        enter_until(screen, "Where shall it be trained")
+        enter_until(screen, "Where do you want to train")
         screen.type(ENTER)
         screen.expect("its key is not known here")
         screen.expect(f"accept it once with: ssh -p {ssh_server.port} ")
-        screen.expect("How shall it go on?")
+        screen.expect("What next?")
         ssh_server.trust()
         time.sleep(0.1)
         screen.type(ENTER)
@@ -193,12 +193,12 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_shown_with_its_figure(folder, monkeypatch):
-    from multimac.wizard import machine, models
+    from multimac.wizard import machine, model
 
     small = machine.ThisMachine(name="small", device="CPU", cores=2, memory=int(2e9))
-    monkeypatch.setattr(models, "this_machine", lambda: small)
-    options = {option.value: option for option in models.options(ConfigFile(folder / "config.ini"))}
-    assert "does not fit: takes" in options["openai/whisper-large-v3"].unfit
-    assert "here are 2.0 GB" in options["openai/whisper-large-v3"].unfit
+    monkeypatch.setattr(model, "this_machine", lambda: small)
+    options = {option.value: option for option in model.options(ConfigFile(folder / "config.ini"))}
+    assert "does not fit: needs" in options["openai/whisper-large-v3"].unfit
+    assert "this machine has 2.0 GB" in options["openai/whisper-large-v3"].unfit
     assert not options["small"].unfit
     assert all(len(f" » {option.title}") < WIDTH and len(option.unfit) < WIDTH for option in options.values())

@@ -1,4 +1,4 @@
-"""Which machines: this one alone, those of the hosts file, or new ones; looked at until all is well or given up."""
+"""Asks which machines train: this one, those of the hosts file, or new ones. They are checked until all is well."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .draft import Draft, Group, replaced
 from .questions import Option, Questions
 
 HOSTS_FILE = "distributed_hosts.json"
-MENDED_BY_SETUP = {"python", "packages", "device"}
+CURED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
-AGAIN = Option(value="again", short="look again", title="look again (do what it says in another terminal first)")
-OTHERS = Option(value="new", title="give other addresses, user or key")
+AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")
+OTHERS = Option(value="new", title="enter other addresses, user or key")
 GIVE_UP = Option(value="alone", title="train on this machine alone")
 
 
-def ask_group(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
-    """Reachable machines with the right environment; None: this machine alone. Writes only into `scratch`."""
+def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
+    """Machines that passed the preflight; None: this machine alone. Writes only into `scratch`."""
     path, group = Path.cwd() / HOSTS_FILE, None
     where = _where(questions, path)
     while where != ALONE:
@@ -48,32 +48,32 @@ def ask_group(questions: Questions, draft: Draft, scratch: Path, console: Consol
         except TunerError as error:
             console.print(f"[red]{escape(str(error))}[/red]", soft_wrap=True)
             options = [OTHERS, GIVE_UP] if where == NEW and group is None else [AGAIN, OTHERS, GIVE_UP]
-            where = questions.again("How shall it go on?", options, error)
+            where = questions.again("What next?", options, error)
     return None
 
 
 def _where(questions: Questions, path: Path) -> str:
-    options = [Option(value=ALONE, title="this machine alone")]
+    options = [Option(value=ALONE, title="on this machine alone")]
     if path.exists():
-        options.append(Option(value=HOSTS, title=f"together with the machines in {path.name}"))
-        options.append(Option(value=NEW, title=f"together with others: a new {path.name}"))
-        return questions.select("where", "Where shall it be trained?", options, HOSTS)
+        options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
+        options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
+        return questions.select("where", "Where do you want to train?", options, HOSTS)
     options.append(
         Option(
             value=NEW,
-            short="together with other machines",
-            title="together with other machines, over SSH (asks for their addresses)",
+            short="on several machines",
+            title="on several machines, over SSH (asks for their addresses)",
         )
     )
-    return questions.select("where", "Where shall it be trained?", options, ALONE)
+    return questions.select("where", "Where do you want to train?", options, ALONE)
 
 
 def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
-    """The addresses and how SSH gets in; all that a hosts file needs. Raises ConfigError, HostError."""
-    message = "Addresses of the other machines (like mac-mini.local, 10.0.0.7):"
+    """What a hosts file needs: the addresses, and how SSH logs in. Raises ConfigError, HostError."""
+    message = "Addresses of the other machines (such as mac-mini.local, 10.0.0.7):"
     workers = _words(questions.text("workers", message, "", lambda text: _check_hosts(scratch, workers=_words(text))))
-    user = questions.text("ssh_user", "User there (empty: as ssh itself decides):", getpass.getuser())
-    key = questions.text("ssh_key_path", "Private key (empty: as ssh itself decides):", "", _check_key)
+    user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
+    key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", _check_key)
     values = {"master": _master(questions, workers[0]), "workers": workers}
     values |= {"ssh_user": user} if user else {}
     values |= {"ssh_key_path": key} if key else {}
@@ -82,7 +82,7 @@ def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
 
 
 def _free(path: Path) -> Path:
-    """A hosts file that is there already is left alone."""
+    """The name of a new file: a hosts file that exists is never replaced."""
     names = [path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, 1000))]
     return next(name for name in names if not name.exists())
 
@@ -117,7 +117,7 @@ def _master(questions: Questions, worker: str) -> str:
     try:
         return route_to(worker).address
     except HostError:
-        message = "This machine's own address, as the others see it:"
+        message = "This machine's address, as the others see it:"
         return questions.text("master", message, socket.gethostname(), _check_master)
 
 
@@ -126,21 +126,21 @@ def _check_master(text: str) -> None:
 
 
 def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
-    """Look at every machine, and offer `hosts setup` where that mends it. Raises TunerError."""
+    """Check every machine, and offer `hosts setup` where that helps. Raises TunerError."""
     if not group.hosts.workers:
         raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
     report = _look(draft, group, console)
     unready = unique(name for problem in report.errors for name in problem.hosts)
     if (
         unready
-        and all(problem.check in MENDED_BY_SETUP for problem in report.errors)
+        and all(problem.check in CURED_BY_SETUP for problem in report.errors)
         and all(facts.reached for facts in report.hosts)
     ):
         names = ", ".join(unready)
         for problem in report.errors:
             console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)
-        console.print(f"`hosts setup` makes a virtual environment with this machine's versions on {escape(names)}.")
-        console.print("A host without internet gets the packages from here: some 400 MB, several minutes.")
+        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {escape(names)}.")
+        console.print("A host without internet gets the packages from here: about 400 MB, several minutes.")
         if questions.confirm("setup", f"Set up {names} now?", True):
             _setup(group, scratch)
             report = _look(draft, group, console)
@@ -152,7 +152,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
 def _look(draft: Draft, group: Group, console: Console) -> Report:
     """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
     job = replaced(draft.job(), train=draft.data.source, validation=None, test=None)
-    with console.status("looking at each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+    with console.status("checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
         pass
     show(console, report, errors=False)
     return report

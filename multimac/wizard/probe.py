@@ -1,6 +1,6 @@
-"""How fast each machine trains: a few real steps of this model on each, all at once, each for itself.
+"""Measures how fast each machine trains: a few real steps of this model on all of them at the same time.
 
-Each machine gets the same clips and a worker of its own (world size 1); its first step is not counted.
+Each machine trains alone (world size 1) on the same clips. Its first step is not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .draft import replaced
 
 WARM_UP, COUNTED = 1, 3  # steps
 LIMIT_S = 240.0  # for loading the model and all steps
-ENDLESS = 100_000  # the worker never comes to its end, where it would save a model
+ENDLESS = 100_000  # epochs and steps: the worker must not reach its end, where it would save a model
 
 Say = Callable[[str], None]
 
@@ -59,9 +59,9 @@ def measure(
     progress: Progress,
     machine_workers: Sequence[int],
 ) -> list[Speed]:
-    """Send what the probe needs, and run it on every machine. `job` trains on one machine. Raises HostError, DataError.
+    """Send what the probe needs, and run it on every machine. `job` is the job of one machine alone.
 
-    What stays on the hosts is what a run needs there as well: code, model, a few clips.
+    Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
     """
     clips = _chosen(samples, job.profile.batch_size * (WARM_UP + COUNTED))
     folder = scratch / "probe"
@@ -85,7 +85,7 @@ def measure(
 
 
 class _Running:
-    """The workers of a probe: all are killed when it ends, however it ends."""
+    """The workers of a probe; all are killed when it ends, however it ends."""
 
     def __init__(self) -> None:
         self.processes: list[Process] = []
@@ -157,7 +157,7 @@ def _read(name: str, process: Process, spec: RunSpec) -> Speed:
 
 
 def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Clips of all lengths, evenly; always the same ones, so that they travel once."""
+    """Clips of all lengths; always the same ones, so that each is sent only once."""
     by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
     count = min(count, len(by_length))
     return [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]

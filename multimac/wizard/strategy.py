@@ -1,4 +1,4 @@
-"""Whether to train on all machines, and how they agree: the probe, its estimate, the strategy."""
+"""Asks whether to train on all hosts, and with which strategy: first the probe and what it promises."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from whisper_tuner.model.memory import trained_parameters
 from whisper_tuner.text import size
 
 from .draft import Draft, Group
-from .estimate import HOME_NETWORK, Work, exchange_s, interval, speed_up, strategy
+from .estimate import HOME_NETWORK, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
+from .probe import Speed, measure
 from .questions import Option, Questions
-from .speed import Speed, measure
 
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",
-    "allreduce": "AllReduce: agree at every step; exactly one big batch, much traffic",
+    "allreduce": "AllReduce: agree at every step; the same as one big batch, but much traffic",
 }
 
 
-def ask_together(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> bool:
-    """Fill draft.group and draft.strategy; False: the user rather trains on this machine alone."""
+def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> bool:
+    """Fill draft.group and draft.strategy; False: the user prefers to train on this machine alone."""
     speeds = _probe(questions, draft, group, scratch, console)
     work = _work(draft, group, speeds)
-    chosen = strategy(speeds, work, group.bytes_s)
-    steps = interval(speeds, work, group.bytes_s)
-    times = speed_up(speeds, work, group.bytes_s, steps if chosen == "diloco" else 1)
+    suggested = suggested_strategy(speeds, work, group.bytes_s)
+    steps = suggested_interval(speeds, work, group.bytes_s)
+    times = speed_up(speeds, work, group.bytes_s, steps if suggested == "diloco" else 1)
     _show(speeds, work, group, times, console)
     count = len(group.hosts.all)
-    worth_it = times is None or times > 1.1 or not questions.interactive  # a file that names hosts means them
+    worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
     if not questions.confirm("together", f"Train on these {count} machines together?", worth_it):
         return False
     draft.group = group
-    draft.strategy = _ask_strategy(questions, work, chosen, steps)
+    draft.strategy = _choose(questions, work, suggested, steps)
     return True
 
 
 def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
-    message = "Measure each machine's speed with three steps? (sends model and clips)"
+    message = "Measure each machine's speed with three training steps? (sends the model and some clips)"
     if not questions.confirm("probe", message, True):
         return []
     try:
@@ -57,7 +57,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
                 stack.callback(Remote.close, remote)
             samples = draft.data.samples["train"]
             show = stack.enter_context(Transfers(console))
-            console.print("three training steps on each machine, all at once; under a minute as a rule")
+            console.print("three training steps on all machines at once; this usually takes less than a minute")
             return measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
     except TunerError as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
@@ -94,12 +94,12 @@ def _show(speeds: Sequence[Speed], work: Work, group: Group, times: float | None
         console.print(f"Estimated speed-up over this machine alone: [bold]{times:.1f} times[/bold].")
 
 
-def _ask_strategy(questions: Questions, work: Work, chosen: str, steps: int) -> dict[str, str]:
+def _choose(questions: Questions, work: Work, suggested: str, steps: int) -> dict[str, str]:
     options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
-    answer = questions.select("strategy", "How shall the machines agree?", options, chosen)
+    answer = questions.select("strategy", "How should the machines agree on their weights?", options, suggested)
     settings = {"strategy": answer}
     if answer == "diloco":
-        message = f"Steps between two agreements (of {work.steps}; fewer learn better, cost more):"
+        message = f"Steps between two agreements (of {work.steps}; fewer learn better but send more):"
         settings["communication_interval"] = questions.text(
             "communication_interval", message, str(steps), lambda text: _check_interval(text, work.steps)
         )

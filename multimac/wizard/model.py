@@ -1,4 +1,4 @@
-"""Which model: sections of config.ini, the bundled one, the published sizes, or a folder; and what each would take."""
+"""Asks which model: those of config.ini, the bundled one, published sizes, or a folder; shows the memory of each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from distributed.hosts.paths import PROJECT
 from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.model.memory import ModelShape, shape_of, training_memory
@@ -21,7 +22,6 @@ from .questions import Option, Questions
 BUNDLED = PROJECT / "bundled" / "model"
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
 METHODS = ("full", "lora", "decoder")
-MULTILINGUAL_VOCABULARY = 51865
 RATE = Profile.__dataclass_fields__["learning_rate"]
 
 
@@ -29,7 +29,7 @@ def ask_model(questions: Questions, config: ConfigFile) -> Model:
     offers = options(config)
     answer = questions.select(
         "model",
-        "Which model shall be fine-tuned?",
+        "Which model do you want to fine-tune?",
         offers,
         next((option.value for option in offers if not option.unfit), ""),
         other="another: a folder, or a hub id",
@@ -94,19 +94,19 @@ def _option(name: str, model: Model, folder: Path) -> Option:
     place = where.relative_to(base).as_posix() if base else model.base_model
     label = f"{name} ({place})" if model.section and place != name else place
     if model.shape is None:
-        return Option(value=name, short=label, title=f"{label:<38}  size not known here")
+        return Option(value=name, short=label, title=f"{label:<38}  size unknown")
     full, lora = (memory_needed(model, method) for method in ("full", "lora"))
     here = this_machine().memory
-    if _least(model) > here:
-        unfit = f"does not fit: takes {size(_least(model))} of memory, here are {size(here)}"
-        return Option(value=name, title=label, unfit=unfit)
+    if not any(fits(model, method) for method in METHODS):
+        return Option(value=name, title=label, unfit=_unfit(model))
     count = model.shape.parameters / 1e6
-    needs = f"takes {size(full)}" if full <= here else f"LoRA only: takes {size(lora)}"
+    needs = f"needs {size(full)}" if full <= here else f"LoRA only: needs {size(lora)}"
     return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")
 
 
-def _least(model: Model) -> int:
-    return min(memory_needed(model, method) for method in METHODS)
+def _unfit(model: Model) -> str:
+    least = min(memory_needed(model, method) for method in METHODS)
+    return f"does not fit: needs {size(least)} of memory, this machine has {size(this_machine().memory)}"
 
 
 def _check(text: str, config: ConfigFile) -> None:
@@ -114,9 +114,9 @@ def _check(text: str, config: ConfigFile) -> None:
     if not Path(model.base_model).is_dir() and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
     if Path(model.base_model).is_dir() and model.shape is None:
-        raise ConfigError(f"{text} holds no Whisper: there is no config.json of one in it")
+        raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
     if not any(fits(model, method) for method in METHODS):
-        raise ValueError(f"does not fit: takes {size(_least(model))} of memory, here are {size(this_machine().memory)}")
+        raise ValueError(_unfit(model))
 
 
 def _is_multilingual(name: str, shape: ModelShape | None) -> bool:
