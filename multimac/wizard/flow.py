@@ -101,24 +101,6 @@ def _questions(answers: Path | None) -> Questions:
     return OnTerminal()
 
 
-<<<<<<< HEAD
-=======
-@contextlib.contextmanager
-def _hangup_interrupts() -> Iterator[None]:
-    """As long as questions are asked, a closed terminal or a SIGTERM does what Ctrl-C does."""
-
-    def interrupt(*_signal: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
->>>>>>> part-data
 def _banner(console: Console) -> None:
     here = this_machine()
     lines = [
