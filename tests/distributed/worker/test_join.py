@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from distributed.network_trainer import NetworkTrainer
+from distributed.worker.rank_trainer import RankTrainer
 from exogym.comm.local_store import local_store
 from exogym.membership.messages import Generation
 
@@ -18,7 +18,7 @@ def test_joining_leaves_the_environment_alone(monkeypatch):
     store = local_store()
     meeting = SimpleNamespace(address="127.0.0.1", port=store.port, prefix="run")
     spec = SimpleNamespace(rendezvous=meeting, interface="")
-    trainer = NetworkTrainer.for_rank(spec, None, nn.Linear(1, 1), [])
+    trainer = RankTrainer(spec, None, nn.Linear(1, 1), [])
     generation, sums = Generation(1, ("ada", "bob"), "first", False), {}
 
     def rank_main(rank: int) -> None:
