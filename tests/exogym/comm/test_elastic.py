@@ -332,7 +332,7 @@ def test_resumed_on_other_hosts(strategy, tmp_path):
     assert set(counted.values()) == {1} and len(counted) < 2 * SIZE
 
 
-def test_a_source_that_cannot_be_resharded_ends_the_run():
+def test_a_source_that_cannot_be_resharded_ends_the_run_and_what_was_agreed_can_be_read():
     class Fixed:
         steps_per_epoch = 9
 
@@ -344,6 +344,9 @@ def test_a_source_that_cannot_be_resharded_ends_the_run():
     site.start(*HOSTS)
     with pytest.raises(PeerLost, match="3 ranks had begun, now there are 2, and Fixed cannot be resharded"):
         site.end()
+    for host in HOSTS[:2]:
+        with site.nodes[host].state.unchanging(patience_s=0.0) as is_whole:
+            assert is_whole
 
 
 def test_stopped_while_a_fast_rank_waits_for_a_slow_one_and_resumed(tmp_path):
