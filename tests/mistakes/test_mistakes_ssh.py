@@ -265,7 +265,8 @@ def test_hosts(desk, host, make, command, status, place, remedy):
 
 def test_a_gpu_that_is_not_there(desk, ssh_server, monkeypatch):
     """torch must be asked, however busy the machine is."""
-    for name, seconds in {"TORCH_ALARM_S": 20, "TORCH_BY": 22.0, "LINKS_BY": 24.0}.items():
+    monkeypatch.setattr("distributed.preflight.look.TORCH_ALARM_S", 20)
+    for name, seconds in {"TORCH_BY": 22.0, "LINKS_BY": 24.0}.items():
         monkeypatch.setattr(f"distributed.preflight.run.{name}", seconds)
     Host(desk, ssh_server).write(device="cuda:99")
     desk.refuses(TRAIN, 5, "127.0.0.1: device cuda:99 is asked for", ("Set device to auto or cpu", "nvidia-smi"))
