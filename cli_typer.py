@@ -148,7 +148,7 @@ def transcribe(
 @app.command()
 def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Compute, copy, train with two ranks: a minute.")] = False,
-    profile: Annotated[str, typer.Option(help="Take batch shapes, device and folder from this profile.")] = "",
+    profile: Annotated[str, typer.Option(help="Judge by what this profile needs, and take its batch shapes.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")] = False,
     config: Config = CONFIG,
 ) -> int:

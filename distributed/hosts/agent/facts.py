@@ -23,9 +23,9 @@ from .session import start_child
 OURS = ("distributed", "exogym", "whisper_tuner")
 PYTHON_NAMES = "python3.14 python3.13 python3.12 python3.11 python3"
 PYTHON_FOLDERS = (
-    "/opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin ~/.local/bin ~/.pyenv/versions/*/bin"
-    " ~/.local/share/uv/python/*/bin /Library/Frameworks/Python.framework/Versions/*/bin"
+    "opt/homebrew/bin usr/local/bin usr/bin opt/local/bin Library/Frameworks/Python.framework/Versions/*/bin"
 )
+HOME_FOLDERS = ".local/bin .pyenv/versions/*/bin .local/share/uv/python/*/bin"
 LOOK_AT_PYTHON = """
 import importlib.util, json, sys, sysconfig
 venv = all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip"))
@@ -67,9 +67,8 @@ def pythons() -> list:
 
 def candidates() -> list:
     places = [Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
-    for pattern in PYTHON_FOLDERS.split():
-        anchor, star, rest = str(Path(pattern).expanduser()).partition("*")
-        places += sorted(Path(anchor).glob("*" + rest)) if star else [Path(anchor)]
+    for base, patterns in ((Path("/"), PYTHON_FOLDERS), (Path.home(), HOME_FOLDERS)):
+        places += [place for pattern in patterns.split() for place in sorted(base.glob(pattern))]
     paths = [place / name for place in places for name in PYTHON_NAMES.split()]
     return [str(path) for path in dict.fromkeys(paths) if os.access(str(path), os.X_OK) and not is_stub(path)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -47,41 +48,29 @@ class Links:
 
     def greet(self, connection) -> None:
         """A connection of another host; without the token it is closed at once."""
-        with connection:
-            try:
-                connection.settimeout(5)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream = connection.makefile("rb", buffering=0)
-                if exactly(stream, len(self.token)) != self.token:
-                    return
-                kind, source = exactly(stream, 1), exactly(stream, 4)
-                connection.sendall(b"K")
-                if kind == b"b":
-                    self.count_burst(connection, int(source))
-                else:
-                    while connection.recv(1):
-                        connection.sendall(b"p")
-            except OSError:
-                pass
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(5)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if stream.read(len(self.token)) != self.token:
+                return
+            kind, source = stream.read(1), int(stream.read(4))
+            connection.sendall(b"K")
+            if kind == b"b":
+                self.count_burst(stream, source)
+            else:
+                while stream.read(1):
+                    connection.sendall(b"p")
 
-    def count_burst(self, connection, source: int) -> None:
+    def count_burst(self, stream, source: int) -> None:
         """Count what arrives, and say so in an event once it is over."""
-        count, first, last = 0, None, None
+        count, first, last = 0, 0.0, 0.0
         buffer = bytearray(1 << 18)
-        try:
-            while True:
-                size = connection.recv_into(buffer)
-                if not size:
-                    break
+        with contextlib.suppress(OSError):
+            while size := stream.readinto1(buffer):
                 last = time.monotonic()
-                if first is None:
-                    first = last
-                else:
-                    count += size  # what came first marks the beginning
-        except OSError:
-            pass
-        seconds = (last - first) if first is not None else 0.0
-        say(event="burst", source=source, bytes=count, seconds=seconds)
+                count += size if first else 0  # what came first marks the beginning
+                first = first or last
+        say(event="burst", source=source, bytes=count, seconds=last - first)
 
     def receive(self) -> None:
         while True:
@@ -108,22 +97,12 @@ class Links:
         return {"links": [[peer[0], results.get(peer[0], late)] for peer in peers]}
 
     def ping(self, me: int, address: str, port: int, datagram_port: int, timeout: float) -> dict:
-        try:
+        with contextlib.suppress(OSError):
             for _ in range(DATAGRAMS):
                 self.datagrams.sendto(self.token + b"%d" % me, (address, datagram_port))
-        except OSError:
-            pass
         try:
             with self.reach(me, b"p", address, port, timeout) as connection:
-                best = None
-                for _ in range(PINGS):
-                    begin = time.monotonic()
-                    connection.sendall(b"p")
-                    if connection.recv(1) != b"p":
-                        break
-                    spent = time.monotonic() - begin
-                    best = spent if best is None else min(best, spent)
-                return {"latency": best} if best is not None else {"failed": "broken", "errno": None}
+                return {"latency": min(round_trip(connection) for _ in range(PINGS))}
         except TimeoutError:
             return {"failed": "timeout", "errno": None}
         except ConnectionRefusedError as error:
@@ -156,11 +135,9 @@ class Links:
         return {"sent": sent}
 
 
-def exactly(stream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        block = stream.read(count - len(data))
-        if not block:
-            raise OSError("end of stream")
-        data += block
-    return data
+def round_trip(connection) -> float:
+    begin = time.monotonic()
+    connection.sendall(b"p")
+    if connection.recv(1) != b"p":
+        raise OSError(None, "broken")
+    return time.monotonic() - begin
