@@ -104,7 +104,7 @@ MISTAKES = {
     "a runs folder that there is not": (None, "runs list --runs-dir nowhere", 3, "nowhere", "--runs-dir"),
     "an age that is none": (a_run, "runs clean --older-than 7", 3, "--older-than 7: not an age", "12h"),
     "clean a run that there is not": (a_run, "runs clean nothing --yes", 3, "no run 'nothing'", RUN),
-    "the wizard without a terminal": (None, "wizard", 3, "this is not a terminal", "--answers"),
+    "the wizard without a terminal": (None, "wizard", 3, "needs a terminal", "--answers"),
     "no answers": (None, "wizard --answers no.json", 3, "no.json: cannot be read", "--answers"),
     "answers that are no JSON": (
         lambda desk: desk.write("answers.json", '{"model": "x",\n "data"}'),

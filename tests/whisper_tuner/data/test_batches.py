@@ -128,8 +128,8 @@ def test_shards_are_the_same_in_another_interpreter(tmp_path):
     script = """
 import json, sys
 from pathlib import Path
-from whisper_tuner.shards import assign_shards
-from whisper_tuner.dataset import Sample
+from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.data.dataset import Sample
 samples = [Sample(id=i, audio=Path(i), text=i, duration_s=d) for i, d in json.loads(sys.argv[1])]
 print(json.dumps([[s.id for s in shard] for shard in assign_shards(samples, json.loads(sys.argv[2]))]))
 """
