@@ -45,7 +45,7 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     """What is given to each error class, and to each function that takes a remedy."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    groups = _exit_statuses() | {"_BadRow": ROW}
+    groups = _exit_statuses() | {"BadRow": ROW}
     groups = {c.name: groups[base] for c in classes for base in map(ast.unparse, c.bases) if base in groups} | groups
     imported = {name: taker for tree in trees.values() for name, taker in _takers(tree.body, groups).items()}
     found = set()

@@ -1,4 +1,4 @@
-"""What of the runs may go: whole runs that left nothing of use, and checkpoints that nobody will go on from."""
+"""Which runs may be removed: those without a model, and checkpoints that nobody will resume from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .folder import disk_use, only_one
 from .summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary
 
 UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-JUST_NOW_S = 600.0  # a run without a last word may be one that is just starting
+JUST_NOW_S = 600.0  # a run that looks as if it had been killed may be starting right now
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """One folder that may go, and why."""
+    """One folder that may be removed, and why."""
 
     run: RunSummary
     path: Path
@@ -37,7 +37,7 @@ def age(text: str) -> float:
 
 
 def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | None = None) -> list[Removal]:
-    """`runs` are newest first; the first `keep` stay. What can be resumed goes only if it is older than asked for."""
+    """`runs` are newest first; the first `keep` stay. A resumable run is removed only if `older_than` says so."""
     found, now = [], time.time()
     for run in runs[keep:]:
         idle = now - run.changed
@@ -61,7 +61,7 @@ def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | N
 
 
 def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[Removal]:
-    """Whole runs, as asked for by name. Raises ConfigError for one that runs, or lies elsewhere."""
+    """Whole runs that the user named. Raises ConfigError for one that is running or lies elsewhere."""
     inside = {folder.resolve() for folder in folders}
     for run in runs:
         if run.state == RUNNING:
@@ -77,7 +77,7 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
 
 
 def remove(removal: Removal) -> None:
-    """Raises RunError if a launcher has taken the run up in the meantime, or the folder cannot be removed."""
+    """Raises RunError if the run was resumed in the meantime, or if the folder cannot be removed."""
     with only_one(removal.run.path):
         try:
             shutil.rmtree(removal.path)

@@ -1,4 +1,4 @@
-"""The runs that there are: finding one by name, and one machine's speed to compare several with."""
+"""Finds runs: all of them, one by name, and the one-host run that another is compared with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(name: str, folders: Sequence[Path]) -> Path:
-    """By id, by the beginning of an id that no other has, by path, or the newest as `last`. Raises ConfigError."""
+    """By id, by an unambiguous beginning of it, by path, or the newest as `last`. Raises ConfigError."""
     runs = run_dirs(folders)
     if name == "last" and runs:
         return runs[0]
@@ -58,7 +58,7 @@ def find_run(name: str, folders: Sequence[Path]) -> Path:
 
 
 class OneHost:
-    """How fast one rank alone was at the same work, in the same runs folder."""
+    """How fast a single rank did the same work, in the same runs folder."""
 
     def __init__(self) -> None:
         self._alone: dict[Path, list[RunSummary]] = {}

@@ -20,7 +20,7 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
-    """A new folder runs_dir/<date>-<time>-<name>, removed again if preparing it fails, or if it is not to be kept."""
+    """A new folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
     path, above = _create(runs_dir, name)
     try:
         yield path
@@ -38,7 +38,7 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
 
 
 def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
-    """The new folder, and those above it that there were not."""
+    """The new folder, and the folders above it that did not exist."""
     stem = time.strftime(f"{STAMP}-") + re.sub(r"[^\w.-]+", "-", name)
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         path = runs_dir / (stem + suffix)
@@ -64,7 +64,7 @@ def date_in(name: str) -> float | None:
 
 @contextlib.contextmanager
 def only_one(run_dir: Path) -> Iterator[None]:
-    """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if somebody holds it."""
+    """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if another process holds it."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -77,7 +77,7 @@ def only_one(run_dir: Path) -> Iterator[None]:
             except BlockingIOError:
                 if not attempt:
                     raise RunError(f"{run_dir.name} is running", remedy="It was left as it is.") from None
-                time.sleep(0.1)  # is_running() holds it for a moment
+                time.sleep(0.1)  # is_running() of another process holds it for a moment
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
         yield
@@ -86,7 +86,7 @@ def only_one(run_dir: Path) -> Iterator[None]:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a launcher lives: it holds an exclusive lock on run_dir/lock until it ends, however it ends."""
+    """Whether the launcher is alive: it holds an exclusive lock on run_dir/lock until its process ends."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -108,12 +108,12 @@ def launcher_pid(run_dir: Path) -> int | None:
         pid = int((run_dir / "lock").read_text())
     except (OSError, ValueError):
         return None
-    # Others are signals to groups of processes, or to all: a damaged file must not send one.
+    # To kill(), other numbers mean a group of processes, or all: a damaged file must not lead to that.
     return pid if 1 < pid < 2**31 and is_running(run_dir) else None
 
 
 def disk_use(folder: Path) -> tuple[int, float]:
-    """Bytes and newest change of all files below; links are counted themselves, not followed."""
+    """Bytes of all files below, and when the newest changed; links are not followed."""
     size, changed, folders = 0, folder.stat().st_mtime, [str(folder)]
     while folders:
         with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:

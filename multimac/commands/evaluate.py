@@ -84,7 +84,7 @@ def evaluate(
 def _make_folders(
     chosen: Sequence[Candidate], names: Mapping[Path, str], out: Path | None
 ) -> dict[tuple[Candidate, Path], Path]:
-    """Where the predictions of each model on each manifest go: found out before hours are spent on them."""
+    """The folder for the predictions of each model on each manifest, made before hours are spent on them."""
     folders = {
         (model, data): model.predictions_folder(out, data, name) for model in chosen for data, name in names.items()
     }
@@ -146,7 +146,7 @@ def _measure(
 def _record(
     console: Console, candidate: Candidate, manifest: Manifest, result: Evaluation, folder: Path
 ) -> dict[str, object]:
-    """Figures of one model on one test set; writes its predictions."""
+    """The figures of one model on one test set; its predictions are written."""
     from distributed.launcher.evaluate import summary
     from whisper_tuner.eval.predictions import PREDICTIONS, predictions, write_predictions
 

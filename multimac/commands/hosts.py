@@ -53,7 +53,7 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
 
 
 def hosts_check(hosts_file: Path, config: Path | None = None, name: str = "") -> ExitStatus:
-    """The preflight; with a profile, of what its run would need as well."""
+    """The preflight; with a profile, also of what its run would need."""
     from distributed.preflight.run import preflight
     from multimac.view.preflight_view import show
 

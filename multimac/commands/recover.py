@@ -1,4 +1,4 @@
-"""`multimac runs recover`: the model of a run whose master is gone, from what the other hosts have kept."""
+"""`multimac runs recover`: the model of a run whose master is gone, from checkpoints on the other hosts."""
 
 from __future__ import annotations
 

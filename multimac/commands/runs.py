@@ -32,7 +32,10 @@ SHOWN_PROBLEMS = 10
 
 
 def folders_of(config: Path, runs_dir: Path | None) -> list[Path]:
-    """Where runs are: as told, else `runs` beside config.ini and each runs_dir that it sets. Raises ConfigError."""
+    """The folders of runs: `runs_dir` if given, else `runs` beside config.ini and each runs_dir that it sets.
+
+    Raises ConfigError.
+    """
     if runs_dir is not None:
         if not runs_dir.is_dir():
             raise ConfigError(f"{runs_dir}: there is no such folder", remedy="--runs-dir names the folder of all runs.")
@@ -133,7 +136,7 @@ def _mention_resumable(console: Console, runs: Sequence[RunSummary], going: Sequ
 
 
 def _remove_all(console: Console, found: Sequence, total: str) -> ExitStatus:
-    """Go on after a failure; raise it at the end."""
+    """Remove all that can be removed, then raise the first failure."""
     failed: list[TunerError] = []
     for removal in found:
         try:

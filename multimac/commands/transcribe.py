@@ -22,7 +22,7 @@ AUDIO_SUFFIXES = (
 
 @dataclass(frozen=True)
 class Item:
-    """A recording, and where what was said in it goes; None for the terminal."""
+    """A recording, and the file for its text; None for the terminal."""
 
     audio: Path
     written: Path | None
@@ -101,7 +101,7 @@ def _one(model, processor, item: Item, form: str, asked: dict, force: bool, bar:
 
 
 def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]:
-    """Every recording once, each with a file of its own. Text goes to the terminal unless there is a folder for it."""
+    """Every recording once, each with a file of its own. Without --out, plain text goes to the terminal."""
     taken: set[Path] = set()
     seen: set[Path] = set()
     suffix = SUFFIXES[form]

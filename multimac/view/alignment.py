@@ -1,4 +1,4 @@
-"""What was said above what was heard, word under word, with the errors marked."""
+"""Prints what was said above what was heard, word under word, with the errors marked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GAP = "*"  # stands where the other text has a word
 
 
 def side_by_side(reference: str, hypothesis: str, *, width: int) -> list[Text]:
-    """Three lines (said, heard, marks) for each piece that fits `width` columns."""
+    """Three lines (said, heard, marks) for each piece that fits into `width` columns."""
     lines = []
     for pairs in _pieces(align(reference, hypothesis), width - len("  heard  ")):
         widths = [_width(pair) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Several models on several test sets: which ones, in which order, and where their predictions go."""
+"""Evaluating several models on several test sets: which ones, in which order, and where their predictions go."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Candidate:
         return f"{self.path} (base)" if self.untouched else self.path
 
     def predictions_folder(self, out: Path | None, manifest: Path, data: str) -> Path:
-        """OUT/<data>/<model>; without --out below the run's own folder, or ./evaluation."""
+        """OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
         if out is None and self.origin:
             test = self.origin.test
             if test and test.stem == data and not _same(str(test), str(manifest)):
-                data = _whole(manifest.with_suffix(""))  # what the run wrote of its own test set stays
+                data = _whole(manifest.with_suffix(""))  # the run's predictions of its own test set must stay
             model = "base" if self.untouched else _slug(Path(self.path).name)
             return self.origin.folder / "evaluation" / data / model
         model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
@@ -49,7 +49,7 @@ class Candidate:
 
 
 def labels(paths: Sequence[Path]) -> dict[Path, str]:
-    """A folder name for each manifest: its stem, or as much more of its path as tells it from the others."""
+    """A folder name for each manifest: its stem, or its whole path if another one has the same stem."""
     wholes = [_whole(path.with_suffix("")) for path in paths]
     names = {}
     for path, whole in zip(paths, wholes, strict=True):
@@ -65,7 +65,7 @@ def _whole(path: Path) -> str:
 
 
 def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candidate]:
-    """The models as named, after the untouched bases of those that were trained from one."""
+    """The named models, after the untouched bases that they were trained from."""
     named = [Candidate(path=path, origin=origin_of(path)) for path in dict.fromkeys(models)]
     bases: dict[str, Candidate] = {}
     for candidate in named if with_base else ():
@@ -110,12 +110,12 @@ def check_models(chosen: Sequence[Candidate]) -> None:
         except TunerError as error:
             if not candidate.untouched:
                 raise
-            remedy = "It is the base that the other was trained from; leave it out with --no-base."
+            remedy = "It is the base that another model was trained from; leave it out with --no-base."
             raise ModelError(str(error).splitlines()[0], remedy=remedy) from None
 
 
 def _shown(base: str) -> str:
-    """A folder below the current one by its relative path."""
+    """A folder below the current one as a relative path."""
     path = Path(base)
     if not path.is_dir():
         return base

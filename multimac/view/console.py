@@ -1,4 +1,4 @@
-"""A run on the terminal: a live table there, plain lines elsewhere."""
+"""Shows a run: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

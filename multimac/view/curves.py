@@ -1,16 +1,16 @@
-"""Curves as text: rows and columns of marks with labelled axes."""
+"""Draws curves as text: rows and columns of marks with labelled axes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LARGEST = 1e300  # differences of more are infinite; a loss that is no number is not drawn either
+LARGEST = 1e300  # larger values, whose differences may be infinite, are not drawn; nor is NaN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points of one column are averaged. A curve in front is drawn over the others, which share their common cells."""
+    """Points in one column are averaged. Curves take turns in cells that they share; one in front always wins."""
 
     mark: str
     points: Sequence[tuple[float, float]]

@@ -15,14 +15,14 @@ from whisper_tuner.text import duration, size
 
 from .curves import Curve, plot
 
-WIDE = 100  # columns from which hosts are named
+WIDE = 100  # columns of a terminal that has room for the names of hosts
 STYLES = {RUNNING: "cyan", FINISHED: "green", FAILED: "red", BROKEN: "red"}
 LOSS, VALIDATION = "·", "◆"
 MARKS = "·+×o*#"
 
 
 def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> Table:
-    """`rows` are runs with their speed-up."""
+    """rows: runs with their speed-up."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("when", no_wrap=True)
@@ -39,7 +39,7 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
 
 
 def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
-    """Label and value of everything known of a run; what is not known is left out."""
+    """Label and value of everything that is known of a run."""
     per_second = f"{run.clips_per_s:.1f} clips/s" if run.clips_per_s else ""
     saved = f"{len(run.checkpoints)}" if run.checkpoints else ""
     if saved and run.checkpoint_step is not None:
@@ -118,7 +118,7 @@ def curve_lines(run: RunSummary, width: int) -> list[str]:
 
 
 def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
-    """One column a run: figures first, then the settings that differ."""
+    """One column for each run: figures first, then the settings that differ."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("", no_wrap=True, max_width=28)
     for number, run in enumerate(runs):
@@ -171,7 +171,7 @@ def mark(number: int) -> str:
 
 
 def when(stamp: float) -> str:
-    """12:10 of today, 21 Nov of this year, else 2025-11-21."""
+    """12:10 if it was today, 21 Nov if it was this year, else 2025-11-21."""
     then, now = time.localtime(stamp), time.localtime()
     if then[:3] == now[:3]:
         return time.strftime("%H:%M", then)

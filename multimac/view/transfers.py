@@ -1,4 +1,4 @@
-"""What the user sees of files on their way to the hosts."""
+"""Shows files on their way to the hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from whisper_tuner.text import size
 
 
 def fetch_model(name: str) -> None:
-    """Download a hub's model in sight of the user, if it is not here yet. Folders and adapters are left alone."""
+    """Download a model from the hub, with a bar, if it is not here yet. Folders and adapters are left alone."""
     if not expanded(name).exists() and re.fullmatch(HUB_ID, name) and model_file(name, "config.json"):
         model_folder(name, show=True)
 
@@ -27,7 +27,7 @@ def show_sync(console: Console, reports: Iterable[SyncReport]) -> None:
 
 
 class Transfers:
-    """A bar for each host; used as the progress callback of sync and setup."""
+    """A bar for each host; it is the progress callback of sync and setup."""
 
     def __init__(self, console: Console):
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())

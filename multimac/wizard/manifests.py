@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from whisper_tuner.data.dataset import AUDIO_COLUMNS, TEXT_COLUMNS, Sample
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.formats import AUDIO_COLUMNS, TEXT_COLUMNS
 from whisper_tuner.json_text import parse_json
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")

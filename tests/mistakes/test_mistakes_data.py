@@ -88,7 +88,7 @@ MISTAKES = {
         "clips.csv has no audio column; found: audio;text",
         "commas",
     ),
-    "not UTF-8": (manifest(f"{HEADER}a,x.wav,caf\xe9,1\n".encode("latin-1")), TRAIN, 4, "line 2", "save it as UTF-8"),
+    "not UTF-8": (manifest(f"{HEADER}a,x.wav,caf\xe9,1\n".encode("latin-1")), TRAIN, 4, "line 2", "Save it as UTF-8"),
     "a quote that is never closed": (
         manifest(HEADER + 'a,audio/000.ogg,"Remove the,2\n'),
         TRAIN,
@@ -109,7 +109,7 @@ MISTAKES = {
         TRAIN,
         4,
         ("1 row cannot be used", "clips.csv line 3", "audio/none.ogg"),
-        ("Mend or remove", "bad_rows = skip"),
+        ("Fix or remove", "bad_rows = skip"),
     ),
     "audio that is no audio": (all_audio_damaged, TRAIN, 4, "clips.csv: no usable row", ("line 2", "000.ogg")),
     "audio cut short": (audio_cut_short, TRAIN, 4, ("clips.csv line 2", "000.ogg"), "bad_rows = skip"),
@@ -150,7 +150,7 @@ MISTAKES = {
         "transcribe none.wav --model model",
         4,
         "no such audio file: none.wav",
-        "check its path",
+        "Check its path",
     ),
     "a folder without recordings": (
         lambda desk: (desk.folder / "empty").mkdir(),

@@ -20,11 +20,11 @@ import soxr
 from whisper_tuner.errors import DataError, MissingProgram
 
 SAMPLE_RATE = 16_000  # Hz, of every Whisper model
-UNCOUNTED = 2**63 - 1  # frames of a FLAC that was written into a pipe, by libsndfile
-LOWEST_RATE = 1000  # Hz: below it a header is damaged, and resampling would make gigabytes of it
-LOUDEST = 1e6  # 1 is full scale; a float WAV may hold more, but neither infinity nor what is no number
-# What soundfile raises for a file that is not for it: ValueError for a length that it does not know, and for a name
-# that is no UTF-8; TypeError for a name that ends in .raw; MemoryError for a header that states hours beyond number.
+UNCOUNTED = 2**63 - 1  # the frames that libsndfile gives for a FLAC that was written into a pipe
+LOWEST_RATE = 1000  # Hz; a lower rate means a damaged header, and resampling would turn the file into gigabytes
+LOUDEST = 1e6  # full scale is 1; a float WAV may hold more, but infinity and NaN are damage
+# What soundfile raises for a file that it cannot read: ValueError for an unknown length or a name that is not UTF-8,
+# TypeError for a name that ends in .raw, MemoryError for a header that states an absurd length.
 REFUSED = (soundfile.LibsndfileError, ValueError, TypeError, MemoryError)
 CAPTURED = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}  # names and tags may be of any encoding
 # A non-interactive SSH session on a Mac starts with a bare PATH that lacks both of Homebrew's folders.
@@ -43,12 +43,12 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     except REFUSED as error:
         samples, rate = _convert(path, sample_rate, reason=str(error)), sample_rate
     if rate < LOWEST_RATE:
-        raise DataError(f"{path} states {rate} samples a second", remedy="its header is damaged: copy it again")
+        raise DataError(f"{path} states {rate} samples a second", remedy="Its header is damaged: copy it again.")
     waveform = resample(samples.mean(axis=1), rate, sample_rate) if len(samples) else samples
     if len(waveform) == 0:
-        raise DataError(f"{path} holds no audio", remedy="remove it from the manifest")
+        raise DataError(f"{path} holds no audio", remedy="Remove it from the manifest.")
     if not np.abs(waveform).max() < LOUDEST:
-        raise DataError(f"{path} holds samples that are no sound", remedy="convert it again, or remove it")
+        raise DataError(f"{path} holds samples that are not sound", remedy="Convert it again, or remove it.")
     return waveform
 
 
@@ -79,7 +79,7 @@ def find_program(name: str) -> str | None:
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        raise DataError(f"no such audio file: {path}", remedy="check its path")
+        raise DataError(f"no such audio file: {path}", remedy="Check its path.")
 
 
 def _probed_duration(path: Path) -> float:
@@ -111,7 +111,7 @@ def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
             said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
             raise DataError(
                 f"{path} cannot be decoded: {said.removeprefix(f'file:{path}: ')}",
-                remedy="convert it to WAV or FLAC, or remove it",
+                remedy="Convert it to WAV or FLAC, or remove it.",
             )
         return soundfile.read(wav, dtype="float32", always_2d=True)[0]
 
@@ -125,5 +125,5 @@ def _conversion_command(path: Path, wav: Path, sample_rate: int, reason: str) ->
         return [afconvert, "-f", "WAVE", "-d", f"LEF32@{sample_rate}", str(path), str(wav)]
     raise MissingProgram(
         f"{path} needs ffmpeg: {reason}",
-        remedy="install it with `brew install ffmpeg` or `apt-get install ffmpeg`, or convert the file to WAV or FLAC",
+        remedy="Install it with `brew install ffmpeg` or `apt-get install ffmpeg`, or convert the file to WAV or FLAC.",
     )

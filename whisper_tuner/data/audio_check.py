@@ -1,6 +1,6 @@
-"""Whether audio files can be read, and how long they are, without decoding them whole.
+"""Checks whether audio files can be read, and how long they are, without decoding them whole.
 
-What was found is kept by path, size and time of change, so ten thousand clips are looked at again in a second.
+Results are kept by path, size and modification time, so checking ten thousand clips again takes a second.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from whisper_tuner.errors import TunerError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 
-FORMAT = 1  # raise it when a check is added: what older versions found is then not believed
+FORMAT = 1  # raise it when a check is added: results of older versions are then ignored
 SHORTEST_S = 0.02  # less than one window of the log-mel
-EDGE_FRAMES = 1600  # decoded at the beginning and at the end
+EDGE_FRAMES = 1600  # a tenth of a second at 16 kHz, decoded at the beginning and at the end
 _THREADS = 8
 _STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header that mean "not known when it was written"
 
 
 @dataclass(frozen=True)
 class Header:
-    """`kind` is empty for a file that seems sound; `digest` is the content's, where it was asked for.
+    """`kind` is empty for a file without a problem; `digest` is of its content, where that was asked for.
 
-    Raises ValueError for what no file can be like.
+    Raises ValueError for values that no file can have.
     """
 
     size: int
@@ -59,13 +59,13 @@ class Header:
 
 
 class Stopped(Exception):
-    """Somebody does not want to know any more."""
+    """The caller has asked to stop."""
 
 
 class AudioIndex:
-    """Headers of audio files, remembered in a JSON file if one is given. Safe to lose; a damaged one is made anew.
+    """Headers of audio files, kept in a JSON file if one is given. If that is lost or damaged, it is made again.
 
-    Once `stop` is set, looking at files raises Stopped.
+    Once `stop` is set, opening files raises Stopped.
     """
 
     def __init__(self, file: Path | None = None, stop: threading.Event | None = None):
@@ -74,7 +74,7 @@ class AudioIndex:
         self._fresh: dict[str, Header] = {}
 
     def fill(self, paths: Iterable[Path]) -> None:
-        """Look at all these files, several at once."""
+        """Read the headers of all these files, several at once."""
         found = {str(path): (path, self._unopened(path)) for path in paths}
         self._fresh |= {name: header for name, (_, header) in found.items() if not header.unknown}
         unknown = {name: path for name, (path, header) in found.items() if header.unknown}
@@ -91,7 +91,7 @@ class AudioIndex:
         return self._fresh[str(path)]
 
     def twins(self, paths: Iterable[Path]) -> dict[Path, Path]:
-        """Path -> an earlier one of the same content. Only files of equal size are read."""
+        """Each file that has the content of an earlier one -> that one. Only files of equal size are read."""
         sizes: dict[int, list[Path]] = {}
         for path in paths:
             sizes.setdefault(self[path].size, []).append(path)
@@ -104,7 +104,7 @@ class AudioIndex:
     def save(self) -> None:
         if self._file and self._fresh != self._known:
             files = {path: astuple(header) for path, header in self._fresh.items()}
-            with contextlib.suppress(OSError):  # no permission, disk full: then they are looked at again
+            with contextlib.suppress(OSError):  # no permission, disk full: the headers are read again next time
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}), durable=False)
 
@@ -165,7 +165,7 @@ def _edges_decode(file: soundfile.SoundFile, path: Path) -> bool:
     try:
         begins = len(file.read(EDGE_FRAMES)) == expected
         if file.format == "MP3" and not _says_its_length(path):
-            return begins  # the length is a guess from the file's size: there is nothing to hold the end against
+            return begins  # its length is a guess from the file's size, so its end cannot be checked
         file.seek(file.frames - expected)
         return begins and len(file.read(EDGE_FRAMES)) == expected
     except soundfile.LibsndfileError:
@@ -183,7 +183,7 @@ def _says_its_length(mp3: Path) -> bool:
 
 
 def _examine_slowly(path: Path) -> tuple[float, str, str]:
-    """For what libsndfile refuses: damaged files, and formats that need another program."""
+    """For files that libsndfile refuses: damaged ones, and formats that need another program."""
     try:
         seconds = duration(path)
     except (TunerError, OSError) as error:
@@ -192,7 +192,7 @@ def _examine_slowly(path: Path) -> tuple[float, str, str]:
 
 
 def _cut_wav(path: Path) -> bool:
-    """Whether a WAV's data chunk is longer than the file; libsndfile shortens it without a word."""
+    """Whether a WAV's data chunk is longer than the file, which libsndfile does not report."""
     end = path.stat().st_size
     with path.open("rb") as file:
         riff = file.read(12)

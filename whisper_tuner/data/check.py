@@ -1,4 +1,4 @@
-"""Everything that is wrong with a profile's manifests, found before anything is trained."""
+"""Finds everything that is wrong with a profile's manifests before anything is trained."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from whisper_tuner.data.token_limit import TokenLimit, token_limit
 from whisper_tuner.errors import DataError
 
 PROBLEMS_FILE = "data-problems.csv"
-SHOWN = 5  # rows of each manifest; all of them are in the list
-REFUSED_SHOWN = 20
+SHOWN = 5  # problems of each manifest on the screen; the list has all of them
+REFUSED_SHOWN = 20  # problems on the screen where bad_rows = refuse ends the run
 
 
 def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manifest]:
-    """The profile's manifests by kind (train, validation, test), with only such rows as the ranks will take.
+    """The profile's manifests by kind (train, validation, test), without the rows that cannot be used.
 
-    What is left out is listed in run_dir/data-problems.csv. With `bad_rows = refuse` the list goes to `store`, which
-    outlives the run folder, and DataError is raised. Headers of audio files are remembered below `store`.
+    Those are listed in run_dir/data-problems.csv. With `bad_rows = refuse` the list goes to `store`, which outlives the
+    run folder, and DataError is raised. Headers of audio files are kept below `store`.
     """
     paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
     manifests = {kind: check_manifest(path, profile.max_duration_s, store) for kind, path in paths.items()}
     limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
     for kind in paths:
-        if kind != "test":  # nothing is learnt from it, so any length of text will do
+        if kind != "test":  # its texts are not trained on, so they may be of any length
             manifests[kind] = _encodable(manifests[kind], limit)
     problems = {manifest.path: manifest.problems for manifest in manifests.values() if manifest.problems}
     if problems and profile.bad_rows == "refuse":
@@ -44,9 +44,9 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
 
 
 def check_manifest(path: Path, max_duration_s: float, store: Path, stop: threading.Event | None = None) -> Manifest:
-    """A manifest without its unusable rows, and without the second of two recordings of the same content.
+    """A manifest without its unusable rows and without copies of a recording that it has already.
 
-    Raises Stopped once `stop` is set; what was found by then is remembered.
+    Raises Stopped once `stop` is set; the headers read by then are kept.
     """
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
     index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
@@ -60,7 +60,7 @@ def check_manifest(path: Path, max_duration_s: float, store: Path, stop: threadi
 
 
 def described(problems: Sequence[Problem], shown: int = SHOWN) -> list[str]:
-    """Counts by kind, then the first few."""
+    """The counts by kind, then the first few problems."""
     if not problems:
         return ["It has no rows."]
     more = [f"and {len(problems) - shown} more"] if len(problems) > shown else []
@@ -107,5 +107,5 @@ def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
     rows = "1 row" if len(everything) == 1 else f"{len(everything)} rows"
     raise DataError(
         f"{rows} cannot be used ({counts(p for _, p in everything)}), and bad_rows = refuse:\n  " + "\n  ".join(lines),
-        remedy=f"All of them: {listed}. Mend or remove them, or set bad_rows = skip.",
+        remedy=f"All of them are listed in {listed}. Fix or remove them, or set bad_rows = skip.",
     )

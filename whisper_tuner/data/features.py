@@ -1,7 +1,7 @@
 """Waveforms -> Whisper's log-mel features at their real length, cached on disk.
 
 The feature extractor pads every clip to 30 s before it looks at it. Here only the frames that touch the speech are
-computed and kept; `pad_log_mel` appends the constant frames that the padding would have given.
+computed and kept; `pad_log_mel` appends the constant frames that padding the audio would have given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import WhisperFeatureExtractor
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.files import DISK
 
-FORMAT = 1  # raise it when decoding, resampling or the file layout changes: old entries are then never read
+FORMAT = 1  # raise it when decoding, resampling or the file layout changes: old entries are then ignored
 _DIGEST_BYTES = 16
 _LOG_FLOOR = -10.0  # log10 of the extractor's smallest power, 1e-10
 _DYNAMIC_RANGE = 8.0  # the extractor lifts everything to at most this far below the loudest value
@@ -40,7 +40,7 @@ def log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndar
 
 
 def pad_log_mel(mel: np.ndarray, frames: int) -> np.ndarray:
-    """`mel` [n_mels, t] extended to [n_mels, frames] by what the extractor gives for digital silence; never cut."""
+    """`mel` [n_mels, t] extended to [n_mels, frames] with the extractor's value for digital silence; never cut."""
     if mel.shape[1] >= frames:
         return mel
     loudest = mel.max() * 4.0 - 4.0  # undo the extractor's (x + 4) / 4
@@ -100,9 +100,9 @@ def _read(entry: Path) -> np.ndarray | None:
 
 
 def _write(entry: Path, mel: np.ndarray) -> None:
-    """In place: what is half written, by a process that was killed or by another one just now, fails its hash.
+    """Not atomic: an entry that is half written, by a killed process or by another one right now, fails its hash.
 
-    A full disk costs the entry, and time in the next epoch.
+    If the disk is full the entry is dropped, and the features are computed again in the next epoch.
     """
     body = io.BytesIO()
     np.save(body, np.ascontiguousarray(mel), allow_pickle=False)

@@ -15,6 +15,7 @@ from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.problems import Kind, Problem
+from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import DataError, ModelError
 from whisper_tuner.languages import UNSPACED, language_code, text_language
 
@@ -68,9 +69,9 @@ def label_encoder(
 
 
 def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
-    """Whether the decoder's prompt names a language: as the model says, else by vocabulary size as OpenAI does."""
+    """Whether the decoder's prompt names a language: as the model states, else by vocabulary size, as OpenAI does."""
     stated = getattr(model.generation_config, "is_multilingual", None)
-    return model.config.vocab_size >= 51865 if stated is None else bool(stated)
+    return model.config.vocab_size >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
 
 
 def split_encodable(samples: Iterable[Sample], encoder: LabelEncoder) -> tuple[list[Sample], list[Problem]]:
@@ -86,7 +87,7 @@ def split_encodable(samples: Iterable[Sample], encoder: LabelEncoder) -> tuple[l
 
 
 def pad_labels(labels: Sequence[Sequence[int]]) -> torch.Tensor:
-    """int64 [B, longest], filled with -100 by length, never by token: pad is end-of-text, which must be learnt."""
+    """int64 [B, longest], filled up with -100; not with the pad token, which is end-of-text and has to be learnt."""
     padded = torch.full((len(labels), max(map(len, labels))), IGNORED, dtype=torch.int64)
     for row, ids in zip(padded, labels, strict=True):
         row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
@@ -96,5 +97,5 @@ def pad_labels(labels: Sequence[Sequence[int]]) -> torch.Tensor:
 def _token_id(tokenizer: WhisperTokenizer, token: str) -> int:
     found = tokenizer.convert_tokens_to_ids(token)
     if found is None or found == tokenizer.unk_token_id:
-        raise ModelError(f"the tokenizer has no token {token}", remedy="use the tokenizer that belongs to the model")
+        raise ModelError(f"the tokenizer has no token {token}", remedy="Use the tokenizer that belongs to the model.")
     return found

@@ -1,4 +1,4 @@
-"""What is wrong with rows of a manifest: its kinds, their counts, and the list `data-problems.csv`."""
+"""Problems of a manifest's rows: their kinds, their counts, and the list `data-problems.csv`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from whisper_tuner.files import write_atomically
 
 
 class Kind(StrEnum):
-    COLUMNS = "wrong columns"  # too many fields, no JSON object, a cell that is no text
+    """Every reason for leaving a row out. Rows are checked one by one in dataset.py, against each other in check.py."""
+
+    COLUMNS = "wrong columns"  # too many fields, not a JSON object, a cell that is not text
     QUOTING = "bad quoting"
     NO_AUDIO = "missing audio"
     UNREADABLE = "unreadable audio"
@@ -31,7 +33,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A row (or sample) left out, and why; line 0 when no manifest line is known."""
+    """A row that was left out, and why; line 0 if its line is not known."""
 
     line: int
     what: str
@@ -42,12 +44,12 @@ class Problem:
 
 
 def counts(problems: Iterable[Problem]) -> str:
-    """'3 missing audio, 1 empty text', the most frequent first."""
+    """Such as '3 missing audio, 1 empty text', the most frequent first."""
     return ", ".join(f"{number} {kind}" for kind, number in Counter(p.kind for p in problems).most_common())
 
 
 def write_problems(path: Path, problems: Mapping[Path, Sequence[Problem]]) -> None:
-    """A CSV of manifest, line, kind, what."""
+    """Write a CSV with the columns manifest, line, kind, what."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["manifest", "line", "kind", "what"])

@@ -1,4 +1,4 @@
-"""Samples -> one shard for each host. Imports no torch: the launcher's side plans with it before anything is loaded."""
+"""Samples -> one shard for each host. Imports no torch: the launcher plans with it before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from whisper_tuner.data.dataset import Sample
 
-_SLACK = 0.02  # a shard may run ahead of its due share by this much of it
+_SLACK = 0.02  # of its share, that a host may get too much
 
 
 def assign_shards(

@@ -1,4 +1,4 @@
-"""Which transcripts the decoder has room for: the counts of labels.LabelEncoder, without torch and transformers."""
+"""Which transcripts fit the decoder: counts tokens as labels.LabelEncoder does, without torch and transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import UNSPACED, language_code, text_language
 from whisper_tuner.loading import loading
 
-MULTILINGUAL_VOCABULARY = 51_865  # tokens, from which on OpenAI takes a model for multilingual
+MULTILINGUAL_VOCABULARY = 51_865  # tokens; OpenAI takes a model with at least so many for multilingual
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TokenLimit:
     def excess(self, text: str) -> str:
         """Why the decoder cannot hold this text, or ''."""
         if len(text.encode()) + 1 <= self.longest:
-            return ""  # Whisper's tokens are byte-level: never more of them than bytes
+            return ""  # Whisper's tokens are byte-level, so a text never has more tokens than bytes
         spaced = f" {text}" if self.leading_space and not text.startswith(" ") else text
         tokens = self._count(spaced)
         return f"the text makes {tokens} tokens, and the decoder takes {self.longest}" if tokens > self.longest else ""

@@ -1,7 +1,7 @@
-"""What a model writes for audio, and how far that is from the transcripts.
+"""Transcribes clips with a model and compares the result with their transcripts.
 
-Always the ordinary way: features padded to 30 s and transformers' own `generate`, because that is how every runtime
-will use the model. A shortcut that only this program knows would report quality that nobody else sees.
+Features are padded to 30 s and go through transformers' own `generate`, because every runtime will use the model in
+this way. A shortcut of this program would report a quality that nobody else sees.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from whisper_tuner.model.base_model import whisper_of
 Progress = Callable[[int, int], None]
 """Called with (clips done, clips in all)."""
 
-_SHORTEST_TAIL_S = 0.1  # a last piece of a long recording shorter than this holds no word
+_SHORTEST_TAIL_S = 0.1  # a shorter last piece of a long recording holds no word
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was heard; `problem` says why an unreadable file has no text."""
+    """What the model wrote; `problem` says why an unreadable file has no text."""
 
     text: str
     problem: str = ""
@@ -44,7 +44,7 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One clip; `normalized` is (reference, hypothesis) after the text normaliser, which the rates are of."""
+    """One clip; `normalized` is (reference, hypothesis) after the text normaliser."""
 
     id: str
     reference: str
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Rates over the clips in `rows`; clips that could not be read are in `problems` and count in no rate."""
+    """Rates over the clips in `rows`; unreadable clips are in `problems` and count in no rate."""
 
     raw: ErrorRates
     normalized: ErrorRates
@@ -66,7 +66,7 @@ class Evaluation:
 
     @property
     def speed(self) -> float:
-        """Seconds of audio transcribed in a second."""
+        """Seconds of audio that were transcribed per second."""
         return sum(row.duration_s for row in self.rows) / max(self.seconds, 1e-9)
 
     @property
@@ -146,17 +146,17 @@ def transcribe(
 ) -> list[Transcript]:
     """One Transcript for each audio file or log-mel [80|128, frames], in order.
 
-    Recordings longer than the model hears at once (30 s) are cut into such pieces and their texts joined.
-    Without language (of the speech) or task a multilingual model assumes what it was trained for, and finds out a
-    language that nobody told. English-only models are asked for neither.
-    Works on plain and on peft models, on whatever device the model is, and leaves its training mode as it was.
+    Recordings longer than the model's input (30 s) are cut into pieces and their texts joined.
+    language: of the speech. Without it or a task, a multilingual model assumes what it was trained for; if it was
+    trained for no language, it detects one. English-only models ignore both.
+    Takes plain and peft models on any device, and leaves their training mode as it was.
     """
     texts: list[list[str]] = [[] for _ in audio]
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
     written = written_language(whisper, language, task)
     arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
-    # Half the context, as in OpenAI's own decoding: a model that does not know the language repeats itself to the end.
+    # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
     with evaluating(model), torch.inference_mode():
         for batch in _batched(_windows(audio, processor, features, problems), batch_size):
@@ -187,7 +187,7 @@ def _windows(
 def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureCache | None) -> Iterator[np.ndarray]:
     extractor = processor.feature_extractor
     if features is not None and (mel := features.log_mel(path)).shape[1] < extractor.nb_max_frames:
-        yield mel  # only a clip of full length may be one that was cut
+        yield mel  # a cached one of full length may be cut, so that clip is read again
         return
     waveform = load_audio(path, extractor.sampling_rate)
     for start in range(0, len(waveform), extractor.n_samples):
@@ -219,14 +219,14 @@ def generation_arguments(
 
 
 def written_language(whisper: WhisperForConditionalGeneration, language: str | None, task: str | None) -> str | None:
-    """The code of the language that a model writes when it is so asked; None if that is the one it hears."""
+    """The code of the language that a model writes for these settings; None if it writes whatever it hears."""
     return text_language(*_assumed(whisper, language, task))
 
 
 def _assumed(
     whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
 ) -> tuple[str | None, str]:
-    """(code of the language spoken, task): what is not given is what the model was trained for."""
+    """(code of the spoken language, task); what is not given is what the model was trained for."""
     trained_for = whisper.generation_config
     stated = getattr(trained_for, "language", None) if is_multilingual(whisper) else "en"
     language = language or stated

@@ -1,7 +1,7 @@
 """Recordings of any length -> segments with times.
 
-Where a checkpoint writes timestamps, this is Whisper's own sequential decoding as transformers has it: each window
-begins where the last whole segment ended. Where it does not, windows are cut in the quietest place, each one segment.
+For a checkpoint that writes timestamps, this is Whisper's own sequential decoding, as in transformers: each window
+begins where the last whole segment ended. For others the audio is cut where it is quietest, one segment a piece.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from whisper_tuner.eval.evaluation import evaluating, generation_arguments, tran
 from whisper_tuner.languages import joined
 from whisper_tuner.model.base_model import whisper_of
 
-BLOCK_S = 600.0  # decoded in one call; bounds the memory that a recording of hours takes
-SHORTEST_S = 0.02  # a timestamp's step
-SHORTEST_WORD_S = 0.1
-# OpenAI's fallback: what repeats itself (by zlib's ratio over tokens) or is improbable is decoded again, less greedily.
-# Three temperatures instead of six: a fine-tuned model is often below the thresholds, and each one costs a decoding.
+BLOCK_S = 600.0  # decoded in one call, so that hours of audio do not have to fit into memory
+SHORTEST_S = 0.02  # the resolution of Whisper's timestamps
+SHORTEST_WORD_S = 0.1  # what begins later before the end was heard in the padding
+# OpenAI's fallback: text that repeats itself (by zlib's ratio over tokens) or is improbable is decoded again with a
+# higher temperature. Three temperatures, not six: a fine-tuned model often falls short, and each one costs a decoding.
 FALLBACK = {
     "temperature": (0.0, 0.4, 0.8),
     "compression_ratio_threshold": 1.35,
@@ -33,7 +33,7 @@ FALLBACK = {
     "no_speech_threshold": 0.6,
 }
 _QUIET_FRAME_S = 0.02
-_QUIET_FRAMES = 10  # the pause that a cut looks for is so many frames long
+_QUIET_FRAMES = 10  # the length of the pause that a cut looks for
 
 Progress = Callable[[float], None]
 """Called with the seconds of the recording that are done."""
@@ -70,7 +70,7 @@ def transcribe_recording(
     task: str | None = None,
     progress: Progress = lambda seconds: None,
 ) -> Recording:
-    """What is said in a file, and when; language and task are as in `transcribe`.
+    """What is said in a file, and when. language and task: as in `transcribe`.
 
     Raises DataError or MissingProgram for a file that cannot be read.
     """
@@ -84,7 +84,7 @@ def transcribe_recording(
         decode, longest = _by_window, extractor.n_samples
     segments: list[Segment] = []
     with evaluating(model), torch.inference_mode(), torch.random.fork_rng():
-        torch.manual_seed(0)  # the fallback samples
+        torch.manual_seed(0)  # the fallback draws random numbers
         for start, end in cuts(waveform, longest, rate):
             offset = start / rate
             found = decode(
@@ -114,7 +114,7 @@ def cuts(waveform: np.ndarray, longest: int, rate: int) -> Iterator[tuple[int, i
 
 
 def tidy(segments: list[Segment], duration_s: float, language: str | None = None) -> list[Segment]:
-    """In order, without overlap, inside the recording; what is too short for a time of its own joins the one before."""
+    """Segments in order, without overlap, inside the recording; one that is too short joins the one before."""
     kept: list[Segment] = []
     for segment in segments:
         text = " ".join(segment.text.split())

@@ -2,7 +2,8 @@
 
 Full fine-tuning gives an ordinary checkpoint: `WhisperForConditionalGeneration.from_pretrained(folder)`. LoRA gives an
 adapter: `PeftModel.from_pretrained(base, folder)`. Beside the weights lie what faster-whisper
-(`preprocessor_config.json`) and whisper.cpp's converter (`vocab.json`, `added_tokens.json`) look for.
+(`preprocessor_config.json`) and whisper.cpp's converter (`vocab.json`, `added_tokens.json`) look for. The export to
+another runtime is a new file beside this one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path) -> Path:
-    """Write the final model to `out`, which appears whole or not at all; one that is there already is replaced.
+    """Write the final model to `out`, which appears whole or not at all; an existing one is replaced.
 
     `base_model` is what training started from. An adapter names it: a hub id as it is, a local folder by its path
-    relative to `out`, because an absolute path would be wrong on the next machine. `load_model` understands both.
+    relative to `out`, since an absolute path would be wrong on another machine. `load_model` reads both.
     Raises RunError: disk full, no permission.
     """
     out = Path(out)
@@ -52,14 +53,14 @@ def load_model(
 ) -> tuple[WhisperForConditionalGeneration | PeftModel, WhisperProcessor]:
     """A saved model (float32, on the CPU) with its processor: a checkpoint, a hub id, or an adapter on its base.
 
-    `base_model` overrides the base that an adapter names; `merge` folds the adapter into the weights, which changes
-    nothing in the output and makes it a plain model again. Raises ModelError.
+    `base_model` overrides the base that an adapter names. `merge` adds the adapter to the weights: the output is the
+    same, and the model is a plain one again. Raises ModelError.
     """
     folder = expanded(folder) if expanded(folder).exists() else folder
     if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
         return load_base(folder)
     base, _ = load_base(base_model or base_of(folder))
-    remedy = "the adapter and its base model must be of the same size"
+    remedy = "The adapter and its base model must be of the same size."
     with loading(f"{folder} does not load as an adapter", remedy=remedy):
         processor = WhisperProcessor.from_pretrained(folder)
         base.generation_config = GenerationConfig.from_pretrained(folder)
@@ -100,7 +101,7 @@ def _portable_name(base_model: str | Path, out: Path) -> str:
 
 
 def name_base(folder: Path, base_model: str | Path) -> None:
-    """Let the adapter in `folder` name its base by the way from there; for one that was made on another machine."""
+    """Make the adapter in `folder`, which another machine wrote, name its base by the path from there."""
     config = folder / ADAPTER_CONFIG
     if config.is_file():
         stated = json.loads(config.read_text(encoding="utf-8"))
@@ -109,22 +110,22 @@ def name_base(folder: Path, base_model: str | Path) -> None:
 
 
 def base_of(folder: Path) -> str | Path:
-    """The base that an adapter names, a relative path being meant from the adapter's own folder."""
+    """The base that an adapter names; a relative path starts at the adapter's own folder."""
     try:
         stated = parse_json((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{folder / ADAPTER_CONFIG} is damaged: {error}", remedy="copy the folder again") from error
+        raise ModelError(f"{folder / ADAPTER_CONFIG} is damaged: {error}", remedy="Copy the folder again.") from error
     name = stated.get("base_model_name_or_path") if isinstance(stated, dict) else None
     if not isinstance(name, str) or not name:
         raise ModelError(
             f"{folder} names no base model",
-            remedy=f"write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again",
+            remedy=f"Write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again.",
         )
     try:
         return beside if (beside := folder / name).is_dir() else name
     except OSError as error:  # a name longer than names can be
         what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
-        raise ModelError(what, remedy="copy the folder again") from None
+        raise ModelError(what, remedy="Copy the folder again.") from None
 
 
 _ADAPTER_CARD = """---
@@ -132,7 +133,7 @@ base_model: {base}
 library_name: peft
 ---
 
-A LoRA adapter for the Whisper model `{base}`. A path is meant relative to this folder.
+A LoRA adapter for the Whisper model `{base}`. A path is relative to this folder.
 
     from peft import PeftModel
     from transformers import WhisperForConditionalGeneration, WhisperProcessor

@@ -29,9 +29,9 @@ from whisper_tuner.hub import HUB_ID
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import language_code
 from whisper_tuner.loading import loading
+from whisper_tuner.model.check import LAYOUT
 from whisper_tuner.paths import expanded
 
-LAYOUT = "give a folder in transformers layout, or a hub id such as openai/whisper-small"
 METHODS = ("full", "lora", "decoder")
 
 
@@ -80,7 +80,7 @@ def prepare(
     `dropout` None leaves the checkpoint's own. Raises ConfigError.
     """
     if method not in METHODS:
-        raise ConfigError(f"unknown fine-tuning method '{method}'", remedy=f"use one of {', '.join(METHODS)}")
+        raise ConfigError(f"unknown fine-tuning method '{method}'", remedy=f"Use one of {', '.join(METHODS)}.")
     if dropout is not None:
         _set_dropout(model, dropout)
     if gradient_checkpointing:
@@ -95,7 +95,7 @@ def prepare(
 
 
 def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:
-    """Make `generate` assume this language in a multilingual model; English-only ones have nothing to set."""
+    """Make a multilingual model assume this language in `generate`; an English-only model has nothing to set."""
     whisper = whisper_of(model)
     if is_multilingual(whisper):
         whisper.generation_config.language = language_code(language)
@@ -151,7 +151,9 @@ def _add_adapters(model: WhisperForConditionalGeneration, lora: LoraSettings) ->
     try:
         return get_peft_model(model, settings)
     except ValueError as error:
-        raise ConfigError(f"LoRA cannot be added: {error}", remedy=f"use some of {_linear_names(model)}") from error
+        raise ConfigError(
+            f"LoRA cannot be added: {error}", remedy=f"Use some of {', '.join(_linear_names(model))}."
+        ) from error
 
 
 def _linear_names(model: nn.Module) -> Sequence[str]:
@@ -166,7 +168,7 @@ def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None
 
 
 def _check_kind(path: str | Path, name: str) -> None:
-    """transformers would fill a Whisper with whatever weights there are, or wait for a hub that does not answer."""
+    """Refuse another kind of model: transformers would load what fits of it, or wait for a hub that does not answer."""
     if Path(name).is_dir() or re.fullmatch(HUB_ID, name):
         kind = settings_of(name, "config.json").get("model_type", "whisper")
         if kind != "whisper":
@@ -180,13 +182,13 @@ def _check_match(path: str | Path, model: WhisperForConditionalGeneration, proce
     gives = (extractor.feature_size, extractor.nb_max_frames)
     if made_for != gives:
         what = f"{path}: the model takes log-mels {made_for}, its feature extractor makes {gives}"
-        raise ModelError(what, remedy="use the processor that belongs to the model")
+        raise ModelError(what, remedy="Use the processor that belongs to the model.")
 
 
 def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -> None:
-    """Remove the forced ids, which make `generate` raise, and undo the mark of a config derived from the model's.
+    """Remove the forced ids, which make `generate` raise, and the mark `_from_model_config`.
 
-    transformers drops every key of its own accord from a file so marked, the language ids among them.
+    transformers drops keys from a file that has the mark, the language ids among them, so the file is read here.
     """
     if model.generation_config._from_model_config and (file := _generation_config_file(name)):
         stored = parse_json(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
@@ -197,5 +199,5 @@ def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -
 
 
 def _generation_config_file(name: str) -> str | None:
-    """Path of a folder's or (downloaded) hub id's generation_config.json, if it has one."""
+    """The path of the generation_config.json of a folder or a downloaded hub id, if it has one."""
     return cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False)

@@ -1,4 +1,4 @@
-"""What is wrong with a base model's folder, found without loading it: neither torch nor transformers is imported."""
+"""Checks a base model's folder without loading the model: neither torch nor transformers is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whisper_tuner.settings import nearest
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COPY_AGAIN = "Copy the model again."
 LAYOUT = "Give a folder in transformers layout, or a hub id such as openai/whisper-small."
-# Any one of each line.
+# A model has at least one file of each line.
 NEEDED = (
     ("config.json",),
     (WEIGHTS, INDEX, "pytorch_model.bin"),
@@ -26,7 +26,7 @@ NEEDED = (
 
 
 def check_model(profile: Profile) -> None:
-    """Nothing is said of a hub id. Raises ModelError, and ConfigError for LoRA targets that the model has not."""
+    """A hub id is not checked. Raises ModelError, and ConfigError for LoRA targets that the model does not have."""
     folder = expanded(profile.base_model)
     if not folder.is_dir():
         return
@@ -71,17 +71,17 @@ def _weight_files(folder: Path) -> Iterator[Path]:
     elif (folder / INDEX).is_file():
         parts = _json(folder / INDEX).get("weight_map") or {}
         if not isinstance(parts, dict):
-            raise ModelError(f"{folder / INDEX} is damaged: weight_map is no object", remedy=COPY_AGAIN)
+            raise ModelError(f"{folder / INDEX} is damaged: weight_map is not an object", remedy=COPY_AGAIN)
         names = set(map(str, parts.values()))
         if odd := [name for name in names if Path(name).name != name]:
-            raise ModelError(f"{folder / INDEX} is damaged: {odd[0]!r} is no file beside it", remedy=COPY_AGAIN)
+            raise ModelError(f"{folder / INDEX} is damaged: {odd[0]!r} is not a file beside it", remedy=COPY_AGAIN)
         yield from (folder / name for name in sorted(names))
 
 
 def _matrices(file: Path) -> list[str]:
-    """Names of the weights that are no mere vectors. The header says how long the file must be."""
+    """Names of the weights that are matrices. A file that is shorter than its header says is refused."""
     try:
-        with file.open("rb"):  # safetensors' own words do not tell why it cannot
+        with file.open("rb"):  # for the reason: safetensors does not tell why a file cannot be opened
             pass
         with safe_open(file, framework="numpy") as weights:
             return [name for name in weights.keys() if len(weights.get_slice(name).get_shape()) > 1]  # noqa: SIM118

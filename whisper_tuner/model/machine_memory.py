@@ -1,7 +1,7 @@
 """How much memory this machine has, how much of it is available, and which machine it is.
 
-Sent as text to hosts (see distributed/hosts/agent_call.py), whose Python may be 3.9 and lack psutil:
-so nothing else of this project is imported.
+The preflight sends this file as text to a host whose Python may be 3.9 and lack psutil, so it imports nothing else of
+this project (see distributed/hosts/agent_call.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ LISTING, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MAC_BOOT_ID = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
 UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
-# Of a control group: the limit, what is in use, and the part of that which the system takes back when it needs it.
+# Files of a control group: the limit, the use, and the key of the part of it that the system takes back if need be.
 FIRST_VERSION = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 SECOND_VERSION = ("memory.max", "memory.current", "inactive_file")
 
 
 def machine_memory() -> dict:
-    """`total` and `available` bytes (the latter None without psutil), and `machine`: equal where they are the same.
+    """`total` and `available` bytes (None without psutil), and `machine`, which is equal for ranks on one machine.
 
-    A limit that a container or a service has counts as the total, if it is lower. `machine` is "" if it is not known.
+    A lower limit of a container or a service counts as the total. `machine` is "" if it is not known.
     """
     total, available = _of_the_system()
     machine = boot_id()
@@ -37,16 +37,16 @@ def machine_memory() -> dict:
 
 
 def boot_id() -> str:
-    """Of the running system: hosts that have the same one are one machine, whatever their names. "" if not known."""
+    """The id of the running system: hosts with the same id are one machine, whatever their names. "" if not known."""
     text = _output(MAC_BOOT_ID) if sys.platform == "darwin" else _read(BOOT_ID)
     return text.strip() if UUID.fullmatch(text.strip()) else ""
 
 
 def tightest_group(listing: str, root: Path) -> tuple[int, int, str] | None:
-    """(limit, bytes in use, identity) of the control group around this process whose memory is limited most.
+    """(limit, bytes in use, identity) of the control group with the lowest limit around this process; None without one.
 
-    listing: the text of /proc/self/cgroup; root: where the groups are mounted. A container may see its own group as the
-    root, under a path that is not there. None without a limit.
+    listing: the text of /proc/self/cgroup. root: where the groups are mounted. A container may see its own group as the
+    root, and a path that does not exist there.
     """
     found = []
     for line in listing.splitlines():

@@ -1,6 +1,6 @@
-"""How much memory a fine-tuning takes, from the model's dimensions alone: no torch, no download.
+"""Estimates the memory that fine-tuning needs, from the model's dimensions alone: no torch, no download.
 
-An estimate, to tell 8 GB from 30 GB before a run starts; the run itself reports what it really uses.
+It tells 8 GB from 30 GB before a run starts; the run itself reports what it really uses.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.paths import expanded
 
 FLOAT = 4  # bytes
-# Of a trained parameter, beside its value: gradient 4, AdamW's moments 8, DiLoCo's three flats 12, and while a
-# checkpoint is written the copies in it. 28 with nothing in passing, value included; 48 at worst.
+# For each trained parameter, beside its value: 4 for the gradient, 8 for AdamW's moments, 12 for DiLoCo's three flats,
+# and copies while a checkpoint is written. With the value that is 28 at rest, and 48 at worst.
 TRAINED_BYTES = 41
-AFTER_A_STEP_BYTES = 40  # of these at worst, what a first forward and backward do not show
+AFTER_A_STEP_BYTES = 40  # the part of TRAINED_BYTES that a first forward and backward pass do not show
 PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
 FRAMES_PER_S = 50  # encoder positions, after its convolutions
 TOKENS_PER_S = 6  # of fast speech
-MOST, MOST_LAYERS = 10_000_000, 1000  # beyond them a config.json is damaged
+MOST, MOST_LAYERS = 10_000_000, 1000  # of a dimension, of layers; a config.json with more is damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ModelShape:
 
     @property
     def decoder_parameters(self) -> int:
-        """With the embedding, which is the output layer as well."""
+        """Including the embedding, which is also the output layer."""
         d = self.d_model
         embedding = (self.vocab_size + self.max_target_positions) * d
         return embedding + self.decoder_layers * (2 * _attention(d) + _feed_forward(d, self.decoder_ffn_dim)) + 2 * d
@@ -152,9 +152,9 @@ def training_memory(
 
 
 def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: int | None = None) -> int | None:
-    """Bytes that a profile's training takes in each worker at most; None if the model's dimensions are not known here.
+    """The most bytes that training a profile takes in each worker; None if the model's dimensions are not known here.
 
-    longest_s: the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
+    longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
     """
     shape = shape_of(profile.base_model)
     if shape is None:
@@ -172,7 +172,7 @@ def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: i
 
 
 def available_memory() -> int:
-    """Bytes of memory of this machine, all of it: what other programs hold now they can give back."""
+    """All memory of this machine, in bytes: other programs can give back what they hold now."""
     return machine_memory()["total"]
 
 
