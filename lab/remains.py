@@ -6,9 +6,9 @@ import re
 
 from lab.lab import Lab
 
-# Parts of files, workers' doors, what .sync holds but its index, and the names that mkstemp and mkdtemp make for this
+# Parts of files, workers' sockets, what .sync holds but its index, and the names that mkstemp and mkdtemp make for this
 # project.
-TEMPORARY = re.compile(r".*\.(part|new|door)|\..+\.[a-z0-9_]{8}|(multimac|exogym)-.+")
+TEMPORARY = re.compile(r".*\.(part|new|sock)|\..+\.[a-z0-9_]{8}|(multimac|exogym)-.+")
 SYNC, INDEX = ".sync", "index.json"
 
 

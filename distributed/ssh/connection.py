@@ -162,6 +162,10 @@ class Remote:
         finally:
             client.close()
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport.is_active()
+
     def close(self) -> None:
         self._transport.close()
         if self._below:
@@ -465,7 +469,7 @@ def _lines(channel: paramiko.Channel) -> Iterator[str]:
             *whole, rest = (rest + decoder.decode(block)).split("\n")
             for line in whole:
                 yield line.rstrip("\r")
-    if rest:
+    if rest and channel.eof_received:  # else the connection has ended amid a line
         yield rest
 
 

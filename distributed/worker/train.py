@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
-from distributed.control.channel import Lifeline
+from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec, profile_from_json
 from exogym.config import build_strategy
 from exogym.elastic_sampler import SharedWork
@@ -34,12 +34,12 @@ Events = Callable[[dict], None]
 Save = Callable[[Path], None]
 
 
-def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
+def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Save:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if spec.bundle:
         from .user_model import run_bundle  # and all that a launcher needs: a quarter of a second
 
-        return run_bundle(spec, events=events, lifeline=lifeline)
+        return run_bundle(spec, events=events, channel=channel)
     if spec.profile is None:
         raise ConfigError("run spec: neither a profile nor a bundle")
     profile = profile_from_json(spec.profile)
@@ -49,11 +49,11 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
     events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
-    data = _Data(spec, profile, model, processor, events, lifeline)
+    data = _Data(spec, profile, model, processor, events, channel)
     model = prepared(model, profile)
     wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
-    trainer = RankTrainer(spec, lifeline, wrapper, data.train, data.validation)
-    lifeline.rescue = trainer.rescue
+    trainer = RankTrainer(spec, channel, wrapper, data.train, data.validation)
+    channel.rescue = trainer.rescue
     if spec.rendezvous:
         keep_spec(spec)
     settings = _fit_settings(spec, profile)
@@ -66,7 +66,7 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
         events=events,
     )
     events({"type": "ready"})
-    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=channel.stopping.is_set)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
     return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
 
@@ -114,11 +114,11 @@ def _fit_settings(spec: RunSpec, profile: Profile) -> FitSettings:
 class _Data:
     """The work of all ranks. All read the same lists of samples, and so come to the same plans."""
 
-    def __init__(self, spec: RunSpec, profile: Profile, model, processor, events: Events, lifeline: Lifeline):
+    def __init__(self, spec: RunSpec, profile: Profile, model, processor, events: Events, channel: ControlChannel):
         self._spec, self._profile, self._events = spec, profile, events
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
-        self._delivery = Delivery(events, lifeline)
+        self._delivery = Delivery(events, channel)
         self.train = self._work(profile.train, shuffle=True)
         self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 
