@@ -10,11 +10,11 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from distributed.launcher.worker_group import SILENCE_S
+from distributed.control.timeouts import Timeouts
 
 CRASH_S = 3.0  # from a crash to the next generation
 LATE_S = 3.0  # the same for a host that just falls silent, once the launcher has waited as long as it meant to
-SILENT_S = max(SILENCE_S) + LATE_S
+SILENT_S = Timeouts().silence_max_s + LATE_S
 HEARD_S = 3.0  # from the end of a fault until its host is heard again
 BACK_S = 60.0  # from the end of a fault until its host is a member again: a worker needs its time to start
 MASTER = "h1"
@@ -160,7 +160,7 @@ class Story:
             return verdict("" if kill else "was heard again", unseen)
         names = {event["host"] for event in lost}
         if limit == SILENT_S:
-            limit = lost[0].get("silent_for", max(SILENCE_S)) + LATE_S
+            limit = lost[0].get("silent_for", Timeouts().silence_max_s) + LATE_S
         without = self._generation_after(lost[0]["time"], lambda hosts: not names & hosts)
         if without is None or not members - names:
             again = self._generation_after(lost[0]["time"], lambda hosts: True)

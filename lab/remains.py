@@ -6,10 +6,10 @@ import re
 
 from lab.lab import Lab
 
-# Parts of files, workers' doors, what .sync holds but its index, and the names that mkstemp and mkdtemp make for this
+# Parts of files, workers' sockets, what .sync holds but its index and lock, and the names that mkstemp and mkdtemp make for this
 # project.
-TEMPORARY = re.compile(r".*\.(part|new|door)|\..+\.[a-z0-9_]{8}|(multimac|exogym)-.+")
-SYNC, INDEX = ".sync", "index.json"
+TEMPORARY = re.compile(r".*\.(part|new|sock)|\..+\.[a-z0-9_]{8}|(multimac|exogym)-.+")
+SYNC, KEPT = ".sync", {"index.json", "lock"}
 
 
 def processes(lab: Lab) -> list[str]:
@@ -33,7 +33,7 @@ def files(lab: Lab, *folders: str) -> list[str]:
         for host in lab.hosts.values()
         for folder in folders
         for path in sorted(host.path(folder).rglob("*"))
-        if TEMPORARY.fullmatch(path.name) or (path.parent.name == SYNC and path.name != INDEX)
+        if TEMPORARY.fullmatch(path.name) or (path.parent.name == SYNC and path.name not in KEPT)
     ]
 
 

@@ -1,13 +1,18 @@
-"""The line between the launcher and one worker: a heartbeat each way, and what the worker does when it falls silent.
+"""The worker's end of the control channel: a heartbeat each way, and what the worker does when the launcher is gone.
 
-The launcher writes lines to the worker's stdin: the RunSpec, then `beat` twice a second, `stop`, `save` or `quit`, and
-as JSON what the coordinator says (see exogym.membership.messages), {"type": "unsent", "files"} for audio that cannot
-be sent, and {"type": "peers", "peers"} for where the other workers listen (see peer_probe.py).
-The worker writes events to its stdout, JSON lines after a record separator (RFC 7464), amid whatever else it prints;
-its beats say how many lines it has heard. A pulled cable sends no end of file, so silence counts as well.
+The launcher writes lines to the worker's stdin: the RunSpec, then
 
-A connection may die while both ends live: a lid was closed, a network changed. The launcher then comes over another,
-through relay.py and the worker's `door`, and both repeat what has not arrived: no line is lost, and none comes twice.
+    beat N                                   a heartbeat; the worker's own say which it has heard last
+    stop                                     finish the step, agree, and end
+    save                                     write the model: one worker is asked to, at the end
+    rescue                                   the run breaks off: save what was agreed, and end
+    quit                                     end at once
+    {"type": "unsent", "files"}              audio that cannot be sent
+    {"type": "peers", "peers"}               where the other workers listen, see peer_probe.py
+    {"type": "generation" | "commit" | ...}  from the coordinator, see exogym.membership.messages
+
+The worker writes events to its stdout, see messages.py. On the launcher's machine it is the launcher's child; elsewhere
+it is the child of a supervisor that outlives the connection, see supervisor.py. A worker need not know which.
 """
 
 from __future__ import annotations
@@ -15,126 +20,71 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import BinaryIO
 
 from exogym.membership.client import CoordinatorClient
 
-from .messages import output, send_event
-from .relay import GREETING_S
+from .messages import send_event
+from .timeouts import Timeouts
 
-BEAT_S = 0.5  # a slow link that is full delays one by up to two seconds
-# Without a word from the launcher a worker ends. Later is better, for it may be reached again; but nothing of a run may
-# be left 25 s after its end.
-SILENCE_S = 23.0
-SAVING_PART = 0.5  # of it, after which it saves what must not be lost
-TICK_S = 0.5
-RESCUE_S, LATE_RESCUE_S = 8.0, 1.0  # for saving before the end: at once, and where it has begun before
-GO_ON = b"go on\n"
-LAUNCHER_GONE = 75  # exit status of a worker whose launcher is gone
+LAUNCHER_GONE, BAD_LINE = 75, 76  # exit statuses of a worker: its launcher is gone; it cannot be understood
 
 
-class Lifeline:
-    """Watches the launcher from threads of its own, since the main thread sits in long computations and collectives.
+class ControlChannel:
+    """Hears the launcher from threads of its own, since the main thread sits in long computations and collectives.
 
     `rescue` saves what must not be lost, from a thread: before the process ends, and when that becomes likely.
     """
 
-    def __init__(self, stream: BinaryIO, silence_s: float = SILENCE_S):
+    def __init__(self, stream: BinaryIO, timeouts: Timeouts | None = None):
         self.stopping = threading.Event()
         self.saving = threading.Event()
         self.coordinator = CoordinatorClient()
         self.unsent: set[str] = set()
         self.rescue: Callable[[], None] = lambda: None
         self.meet: Callable[[list], None] = lambda peers: None
-        self._stream, self._silence_s = stream, silence_s
-        self._heard, self._lines = True, 0
-        self._hearing = threading.Lock()
-        self._door: Path | None = None
-        self._visitor: socket.socket | None = None
+        self._stream, self._timeouts = stream, timeouts or Timeouts()
+        self._heard = threading.Event()  # since the silence was last looked at
+        self._last_beat = 0
         # The thread that counts the silence never writes: a dead link may block every writer.
-        self._begin(self._listen, stream)
-        self._begin(self._count_silence)
-        self._begin(self._beat)
+        for work in (self._listen, self._count_silence, self._beat):
+            threading.Thread(target=work, daemon=True).start()
 
-    def open_door(self, path: Path) -> None:
-        """Let the launcher in over another connection, through a Unix socket that only this user can open.
-
-        Raises OSError.
-        """
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.unlink(missing_ok=True)
-        door = socket.socket(socket.AF_UNIX)
-        door.bind(str(path))
-        path.chmod(0o600)
-        door.listen()
-        self._door = path
-        self._begin(self._answer, door)
-
-    def close_door(self) -> None:
-        if self._door:
-            with contextlib.suppress(OSError):
-                self._door.unlink()
-
-    @staticmethod
-    def _begin(work: Callable[..., None], *about: object) -> None:
-        threading.Thread(target=work, args=about, daemon=True).start()
-
-    def _answer(self, door: socket.socket) -> None:
-        while True:
-            visitor, _ = door.accept()
-            try:
-                self._let_in(visitor)
-            except (OSError, ValueError):
-                visitor.close()
-
-    def _let_in(self, visitor: socket.socket) -> None:
-        visitor.settimeout(GREETING_S)
-        stream = visitor.makefile("rb")
-        arrived = int(stream.readline(32))
-        with self._hearing:
-            visitor.sendall(f"{self._lines}\n".encode())
-            if stream.readline(32) != GO_ON:  # the launcher has given up: this process had not answered for long
-                raise ValueError("no launcher there")
-            visitor.settimeout(None)
-            output.move(visitor, arrived)
-            self._stream, self._heard = stream, True
-            before, self._visitor = self._visitor, visitor
-        if before:
-            with contextlib.suppress(OSError):
-                before.shutdown(socket.SHUT_RDWR)
-        self._begin(self._listen, stream)
-
-    def _listen(self, stream: BinaryIO) -> None:
+    def _listen(self) -> None:
         with contextlib.suppress(OSError):
-            for line in stream:
-                with self._hearing:
-                    if stream is not self._stream or not line.endswith(b"\n"):  # it will be repeated
-                        break
-                    self._heard = True
-                    self._lines += 1
-                    self._hear(line.strip())
-        with self._hearing:  # the launcher may just be coming over another
-            is_over = stream is self._stream
-        if is_over:
-            self._give_up("the launcher is gone")
+            for line in self._stream:
+                if not line.endswith(b"\n"):
+                    break
+                self._heard.set()
+                try:
+                    self._take(line.strip())
+                except Exception as error:  # a thread that ended here would look like a launcher that fell silent
+                    self._report_bad_line(line, error)
+        self._rescue_and_end("the launcher is gone", self._timeouts.rescue_s)
 
-    def _hear(self, word: bytes) -> None:
-        if word == b"stop":
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"{"):
+            self._take_message(json.loads(line))
+            return
+        word, *about = line.split()
+        if word == b"beat":
+            self._last_beat = int(about[0])
+        elif word == b"stop":
             self.stopping.set()
         elif word == b"save":
             self.saving.set()
+        elif word == b"rescue":
+            self._rescue_and_end("the run has broken off", self._timeouts.rescue_s)
         elif word == b"quit":
-            self._end()
-        elif word.startswith(b"{"):
-            self._take(json.loads(word))
+            os._exit(LAUNCHER_GONE)
+        else:
+            raise ValueError("an unknown word")
 
-    def _take(self, message: dict) -> None:
+    def _take_message(self, message: dict) -> None:
         if message["type"] == "unsent":
             self.unsent.update(message["files"])
         elif message["type"] == "peers":
@@ -142,26 +92,32 @@ class Lifeline:
         else:
             self.coordinator.put(message)
 
+    def _report_bad_line(self, line: bytes, error: Exception) -> None:
+        what = f"the launcher's line {line[:80]!r} cannot be understood: {type(error).__name__}: {error}"
+        send_event({"type": "error", "kind": "BadLine", "message": what})
+        self._rescue_and_end(what, self._timeouts.rescue_s, BAD_LINE)
+
     def _count_silence(self) -> None:
-        """In ticks of its own and not by a clock: after a sleep the launcher gets its time to say something."""
-        silent, saved = 0.0, False
-        while silent < self._silence_s:
-            time.sleep(TICK_S)
-            silent = 0.0 if self._heard else silent + TICK_S
-            self._heard = False
-            if silent == 0.0:
-                saved = False
-            elif not saved and silent >= SAVING_PART * self._silence_s:
-                saved = True
-                self._begin(self.rescue)
-        self._give_up(f"nothing heard from the launcher for {self._silence_s:.0f} s", LATE_RESCUE_S)
+        """In turns of its own and not by a clock: after a sleep the launcher gets its time to say something."""
+        silent, rescued, turn = 0.0, False, self._timeouts.heartbeat_s
+        while silent < self._timeouts.launcher_silence_s:
+            time.sleep(turn)
+            silent += turn
+            if self._heard.is_set():
+                self._heard.clear()
+                silent, rescued = 0.0, False
+            elif not rescued and silent >= self._timeouts.early_rescue_s:
+                rescued = True
+                threading.Thread(target=self.rescue, daemon=True).start()
+        reason = f"nothing heard from the launcher for {self._timeouts.launcher_silence_s:.0f} s"
+        self._rescue_and_end(reason, self._timeouts.late_rescue_s)
 
     def _beat(self) -> None:
         while True:
-            send_event({"type": "beat", "heard": self._lines})
-            time.sleep(BEAT_S)
+            send_event({"type": "beat", "heard": self._last_beat})
+            time.sleep(self._timeouts.heartbeat_s)
 
-    def _give_up(self, reason: str, rescue_s: float = RESCUE_S) -> None:
+    def _rescue_and_end(self, reason: str, rescue_s: float, status: int = LAUNCHER_GONE) -> None:
         def last_words() -> None:
             self.rescue()
             print(f"stopping: {reason}", file=sys.stderr, flush=True)
@@ -169,8 +125,4 @@ class Lifeline:
         thread = threading.Thread(target=last_words, daemon=True)
         thread.start()
         thread.join(rescue_s)
-        self._end()
-
-    def _end(self) -> None:
-        self.close_door()
-        os._exit(LAUNCHER_GONE)
+        os._exit(status)

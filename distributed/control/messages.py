@@ -4,62 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
-from collections import deque
 
 from whisper_tuner.json_text import parse_json
 
 MARK = "\x1e"
-KEPT = 2000  # lines that can be repeated
+
+_writing = threading.Lock()
 
 
-class Output:
-    """Events on their way to the launcher through this process's stdout, which may become another connection."""
+def send_event(event: dict) -> None:
+    """Write the whole line to stdout, with none of another thread's amid it: a long one needs several writes.
 
-    def __init__(self) -> None:
-        self._writing = threading.Lock()
-        self._kept: deque[bytes] = deque(maxlen=KEPT)
-        self._count = 0
-
-    def send(self, event: dict) -> None:
-        """The whole line, with none of another thread's amid it: a long one needs several writes.
-
-        Where nobody reads any more it does not return: the lifeline saves what is to be saved, and ends the process.
-        """
-        line = f"{MARK}{json.dumps(event)}\n".encode()
-        with self._writing:
-            self._kept.append(line)
-            self._count += 1
-            try:
-                _write(line)
-            except OSError:
-                threading.Event().wait()
-
-    def move(self, connection: socket.socket, arrived: int) -> None:
-        """Go on there, after the first so many events. Raises OSError, ValueError if they are not kept any more."""
-        with self._writing:
-            missing = repeat(self._kept, self._count, arrived)
-            for stream in (1, 2):
-                os.dup2(connection.fileno(), stream)
-            for line in missing:
-                _write(line)
+    Where nobody reads any more it does not return: the control channel saves what is to be saved, and ends the process.
+    """
+    line = event_line(event)
+    with _writing:
+        try:
+            while line:
+                line = line[os.write(1, line) :]
+        except OSError:
+            threading.Event().wait()
 
 
-def _write(line: bytes) -> None:
-    while line:
-        line = line[os.write(1, line) :]
-
-
-def repeat(kept: deque[bytes], count: int, arrived: int) -> list[bytes]:
-    """Of `count` lines, the last of which are kept, those after the first `arrived`. Raises ValueError."""
-    if not 0 <= count - arrived <= len(kept):
-        raise ValueError(f"{arrived} of {count} lines have arrived, and {len(kept)} are kept")
-    return list(kept)[len(kept) - (count - arrived) :]
-
-
-output = Output()
-send_event = output.send
+def event_line(event: dict) -> bytes:
+    return f"{MARK}{json.dumps(event)}\n".encode()
 
 
 def split_line(line: str) -> tuple[str, dict | None]:

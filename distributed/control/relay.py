@@ -1,49 +1,98 @@
-"""Joins an SSH session to a worker that is there already: `python -m distributed.control.relay DOOR ARRIVED`.
+"""Joins an SSH session to a worker's supervisor: `python -m distributed.control.relay SOCKET`, see supervisor.py.
 
-ARRIVED is how many of the worker's events the launcher has; the worker answers with how many lines it has heard. From
-then on what comes in goes to the worker, and what it writes goes out, as if it had been started by this session.
+The first line of stdin is the worker's command as a JSON list: then a supervisor is started, in a session of its own,
+in place of one that may still be there. An empty list only connects to the one that is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
-NOBODY_THERE, END_UNSEEN = 71, 72  # exit statuses: no worker answers; the worker has ended, nobody knows how
-GREETING_S = 3.0  # for the first words through the door
+from .timeouts import Timeouts
+
+SUPERVISOR = "distributed.control.supervisor"
+NOBODY_THERE = 71  # exit status: no worker is there
 BLOCK = 1 << 16
+POLL_S = 0.02  # of the start, which takes a tenth of a second
 
 
 def main() -> int:
-    door, arrived = sys.argv[1:]
-    worker = socket.socket(socket.AF_UNIX)
-    worker.settimeout(GREETING_S)
-    try:
-        worker.connect(door)
-        worker.sendall(f"{arrived}\n".encode())
-        block = worker.recv(BLOCK)
-    except OSError:
+    path = Path(sys.argv[1])
+    command = json.loads(sys.stdin.buffer.readline())
+    if command:
+        end_supervisor(path)
+    started = start_supervisor(path, command) if command else None
+    supervisor = connect(path, started)
+    if supervisor is None:
+        _write(started.stderr.read() if started else b"")
         return NOBODY_THERE
-    worker.settimeout(None)
-    threading.Thread(target=_bring_in, args=(worker,), daemon=True).start()
-    while block:
-        while block:
-            block = block[os.write(1, block) :]
-        block = worker.recv(BLOCK)
-    return END_UNSEEN
-
-
-def _bring_in(worker: socket.socket) -> None:
+    threading.Thread(target=_bring_in, args=(supervisor,), daemon=True).start()
     with contextlib.suppress(OSError):
-        while block := os.read(0, BLOCK):
-            worker.sendall(block)
-        worker.shutdown(socket.SHUT_WR)
+        for line in supervisor.makefile("rb"):  # whole lines only: a connection that ends leaves no half one
+            _write(line)
+    return 0
+
+
+def end_supervisor(path: Path) -> None:
+    """Kill the one of this path with its worker, frozen or not: another may start only then."""
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=", "-o", "args="], capture_output=True, check=True)
+    for line in listed.stdout.decode(errors="replace").splitlines():
+        number, _, arguments = line.strip().partition(" ")
+        if arguments.strip().endswith(f"-m {SUPERVISOR} {path.resolve()}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(number), signal.SIGKILL)
+    path.unlink(missing_ok=True)
+
+
+def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:
+    """It outlives this session, and holds none of its streams: else the session would not end."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    arguments = [sys.executable, "-m", SUPERVISOR, str(path.resolve())]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    started = subprocess.Popen(arguments, stdin=pipe, stdout=nothing, stderr=pipe, start_new_session=True)
+    with contextlib.suppress(OSError):  # it says on stderr why it has ended
+        started.stdin.write(json.dumps(command).encode() + b"\n")
+        started.stdin.close()
+    return started
+
+
+def connect(path: Path, started: subprocess.Popen | None) -> socket.socket | None:
+    """None if nobody listens there; to one that has just been started it gives its time."""
+    deadline = time.monotonic() + Timeouts().handshake_s
+    while True:
+        supervisor = socket.socket(socket.AF_UNIX)
+        try:
+            supervisor.connect(str(path))
+            return supervisor
+        except OSError:
+            supervisor.close()
+            if started is None or started.poll() is not None or time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+
+
+def _write(line: bytes) -> None:
+    while line:
+        line = line[os.write(1, line) :]
+
+
+def _bring_in(supervisor: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while block := sys.stdin.buffer.read1(BLOCK):
+            supervisor.sendall(block)
+        supervisor.shutdown(socket.SHUT_WR)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):
-        os._exit(main())  # whatever the thread that reads is at
-    os._exit(END_UNSEEN)
+    status = main()
+    os._exit(status)  # whatever the thread that reads is at

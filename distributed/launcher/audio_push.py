@@ -1,53 +1,89 @@
-"""The launcher's end of the way that audio takes during a run; the worker's is in delivery.py."""
+"""The launcher's end of the way that audio takes during a run; the worker's is in audio_pull.py."""
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from whisper_tuner.errors import HostError, TunerError
 
-from .worker import Worker
+from .background import Background, Kind, Message
 
-DELIVERY_S, DELIVERY_AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
+GIVE_UP_S, AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
 TURN_S = 0.01  # in which another list's next group gets its turn
 
 T = TypeVar("T")
 
 
-def deliver(worker: Worker, files: Sequence[str], wanted: Callable[[], bool]) -> None:
-    """Again and again: clips that do not come would be left out. Raises HostError for a host that cannot take them."""
-    deadline = time.monotonic() + DELIVERY_S
-    while files and wanted():
-        try:
-            for count, unsent in _in_turns(worker.delivering, worker.post.send(files, wanted)):
-                files, deadline = files[count:], time.monotonic() + DELIVERY_S
-                _tell_unsent(worker, unsent)
-        except HostError:
-            if worker.silent:  # when it wakes up it still waits for them
-                deadline = time.monotonic() + DELIVERY_S
-            elif time.monotonic() > deadline:
-                raise
-            time.sleep(DELIVERY_AGAIN_S)
-        except TunerError:  # what is to be sent is not known
-            _tell_unsent(worker, files)
-            return
+class Sends(Protocol):
+    name: str
+
+    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]: ...
 
 
-def _tell_unsent(worker: Worker, files: Sequence[str]) -> None:
-    if files:
-        worker.tell(json.dumps({"type": "unsent", "files": list(files)}))
+class AudioPush:
+    """Audio for one process of a worker. A thread for each list; of several lists one group of files each in turn."""
 
+    def __init__(self, spawner: Sends, life: int, background: Background):
+        self._spawner, self._life, self._background = spawner, life, background
+        self._turn = threading.Lock()
+        self._over = threading.Event()
+        self._silent = threading.Event()
 
-def _in_turns(lock: threading.Lock, steps: Iterator[T]) -> Iterator[T]:
-    """A host is sent one group of files at a time, and of several lists one from each in turn."""
-    while True:
-        with lock:
-            step = next(steps, None)
-        if step is None:
-            return
-        yield step
-        time.sleep(TURN_S)
+    @property
+    def is_sending(self) -> bool:
+        return self._turn.locked()
+
+    def set_silent(self, silent: bool) -> None:
+        """Of the worker: a host that sleeps is sent its files when it wakes up."""
+        if silent:
+            self._silent.set()
+        else:
+            self._silent.clear()
+
+    def end(self) -> None:
+        """Nobody waits for the files any more."""
+        self._over.set()
+
+    def start(self, files: Sequence[str]) -> None:
+        self._background.run(lambda: self.send(files))
+
+    def send(self, files: Sequence[str]) -> Message | None:
+        """Again and again: clips that do not come would be left out. Returns the error of a host that takes none."""
+        now = self._background.now
+        deadline = now() + GIVE_UP_S
+        while files and self._is_wanted():
+            try:
+                for count, unsent in self._in_turns(self._spawner.send(files, self._is_wanted)):
+                    files, deadline = files[count:], now() + GIVE_UP_S
+                    self._report_unsent(unsent)
+            except HostError as error:
+                if self._silent.is_set():
+                    deadline = now() + GIVE_UP_S
+                elif now() > deadline:
+                    return self._message(Kind.NOT_SENT, error)
+                self._background.sleep(AGAIN_S)
+            except TunerError:  # what is to be sent is not known
+                self._report_unsent(files)
+                return None
+        return None
+
+    def _is_wanted(self) -> bool:
+        return not self._over.is_set()
+
+    def _report_unsent(self, files: Sequence[str]) -> None:
+        if files:
+            self._background.put(self._message(Kind.UNSENT, list(files)))
+
+    def _message(self, kind: Kind, content: object) -> Message:
+        return Message(self._spawner.name, self._life, kind, content)
+
+    def _in_turns(self, steps: Iterator[T]) -> Iterator[T]:
+        while True:
+            with self._turn:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+            self._background.sleep(TURN_S)

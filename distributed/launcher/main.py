@@ -17,14 +17,15 @@ from pathlib import Path
 
 from distributed.hosts.each import on_each
 from distributed.hosts.keep_awake import keep_awake
-from distributed.plan.launch import Launch
+from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
 from whisper_tuner.errors import ExitStatus, TunerError
 
-from .host_runner import HostPost
-from .worker_group import Crew
+from .host_spawner import HostSpawner
+from .local_spawner import LocalSpawner
+from .training import Training
 
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
 
@@ -36,7 +37,7 @@ class Launcher:
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
         self._trained = False
-        self._posts: list[HostPost] = []
+        self._spawners: list[HostSpawner | LocalSpawner] = []
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -73,33 +74,32 @@ class Launcher:
 
     def _train(self) -> None:
         ranks = self.launch.ranks
-        crew = None
+        self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
+        rendezvous = self._open_store() if len(ranks) > 1 else None
+        self._spawners = [spawner_of(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
+        training = Training(
+            self._spawners,
+            events=self.events,
+            log=log,
+            min_hosts=self.launch.min_hosts,
+            patience_s=self.launch.timeout_s,
+            resumed=self.resume,
+        )
         try:
-            self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
-            rendezvous = self._open_store() if len(ranks) > 1 else None
-            self._posts = [HostPost(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
-            crew = Crew(
-                self._posts,
-                events=self.events,
-                log=log,
-                min_hosts=self.launch.min_hosts,
-                patience_s=self.launch.timeout_s,
-                resumed=self.resume,
-            )
-            crew.work(lambda: self._interrupts > 0)
-            if crew.saver.post.host:
+            training.run(lambda: self._interrupts > 0)
+            if training.saver.spawner.host:
                 self._name_base()
-            crew.end()
+            training.end()
             if not self._interrupts:
-                on_each(self._posts, HostPost.drop_checkpoints)
-        except TunerError:
-            if crew:
-                crew.end(rescue=True)
+                on_each(self._spawners, lambda spawner: spawner.drop_checkpoints())
+        except KeyboardInterrupt:  # stop at once
+            raise
+        except BaseException:
+            training.end(rescue=True)
             raise
         finally:
-            if crew:
-                crew.end()
-            on_each(self._posts, HostPost.leave)
+            training.end()
+            on_each(self._spawners, lambda spawner: spawner.leave())
 
     def _name_base(self) -> None:
         """An adapter that another host has saved names its base as it lies there."""
@@ -128,6 +128,11 @@ class Launcher:
 
         self.events({"type": "phase", "phase": "evaluate"})
         evaluate_run(self.launch.ranks[0].spec, Path(self.launch.test), self.events)
+
+
+def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> HostSpawner | LocalSpawner:
+    kind = HostSpawner if rank.host else LocalSpawner
+    return kind(rank, run_dir, rendezvous, resume=resume)
 
 
 def log(line: str) -> None:

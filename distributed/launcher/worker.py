@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,24 +10,46 @@ from typing import Protocol
 
 from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.endpoint import Endpoint
-from distributed.control.relay import END_UNSEEN
-from distributed.ssh.machine import Process
 from whisper_tuner.errors import HostError
+
+from .audio_push import AudioPush
+from .liveness import Liveness
 
 TAIL_LINES = 20
 
 
-class Post(Protocol):
-    """How to get a worker for one host."""
+class WorkerProcess(Protocol):
+    """A worker that runs. On another host it outlives the connections to it."""
+
+    def write(self, data: bytes) -> None:
+        """A line. Raises HostError if it cannot be written now."""
+
+    def lines(self) -> Iterator[str | None]:
+        """What it writes, until it has ended. None: its connection is gone, and it may live."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Exit status; below 0 or from 128 on after a signal. None if it is not known within `timeout` seconds."""
+
+    def kill(self) -> None:
+        """It and all that it has started."""
+
+
+class Spawner(Protocol):
+    """How to get a worker on one host. Each method may block, and is called from a thread of its own."""
 
     name: str
     rank: int
 
-    def start(self, *, again: bool, may_replace: Callable[[bool], bool]) -> Process:
-        """Connect, start, hand over the spec. Raises HostError, DataError.
+    def start(self, *, again: bool) -> WorkerProcess:
+        """Connect, end a worker that may still be there, start one, and hand over its RunSpec.
 
-        again: in place of one that was lost. Once its host is reached that one may be heard again; whether it is to be
-        replaced says `may_replace(is it there)`.
+        again: in place of one that was lost, so files may have to be sent again. Raises HostError, DataError.
+        """
+
+    def reconnect(self) -> bool:
+        """Reach the host over a new connection; its worker, if it answers, is then reached over it.
+
+        False if no worker is there any more. Raises HostError if the host cannot be reached.
         """
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
@@ -44,63 +64,56 @@ class Post(Protocol):
 
 @dataclass
 class Worker:
-    """One host's worker, and what became of the ones before it."""
+    """One host's worker. Only the thread of the worker group reads and writes it."""
 
-    post: Post
-    process: Process | None = None
-    life: int = 0  # of the process: lines of an earlier one are not listened to
-    attempt: int = 0  # the start that is going on; 0 if none is
-    unheard_s: float = 0.0
-    exchanging: bool = False  # weights with others, so that its link may be full
-    silent_for: float = 0.0  # seconds after which it was lost
-    replaced_from: float = 0.0  # when a silent one may be killed
-    last_moved: float = field(default_factory=time.monotonic)
+    spawner: Spawner
+    liveness: Liveness = field(default_factory=Liveness)
+    life: int = 0  # number of the process; what is heard of an earlier one is void
+    had_process: bool = False
+    process: WorkerProcess | None = None
+    audio: AudioPush | None = None  # of this process
+    beats: int = 0  # heartbeats that were sent to this process
+    first_beat: int = 0  # of those that one which is heard again may acknowledge
+    silent_for: float | None = None  # seconds after which it was lost, if that was why
+    is_busy_link: bool = False  # it exchanges weights with others
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     error: dict | None = None
     status: int | None = None
     listens: Endpoint | None = None  # where the others can try whether they reach it
     hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
-    ready: bool = False
-    fresh: bool = True  # the roster has not been told of this process
-    silent: bool = False  # lost for that; there again once it hears as well, which after an outage can take TCP longer
-    told: int = 0  # lines that were written to it
-    deaf_until: int | None = None  # of these, how many a silent one that is heard again has to have heard
-    heard_until: float = 0.0  # when the time for that is over
-    failures: int = 0
-    next_try: float = 0.0
-    tries: int = 0
-    tried_at: float = 0.0
-    given_up: bool = False
-    steps: int = 0
+    is_known: bool = False  # the coordinator has been told of this process
     lost_for: str = ""  # why, the last time
-    unreached: str = ""  # why, the last time
-    delivering: threading.Lock = field(default_factory=threading.Lock)
-    telling: threading.Lock = field(default_factory=threading.Lock)
+    unreached: str = ""  # why its host could not be reached, the last time
 
     @property
     def name(self) -> str:
-        return self.post.name
+        return self.spawner.name
 
-    @property
-    def alive(self) -> bool:
-        """Whether there is a process that was heard lately."""
-        return self.process is not None and self.status is None and not self.silent
+    def begin(self, process: WorkerProcess, audio: AudioPush) -> None:
+        """Another process: nothing of the one before holds."""
+        self.process, self.audio, self.had_process = process, audio, True
+        self.beats = self.first_beat = 0
+        self.is_busy_link = self.is_known = False
+        self.error = self.status = self.listens = self.hello = None
+        self.unreached = ""
+        self.tail.clear()
 
     def tell(self, line: str) -> None:
-        """Write a line to it, from any thread; nothing if it is gone."""
-        with self.telling:
-            if self.process and self.status is None:
-                with contextlib.suppress(HostError):
-                    self.told += 1
-                    self.process.write(f"{line}\n".encode())
+        """Write a line to it; nothing if it is gone."""
+        if self.process:
+            with contextlib.suppress(HostError):  # what has to arrive is kept, and repeated over the next connection
+                self.process.write(f"{line}\n".encode())
+
+    def beat(self) -> None:
+        self.beats += 1
+        self.tell(f"beat {self.beats}")
 
     def describe_failure(self) -> str:
-        if self.silent:
-            return f"nothing heard for {self.silent_for:.0f} s: asleep, or its network is gone"
+        """Why it has ended."""
         if self.error:
             return str(self.error.get("message"))
-        if self.status == 255:
-            reason = "the SSH connection was lost"
+        if self.status is None:
+            reason = "the worker ended, for a reason that nobody saw"
         elif self.status < 0 or self.status >= 128:
             number = -self.status if self.status < 0 else self.status - 128
             reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
@@ -108,8 +121,6 @@ class Worker:
                 reason += " (most often by a system that has run out of memory)"
         elif self.status == LAUNCHER_GONE:
             return "it had lost the master, and ended by itself"
-        elif self.status == END_UNSEEN:
-            reason = "the worker ended, for a reason that nobody saw"
         else:
             reason = f"the worker ended with status {self.status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)

@@ -145,6 +145,10 @@ class Remote:
         finally:
             client.close()
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport.is_active()
+
     def close(self) -> None:
         self._transport.close()
         if self._below:

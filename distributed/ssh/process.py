@@ -116,5 +116,5 @@ def lines_of(channel: paramiko.Channel) -> Iterator[str]:
             *whole, rest = (rest + decoder.decode(block)).split("\n")
             for line in whole:
                 yield line.rstrip("\r")
-    if rest:
+    if rest and channel.eof_received:  # else the connection has ended amid a line
         yield rest

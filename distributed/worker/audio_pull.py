@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from distributed.control.channel import Lifeline
+from distributed.control.channel import ControlChannel
 from whisper_tuner.data.dataset import Sample
 
 POLL_S = 0.05
@@ -18,8 +18,8 @@ LONGEST_S = 600.0  # a clip is given up when nothing at all has arrived for so l
 class AudioPull:
     """The launcher sends each file over SFTP; who reads a clip waits here until it has arrived."""
 
-    def __init__(self, events: Callable[[dict], None], lifeline: Lifeline):
-        self._events, self._lifeline = events, lifeline
+    def __init__(self, events: Callable[[dict], None], channel: ControlChannel):
+        self._events, self._channel = events, channel
         self._wanted: set[str] = set()
         self._next_look = 0.0
         self._last_arrival = 0.0
@@ -37,7 +37,7 @@ class AudioPull:
         while name in self._wanted and not sample.audio.exists() and not given_up():
             self._look()
             quiet_since = max(began, self._last_arrival)
-            if name in self._lifeline.unsent or time.monotonic() - quiet_since > LONGEST_S:
+            if name in self._channel.unsent or time.monotonic() - quiet_since > LONGEST_S:
                 return
             time.sleep(POLL_S)
 

@@ -1,12 +1,10 @@
-"""One rank, started by the launcher: `python -m distributed.worker.main RUN [DOOR]`.
+"""One rank, started by the launcher: `python -m distributed.worker.main RUN`.
 
-Its RunSpec is the first line of stdin; by RUN a run's workers on one machine know each other. At DOOR the launcher
-finds it again when the connection is lost, see Lifeline.open_door.
+Its RunSpec is the first line of stdin; by RUN a run's workers on one machine know each other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import platform
@@ -16,7 +14,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from distributed.control.channel import Lifeline
+from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
@@ -44,21 +42,18 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return ExitStatus.RUN
-    lifeline = Lifeline(sys.stdin.buffer)
-    for door in sys.argv[2:]:
-        with contextlib.suppress(OSError):  # without one it is started anew instead
-            lifeline.open_door(Path(door))
+    channel = ControlChannel(sys.stdin.buffer)
     try:
         spec = RunSpec.from_json(line.decode())
         gc.disable()  # a sixth of the time of so many imports
-        from .train import run  # torch and transformers: seconds, in which the lifeline is already watched
+        from .train import run  # torch and transformers: seconds, in which the channel is already watched
 
         gc.enable()
         about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
         about["awake"] = keep_awake(os.getpid())
         send_event({"type": "hello", **about})
-        save = run(spec, events=send_event, lifeline=lifeline)
-        lifeline.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
+        save = run(spec, events=send_event, channel=channel)
+        channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
         save(Path(spec.run_dir))
         send_event({"type": "saved"})
         threading.Event().wait()
@@ -72,8 +67,6 @@ def main() -> int:
         traceback.print_exc()
         send_event({"type": "error", "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"})
         return ExitStatus.ERROR
-    finally:
-        lifeline.close_door()
 
 
 if __name__ == "__main__":

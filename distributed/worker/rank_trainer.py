@@ -8,7 +8,7 @@ from datetime import timedelta
 from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
-from distributed.control.channel import Lifeline
+from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
 from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import RunSpec
@@ -33,21 +33,21 @@ class RankTrainer(Trainer):
     def __init__(
         self,
         spec: RunSpec,
-        lifeline: Lifeline,
+        channel: ControlChannel,
         model: nn.Module,
         train_dataset: DataSource,
         val_dataset: DataSource | None = None,
     ):
         super().__init__(model, train_dataset, val_dataset)
-        self.spec, self.lifeline = spec, lifeline
+        self.spec, self.channel = spec, channel
 
     def _build_connection(self, rank: int) -> Comm:
         """One generation of ranks after another, as the launcher's coordinator calls them."""
-        comm = ElasticComm(self.spec.name, self.spec.hosts, self.lifeline.coordinator, send_event, self._join)
+        comm = ElasticComm(self.spec.name, self.spec.hosts, self.channel.coordinator, send_event, self._join)
         if self.spec.rendezvous:
             meeting = self.spec.rendezvous.address, self.spec.rendezvous.port
             probe = PeerProbe(comm.wait, lambda: self._route().address, meeting, send_event)
-            self.lifeline.meet = probe.meet
+            self.channel.meet = probe.meet
             probe.start()
         return comm
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
-from distributed.control.channel import Lifeline
+from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
@@ -33,12 +33,12 @@ Events = Callable[[dict], None]
 Save = Callable[[Path], None]
 
 
-def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
+def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Save:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if spec.bundle:
         from .user_model import run_bundle  # and all that a launcher needs: a quarter of a second
 
-        return run_bundle(spec, events=events, lifeline=lifeline)
+        return run_bundle(spec, events=events, channel=channel)
     profile = spec.profile
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
@@ -46,11 +46,11 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
     events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
-    data = _Data(spec, model, processor, events, lifeline)
+    data = _Data(spec, model, processor, events, channel)
     model = prepared(model, profile)
     wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
-    trainer = RankTrainer(spec, lifeline, wrapper, data.train, data.validation)
-    lifeline.rescue = trainer.rescue
+    trainer = RankTrainer(spec, channel, wrapper, data.train, data.validation)
+    channel.rescue = trainer.rescue
     if spec.rendezvous:
         keep_spec(spec)
     settings = _fit_settings(spec)
@@ -63,7 +63,7 @@ def run(spec: RunSpec, *, events: Events, lifeline: Lifeline) -> Save:
         events=events,
     )
     events({"type": "ready"})
-    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=channel.stopping.is_set)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
     return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
 
@@ -112,12 +112,12 @@ def _fit_settings(spec: RunSpec) -> FitSettings:
 class _Data:
     """The clips of all ranks. All ranks read the same lists, so all come to the same plans without asking."""
 
-    def __init__(self, spec: RunSpec, model, processor, events: Events, lifeline: Lifeline):
+    def __init__(self, spec: RunSpec, model, processor, events: Events, channel: ControlChannel):
         self._spec, self._events = spec, events
         profile = spec.profile
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
-        self._audio_pull = AudioPull(events, lifeline)
+        self._audio_pull = AudioPull(events, channel)
         self.train = self._work(profile.train, shuffle=True)
         self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 

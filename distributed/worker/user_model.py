@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import save_model
 
-from distributed.control.channel import Lifeline
+from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import atomic_folder
@@ -19,14 +19,14 @@ from whisper_tuner.files import atomic_folder
 from .rank_trainer import RankTrainer
 
 
-def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], lifeline: Lifeline) -> Callable[[Path], None]:
+def run_bundle(spec: RunSpec, *, events: Callable[[dict], None], channel: ControlChannel) -> Callable[[Path], None]:
     """Be one rank of a user's own model, see train.run. Raises RunError if the file is not the one that was sent."""
     model, train, validation, settings = _unpickled(spec.bundle)
     if spec.device:
         settings = dataclasses.replace(settings, device=spec.wanted_device)
-    trainer = RankTrainer(spec, lifeline, model, train, validation)
+    trainer = RankTrainer(spec, channel, model, train, validation)
     events({"type": "ready"})
-    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=lifeline.stopping.is_set)
+    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=channel.stopping.is_set)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
 
     def save(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 from rich.console import Console
 
 from distributed.hosts.paths import PROJECT
-from distributed.launcher.host_runner import fetch_folder
+from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.run_dir.folder import is_running

@@ -134,7 +134,7 @@ def _read(name: str, process: Process, spec: RunSpec) -> Speed:
         text, event = split_line(line)
         kind = event["type"] if event else ""
         if kind == "beat":
-            process.write(b"beat\n")
+            process.write(b"beat 1\n")
         elif kind == "ready":
             alone.ready(spec.name)
         elif kind == "vote":

@@ -23,13 +23,13 @@ def said(monkeypatch, tmp_path) -> list[dict]:
 
 
 @pytest.fixture
-def lifeline():
+def channel():
     return SimpleNamespace(unsent=set())
 
 
 @pytest.fixture
-def pull(said, lifeline) -> AudioPull:
-    return AudioPull(said.append, lifeline)
+def pull(said, channel) -> AudioPull:
+    return AudioPull(said.append, channel)
 
 
 def clips(*names: str) -> list[Sample]:
@@ -49,11 +49,11 @@ def test_what_is_not_there_is_asked_for_once_and_in_order(pull, said):
     assert said == [{"type": "want", "files": ["c.wav", "b.wav"]}, {"type": "want", "files": ["d.wav"]}]
 
 
-def test_nobody_waits_for_a_clip_that_is_there_or_was_not_asked_for_or_will_not_come(pull, lifeline):
+def test_nobody_waits_for_a_clip_that_is_there_or_was_not_asked_for_or_will_not_come(pull, channel):
     Path("a.wav").touch()
     [*known, never] = clips("a.wav", "other.wav", "b.wav")
     pull.order([known[0], never])
-    lifeline.unsent.add("b.wav")
+    channel.unsent.add("b.wav")
     assert sum(waited(pull, clip) for clip in (*known, never)) < 0.5
 
 

@@ -1,0 +1,218 @@
+"""Whether a worker is there, and what is done about it: every state that it can be in, and every way between them.
+
+                        DUE                STARTED                LOADED
+    GIVEN_UP   WAITING -----> STARTING ------------> LOADING ----------------> READY
+        ^       ^  ^  <-----              ______________|________________________|
+        |       |  |   FAILED            |              |                        |
+        |_______|__|_____________________|              | SILENCE, CUT_OFF       |
+          EXITED, BLAMED                                v                        |
+                   |                                 SILENT <--------------------'
+                   |    NOBODY_THERE, EXITED, BLAMED  |  ^
+                   |<---------------------------------|  | NOT_ACKNOWLEDGED, CUT_OFF
+                   |                            HEARD v  |
+                   |<------------------------ UNACKNOWLEDGED ----> LOADING or READY, as before
+                                                            ACKNOWLEDGED
+
+    SILENT --NO_ANSWER--> STARTING: a host that answers, with a worker that does not, gets another worker
+
+`advance` is the table, `due_event` says what the clock brings. Both are pure: no threads, no clock of their own. The
+worker group carries out the actions. `busy` holds while a thread starts a worker or connects to it: so there is never
+more than one for a worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from distributed.control.timeouts import Timeouts
+
+MOST_FAILURES = 3  # of one worker in a row, without a round in between
+
+
+class State(Enum):
+    WAITING = "there is no worker; one is started when it is due"
+    STARTING = "a thread connects to the host and starts a worker there"
+    LOADING = "the worker runs, and loads its model and data"
+    READY = "it has loaded; the coordinator may call it"
+    SILENT = "lost to the others; its host is tried over new connections, for the worker may still be there"
+    UNACKNOWLEDGED = "heard again; it counts as reconnected once it has acknowledged a heartbeat"
+    GIVEN_UP = "it failed too often in a row; nothing more is tried"
+
+
+class Event(Enum):
+    # from the clock
+    DUE = auto()
+    SILENCE = auto()
+    NO_ANSWER = auto()
+    NOT_ACKNOWLEDGED = auto()
+    # from the thread that starts a worker, or connects to it
+    STARTED = auto()
+    FAILED = auto()  # the host cannot be reached
+    RECONNECTED = auto()
+    NOBODY_THERE = auto()
+    # from the worker
+    HEARD = auto()
+    LOADED = auto()
+    ACKNOWLEDGED = auto()
+    CUT_OFF = auto()  # its connection has ended; it may live
+    EXITED = auto()
+    FINISHED = auto()  # it has exited, and is not needed any more
+    SHORT_OF_MEMORY = auto()  # it has exited for that; other programs may end
+    # from those who train with it, or cannot
+    BLAMED = auto()  # another worker may do better
+    UNFIT = auto()  # no other worker would
+
+
+class Action(Enum):
+    START = auto()
+    RECONNECT = auto()
+    REPORT_LOSS = auto()
+    REPORT_RETURN = auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liveness:
+    """What is known of one worker. Times are the group's."""
+
+    state: State = State.WAITING
+    loaded: bool = False
+    busy: bool = False
+    due: float = 0.0  # when to start it, or to connect to it again
+    heard: float = 0.0  # when it last was
+    lost: float = 0.0  # when it fell silent
+    reached: float | None = None  # since when its host has answered each try, while it is silent
+    heard_again: float = 0.0
+    failures: int = 0  # of its own, in a row
+    tries: int = 0  # to reach its host, in a row
+
+    @property
+    def is_there(self) -> bool:
+        return self.state in (State.LOADING, State.READY)
+
+    @property
+    def is_lost(self) -> bool:
+        """Silent, in the eyes of the others."""
+        return self.state in (State.SILENT, State.UNACKNOWLEDGED)
+
+
+WAITING, STARTING, LOADING, READY = State.WAITING, State.STARTING, State.LOADING, State.READY
+SILENT, UNACKNOWLEDGED, GIVEN_UP = State.SILENT, State.UNACKNOWLEDGED, State.GIVEN_UP
+
+# What is not in the table changes no state. A failure leads to GIVEN_UP instead of WAITING where it is one too many,
+# and a worker that had not loaded returns to LOADING instead of READY.
+TABLE: dict[tuple[State, Event], tuple[State, Action | None]] = {
+    (WAITING, Event.DUE): (STARTING, Action.START),
+    (STARTING, Event.STARTED): (LOADING, None),
+    (STARTING, Event.FAILED): (WAITING, None),
+    (LOADING, Event.LOADED): (READY, None),
+    (LOADING, Event.SILENCE): (SILENT, Action.REPORT_LOSS),
+    (LOADING, Event.CUT_OFF): (SILENT, Action.REPORT_LOSS),
+    (LOADING, Event.EXITED): (WAITING, Action.REPORT_LOSS),
+    (LOADING, Event.FINISHED): (WAITING, None),
+    (LOADING, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
+    (LOADING, Event.SHORT_OF_MEMORY): (WAITING, Action.REPORT_LOSS),
+    (LOADING, Event.UNFIT): (GIVEN_UP, Action.REPORT_LOSS),
+    (READY, Event.SILENCE): (SILENT, Action.REPORT_LOSS),
+    (READY, Event.CUT_OFF): (SILENT, Action.REPORT_LOSS),
+    (READY, Event.EXITED): (WAITING, Action.REPORT_LOSS),
+    (READY, Event.FINISHED): (WAITING, None),
+    (READY, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
+    (READY, Event.SHORT_OF_MEMORY): (WAITING, Action.REPORT_LOSS),
+    (READY, Event.UNFIT): (GIVEN_UP, Action.REPORT_LOSS),
+    (SILENT, Event.DUE): (SILENT, Action.RECONNECT),
+    (SILENT, Event.NOBODY_THERE): (WAITING, None),
+    (SILENT, Event.EXITED): (WAITING, None),
+    (SILENT, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
+    (SILENT, Event.NO_ANSWER): (STARTING, Action.START),
+    (SILENT, Event.HEARD): (UNACKNOWLEDGED, None),
+    (UNACKNOWLEDGED, Event.DUE): (UNACKNOWLEDGED, Action.RECONNECT),
+    (UNACKNOWLEDGED, Event.ACKNOWLEDGED): (READY, Action.REPORT_RETURN),
+    (UNACKNOWLEDGED, Event.NOT_ACKNOWLEDGED): (SILENT, None),
+    (UNACKNOWLEDGED, Event.NO_ANSWER): (STARTING, Action.START),
+    (UNACKNOWLEDGED, Event.CUT_OFF): (SILENT, None),
+    (UNACKNOWLEDGED, Event.NOBODY_THERE): (WAITING, None),
+    (UNACKNOWLEDGED, Event.EXITED): (WAITING, None),
+    (UNACKNOWLEDGED, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
+}
+
+
+def advance(before: Liveness, event: Event, now: float, timeouts: Timeouts) -> tuple[Liveness, Action | None]:
+    """The worker after an event, and what is to be done. An exit or blame of a worker that was there is a failure."""
+    worker = _noted(before, event, now, timeouts)
+    state, action = TABLE.get((before.state, event), (before.state, None))
+    if state is READY and not worker.loaded:
+        state = LOADING
+    if state is before.state:
+        return worker, action
+    worker = replace(worker, state=state)
+    if state is STARTING:
+        worker = replace(worker, loaded=False)
+    elif state is LOADING and event is Event.STARTED:
+        worker = replace(worker, heard=now)
+    elif state is SILENT and before.is_there:
+        due = now if event is Event.CUT_OFF else now + timeouts.reconnect_s
+        worker = replace(worker, lost=now, reached=None, tries=0, due=due)
+    elif state is UNACKNOWLEDGED:  # there is a way to it: TCP finds its own back much later
+        worker = replace(worker, heard_again=now, due=now)
+    elif state is WAITING:
+        worker = _waiting(worker, event, now, timeouts, failed=before.is_there or event is Event.BLAMED)
+    return worker, action
+
+
+def _noted(worker: Liveness, event: Event, now: float, timeouts: Timeouts) -> Liveness:
+    """What an event tells, in whatever state."""
+    if event is Event.DUE:
+        return replace(worker, busy=True, tries=worker.tries + 1, due=now + timeouts.reconnect_s)
+    if event is Event.NO_ANSWER:
+        return replace(worker, busy=True, tries=1)
+    if event is Event.RECONNECTED:
+        reached = now if worker.reached is None else worker.reached
+        return replace(worker, busy=False, reached=reached, due=max(worker.due, now + timeouts.listen_s))
+    if event is Event.FAILED:
+        return replace(worker, busy=False, reached=None)
+    if event in (Event.STARTED, Event.NOBODY_THERE):
+        return replace(worker, busy=False, reached=None, tries=0)
+    if event is Event.HEARD:
+        return replace(worker, heard=now)
+    if event is Event.LOADED:
+        return replace(worker, loaded=True)
+    if event is Event.CUT_OFF:
+        return replace(worker, due=min(worker.due, now))
+    return worker
+
+
+def _waiting(worker: Liveness, event: Event, now: float, timeouts: Timeouts, *, failed: bool) -> Liveness:
+    back_off = timeouts.back_off_s
+    if event is Event.FAILED:
+        return replace(worker, due=now + back_off[min(worker.tries, len(back_off)) - 1])
+    if event is Event.SHORT_OF_MEMORY:
+        return replace(worker, due=now + back_off[-1])
+    if not failed:  # its loss has been told already
+        return replace(worker, due=now)
+    failures = worker.failures + 1
+    state = GIVEN_UP if failures >= MOST_FAILURES else WAITING
+    pause = back_off[min(failures, len(back_off)) - 1]
+    return replace(worker, state=state, failures=failures, due=now + pause)
+
+
+def due_event(worker: Liveness, now: float, silence_s: float, timeouts: Timeouts) -> Event | None:
+    """What the clock brings. silence_s: for how long this worker may say nothing while it is ready."""
+    if worker.is_there:
+        limit = silence_s if worker.state is READY else timeouts.silence_loading_s
+        return Event.SILENCE if now - worker.heard > limit else None
+    has_time = worker.state is UNACKNOWLEDGED and now < worker.heard_again + timeouts.acknowledge_s
+    if worker.is_lost and not has_time and not worker.busy and worker.reached is not None:
+        may_answer_until = max(worker.lost + timeouts.replace_s, worker.reached + timeouts.listen_s)
+        if now >= may_answer_until:
+            return Event.NO_ANSWER
+    if worker.state is UNACKNOWLEDGED and not has_time:
+        return Event.NOT_ACKNOWLEDGED
+    if worker.busy or worker.state in (STARTING, GIVEN_UP):
+        return None
+    return Event.DUE if now >= worker.due else None
+
+
+def counted(worker: Liveness) -> Liveness:
+    """A round has counted in which it took part: earlier failures tell nothing of it any more."""
+    return replace(worker, failures=0, tries=0)

@@ -1,0 +1,292 @@
+"""A run's training, from the first worker to the saved model: what workers say, and what the coordinator decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from distributed.control.endpoint import endpoint
+from distributed.control.timeouts import Timeouts
+from exogym.errors import RanksDiverged
+from exogym.membership.coordinator import Coordinator
+from exogym.membership.waiting import UNREACHED_S
+from whisper_tuner.errors import HostError, RunError, TunerError
+
+from .background import Background
+from .liveness import Event, State
+from .pace import Pace
+from .worker import Spawner, Worker
+from .worker_group import WorkerGroup
+
+# Errors that a worker's own host has, and that another try may mend.
+PASSING = {"PeerLost", "HostError"}
+PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
+
+
+class Training:
+    """The Listener of a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines."""
+
+    def __init__(
+        self,
+        spawners: Sequence[Spawner],
+        *,
+        events: Callable[[dict], None],
+        log: Callable[[str], None],
+        min_hosts: int = 1,
+        patience_s: float = 120.0,
+        resumed: bool = False,
+        timeouts: Timeouts | None = None,
+        background: Background | None = None,
+    ):
+        self.saver: Worker | None = None
+        self._events, self._timeouts = events, timeouts or Timeouts()
+        self.group = WorkerGroup(
+            spawners,
+            self,
+            events=events,
+            log=log,
+            background=background or Background(),
+            timeouts=self._timeouts,
+        )
+        self.workers = self.group.workers
+        self.coordinator = Coordinator(
+            list(self.workers),
+            self._send,
+            self._on_decision,
+            clock=lambda: self.group.now,
+            min_hosts=min_hosts,
+            resumed=resumed,
+        )
+        self._pace = Pace(patience_s, self._timeouts)
+        self._entering = 0  # the generation that has not come to one state yet
+        self._committed = self._diverged = False
+        self._fetching = False
+        self._fetch_error: HostError | None = None
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
+
+        Raises RunError, HostError.
+        """
+        self.group.start()
+        while self.saver is None:
+            self._turn(stopping)
+            if self.coordinator.ended:
+                self._save()
+            elif self._possible() < self.coordinator.min_hosts:
+                raise self._too_few()
+            elif stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all()):
+                raise RunError("stopped while no host was there")
+
+    def end(self, *, rescue: bool = False) -> None:
+        """See WorkerGroup. What ranks that differ have is not worth saving."""
+        self.group.end(rescue=rescue and not self._diverged)
+
+    def _turn(self, stopping: Callable[[], bool]) -> None:
+        if stopping() and not self.coordinator.stopping:
+            self._tell(self.coordinator.stop)
+            self.group.tell_all("stop")
+        self.group.turn()
+        self._look_for_stuck()
+        if blame := self.coordinator.tick():
+            said = f" ({blame.said})" if blame.said else ""
+            what = f"the others cannot connect to it: another network, or a firewall?{said}"
+            self.group.blame(self.workers[blame.host], what)
+
+    def _all(self) -> Sequence[Worker]:
+        return list(self.workers.values())
+
+    def _possible(self) -> int:
+        return sum(worker.liveness.state is not State.GIVEN_UP for worker in self._all())
+
+    # The Listener.
+
+    def started(self, worker: Worker) -> None:
+        self._pace.moved(worker.name, self.group.now)
+        if self.coordinator.stopping:
+            worker.tell("stop")
+
+    def not_started(self, worker: Worker, error: TunerError) -> None:
+        if not self._committed and not worker.had_process:
+            raise error
+
+    def ready(self, worker: Worker) -> None:
+        self._tell(lambda: self.coordinator.ready(worker.name, anew=not worker.is_known))
+        worker.is_known = True
+
+    def lost(self, worker: Worker) -> None:
+        for_good = worker.liveness.state is State.GIVEN_UP
+        self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
+
+    def meaning_of_exit(self, worker: Worker) -> Event:
+        """Raises RunError for an error that would come again."""
+        if self.coordinator.ended and worker is not self.saver:
+            return Event.FINISHED
+        kind = worker.error.get("kind") if worker.error else None
+        passing = PASSING | PASSING_LATER if self._committed else PASSING
+        if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
+            raise RunError(f"{worker.name}: {worker.describe_failure()}")
+        return Event.SHORT_OF_MEMORY if kind in PASSING_LATER else Event.EXITED
+
+    def silence_s(self, worker: Worker) -> float:
+        is_sending = worker.audio is not None and worker.audio.is_sending
+        return self._pace.silence_s(is_busy_link=worker.is_busy_link or is_sending)
+
+    def wants_workers(self) -> bool:
+        return not (self.coordinator.stopping or self.coordinator.ended)
+
+    def unsent(self, worker: Worker, files: Sequence[str]) -> None:
+        worker.tell(json.dumps({"type": "unsent", "files": files}))
+
+    def fetched(self, error: HostError | None) -> None:
+        self._fetching, self._fetch_error = False, error
+
+    def heard(self, worker: Worker, event: dict) -> None:
+        kind = event["type"]
+        if kind == "listens":  # this and the next come from a thread that says nothing about what the rank is at
+            self._on_listens(worker, event)
+            return
+        if kind == "reach":
+            self._on_reach(worker, event)
+            return
+        self._pace.moved(worker.name, self.group.now)
+        worker.is_busy_link = kind == "exchange"
+        if kind == "step":
+            self._pace.step(worker.name, event["step"], event["seconds"])
+        elif kind == "round":
+            self._pace.round(event["seconds"])
+        elif kind == "start":
+            self._pace.trainable = event["trainable"]
+        elif kind == "error":
+            worker.error = event
+        elif kind == "saved":
+            self.saver = worker
+        if kind in ("vote", "trouble"):
+            self._tell(lambda: getattr(self.coordinator, kind)(worker.name, event))
+        elif kind not in ("ready", "alive", "exchange"):
+            if kind == "hello":
+                worker.hello = event
+                self._compare(worker)
+            self._events({**event, "host": worker.name, "rank": worker.spawner.rank})
+
+    # What workers say of each other.
+
+    def _on_listens(self, worker: Worker, event: dict) -> None:
+        worker.listens = endpoint(event["address"], event["port"])
+        for one in self._all():
+            others = [list(other.listens) for other in self._all() if other is not one and other.listens]
+            one.tell(json.dumps({"type": "peers", "peers": others}))
+
+    def _on_reach(self, worker: Worker, event: dict) -> None:
+        """Addresses that nobody has any more say nothing; a host that is not heard here either may just be lost."""
+        unreached = {endpoint(*peer) for peer in event["unreached"]}
+        others = [one for one in self._all() if one.listens in unreached]
+        doubtful = {
+            one.name
+            for one in others
+            # One that still computes is only waited for: connections that are there already outlive a new firewall.
+            if self.group.now - one.liveness.heard >= self._timeouts.silence_min_s
+            or self._pace.since_moved(one.name, self.group.now) < UNREACHED_S
+        }
+        about = {**event, "unreached": [one.name for one in others]}
+        self._tell(lambda: self.coordinator.reach(worker.name, about, doubtful=doubtful))
+
+    def _compare(self, worker: Worker) -> None:
+        """With another that is there: the one that has just come is to blame if they differ."""
+        there = (one for one in self._all() if one is not worker and one.liveness.is_there and one.hello)
+        other = next(there, None)
+        if other is None:
+            return
+        if worker.hello["system"] != other.hello["system"]:
+            raise RunError(
+                f"{worker.name} runs {worker.hello['system']}, {other.name} {other.hello['system']}",
+                remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
+            )
+        if worker.hello["source"] != other.hello["source"]:
+            what = f"{worker.name} runs other code than {other.name}"
+            if not self._committed:
+                raise RunError(
+                    what, remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment."
+                )
+            self.group.blame(worker, what, Event.UNFIT)  # changed during the run: no reason to end what the others do
+
+    # The coordinator.
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except RanksDiverged as error:
+            self._diverged = True
+            remedy = "`multimac hosts check` compares code and packages; then start again, or resume."
+            raise RunError(str(error), remedy=remedy) from error
+        self._follow_generation()
+
+    def _follow_generation(self) -> None:
+        """Members that begin a round together are as far as each other, whatever they did before."""
+        generation = self.coordinator.generation
+        if generation and self.coordinator.is_syncing:
+            self._entering = 0 if generation.continues_round else generation.number
+        elif generation and generation.number == self._entering:
+            self._entering = 0
+            self._pace.entered(generation.members)
+
+    def _send(self, name: str, message: dict) -> None:
+        self.workers[name].tell(json.dumps(message))
+
+    def _on_decision(self, event: dict) -> None:
+        if event["type"] == "commit":
+            self._committed = True
+            self._pace.commit(event["generation"], self.group.now)
+            for name in event["samples"]:
+                self.group.counted(self.workers[name])
+        self._events(event)
+
+    def _look_for_stuck(self) -> None:
+        """A process whose heartbeats come, while others have long been waiting for it."""
+        generation = self.coordinator.generation
+        if not generation or len(generation.members) < 2 or self.coordinator.ended:
+            return
+        stuck = self._pace.stuck(generation.members, self.group.now, entering=self.coordinator.is_syncing)
+        if stuck and stuck.host:
+            what = f"made no step for {stuck.seconds:.0f} s while others were waiting for it"
+            self.group.blame(self.workers[stuck.host], what)
+        elif stuck:
+            self.coordinator.stalled()
+
+    # The end.
+
+    def _save(self) -> None:
+        """Have the model written by one of those who have it, on this machine if it is among them."""
+        members = [self.workers[name] for name in self.coordinator.generation.members]
+        for worker in members:
+            if not worker.liveness.is_there:
+                continue
+            worker.tell("save")
+            deadline = self.group.now + self._timeouts.save_s
+            while worker.liveness.is_there and self.saver is None and self.group.now < deadline:
+                self._turn(lambda: False)
+            if self.saver and self._fetch(worker):
+                return
+            self.saver = None
+        reasons = [f"{worker.name}: {worker.lost_for}" for worker in members if worker.lost_for]
+        head = ["every host was lost before the model was saved"] if len(members) > 1 or not reasons else []
+        raise RunError("\n".join([*head, *reasons]))
+
+    def _fetch(self, worker: Worker) -> bool:
+        """In a thread: the others must hear that this process is alive, for one of them may have to save."""
+        self._fetching = True
+        self.group.fetch(worker, "final")
+        while self._fetching:
+            self._turn(lambda: False)
+        if error := self._fetch_error:
+            worker.lost_for = str(error)
+            what = f"the model that it saved cannot be fetched: {error}"
+            self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
+        return error is None
+
+    def _too_few(self) -> RunError:
+        given_up = [worker for worker in self._all() if worker.liveness.state is State.GIVEN_UP]
+        left = [worker.name for worker in self._all() if worker not in given_up]
+        few = f"only {', '.join(left)} left, and min_hosts = {self.coordinator.min_hosts}"
+        told = [f"{worker.name}: {worker.lost_for}" for worker in given_up]
+        return RunError("\n".join([few if left else "no host is left", *told]))
