@@ -25,6 +25,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from whisper_tuner.json_text import parse_json
@@ -32,7 +33,7 @@ from whisper_tuner.json_text import parse_json
 from .messages import event_line
 from .timeouts import Timeouts
 
-KEPT = 2000  # lines: more than the buffers of a dead connection hold of a worker's events
+KEPT = 8 << 20  # bytes of lines; half of it is more than the buffers of a dead connection hold
 LONGEST_LINE = 64 << 20  # bytes, of the launcher's: a list of clips that cannot be sent may be long
 BLOCK = 1 << 16
 POLL_S = 0.1  # of the worker's status
@@ -40,22 +41,26 @@ EXIT = "exit"
 
 
 class KeptLines:
-    """Lines with numbers from 0 on, the last of which are kept until they are known to have arrived."""
+    """Lines with numbers from 0 on, the last of which are kept: they may have to be sent once more."""
 
     def __init__(self) -> None:
-        self._kept: deque[bytes] = deque(maxlen=KEPT)
+        self._kept: deque[bytes] = deque()
+        self._size = 0
         self.count = 0
 
     def append(self, line: bytes) -> None:
         self._kept.append(line)
         self.count += 1
+        self._size += len(line)
+        while self._size > KEPT and len(self._kept) > 1:
+            self._size -= len(self._kept.popleft())
 
     def since(self, number: int) -> list[bytes]:
         """Those from this number on. Raises ValueError if some are not kept any more, or were never there."""
         missing = self.count - number
         if not 0 <= missing <= len(self._kept):
             raise ValueError(f"line {number} is wanted, and of {self.count} lines the last {len(self._kept)} are kept")
-        return list(self._kept)[len(self._kept) - missing :]
+        return list(islice(reversed(self._kept), missing))[::-1]
 
 
 class Supervisor:
@@ -64,6 +69,7 @@ class Supervisor:
     def __init__(self, timeouts: Timeouts):
         self._timeouts = timeouts
         self._output = KeptLines()
+        self._sent = 0  # number of the first line that was not sent
         self._rest = b""  # of the worker's output, without a newline as yet
         self._heard = 0
         self._more = asyncio.Condition()  # lines of the worker
@@ -101,6 +107,9 @@ class Supervisor:
         while block := await self._worker.stdout.read(BLOCK):
             *lines, self._rest = (self._rest + block).split(b"\n")
             await self._append([line + b"\n" for line in lines])
+            async with self._more:
+                while sum(map(len, self._output.since(self._sent))) > KEPT // 2:  # as with any pipe that is full
+                    await self._more.wait()
 
     async def _append(self, lines: Sequence[bytes], *, last: bool = False) -> None:
         async with self._more:
@@ -148,6 +157,9 @@ class Supervisor:
             position += len(lines)
             writer.writelines(lines)
             await writer.drain()
+            async with self._more:
+                self._sent = position
+                self._more.notify_all()
             if ended:
                 writer.close()
                 await writer.wait_closed()

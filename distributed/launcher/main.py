@@ -64,7 +64,8 @@ class Launcher:
             status, message = error.exit_status, str(error) + self._again()
         except Exception as error:
             traceback.print_exc()
-            status, message = ExitStatus.ERROR, f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)"
+            status = ExitStatus.ERROR
+            message = f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)" + self._again()
         self.events({"type": "end", "status": int(status), "message": message})
         return status
 
@@ -92,9 +93,7 @@ class Launcher:
             training.end()
             if not self._interrupts:
                 on_each(self._spawners, lambda spawner: spawner.drop_checkpoints())
-        except KeyboardInterrupt:  # stop at once
-            raise
-        except BaseException:
+        except Exception:  # whatever it is: what the workers have agreed on is not to be lost
             training.end(rescue=True)
             raise
         finally:

@@ -13,7 +13,8 @@ from packaging.specifiers import SpecifierSet
 
 from distributed.hosts import environment
 from distributed.hosts.agent_call import agent_call
-from distributed.launcher.worker_group import Crew
+from distributed.launcher.background import Background, Kind, Message
+from distributed.launcher.training import Training
 from distributed.preflight.session import Session
 from distributed.ssh.machine import Completed
 
@@ -113,27 +114,54 @@ VOTE = {"type": "vote", "generation": 1, "vote": 0, "what": "state_sync", "diges
 SPOKEN = [*EVENTS, VOTE, {"type": "trouble", "generation": 1, "message": ""}, {"type": "want", "files": ["a.wav"]}]
 
 
-class FakePost:
+class FakeSpawner:
     """A host's place in a run; its files never arrive."""
 
     def __init__(self, rank: int):
         self.name, self.rank = f"host{rank}", rank
 
+    def start(self, *, again: bool) -> FakeHost:
+        return FakeHost(b"")
+
+    def reconnect(self) -> bool:
+        return True
+
     def send(self, files: list[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
         yield len(files), files
 
 
+class Inbox(Background):
+    """What is said comes from the test, and what may block is done at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lives: dict[str, int] = {}
+
+    def run(self, work: Callable[[], Message | None]) -> None:
+        if message := work():
+            self.put(message)
+
+    def listen(self, name: str, life: int, process: FakeHost, grace_s: float) -> None:
+        self._lives[name] = life
+
+    def hear(self, name: str, line: str) -> None:
+        self.put(Message(name, self._lives[name], Kind.LINE, line))
+
+
 def followed(data: bytes) -> list[dict]:
-    """What a crew of two passes on, where the first one says `data`."""
+    """What a training of two passes on, where the first one says `data`."""
     events: list[dict] = []
-    crew = Crew([FakePost(0), FakePost(1)], events=events.append, log=lambda line: None)
-    for worker in crew.workers.values():
-        worker.process = FakeHost(b"")
-        crew._heard(worker, "\x1e" + json.dumps(HELLO))
-        crew._heard(worker, "\x1e" + json.dumps({"type": "ready"}))
+    inbox = Inbox()
+    training = Training([FakeSpawner(0), FakeSpawner(1)], events=events.append, log=lambda line: None, background=inbox)
+    training.group.start()
+    training.group.turn()
+    for name in training.workers:
+        inbox.hear(name, "\x1e" + json.dumps(HELLO))
+        inbox.hear(name, "\x1e" + json.dumps({"type": "ready"}))
     for line in FakeHost(b"\x1e" + data).lines():
-        if crew.workers["host0"].process:  # until it is given up
-            crew._heard(crew.workers["host0"], line)
+        inbox.hear("host0", line)
+    training.group.turn()
+    assert training.workers["host1"].liveness.is_there
     return events
 
 

@@ -141,16 +141,25 @@ def test_a_connection_that_still_works_may_be_replaced(launcher):
     assert launcher.counts == list(range(len(launcher.counts)))
 
 
-def test_a_worker_that_has_written_more_than_a_dead_connection_takes_is_reached_again(launcher):
-    """It is not held up by it, and its lines that are not kept any more cost it no more than its place."""
-    launcher.connections[-1].dead = True
+FLOOD = "import time; print(*range(100_000), sep=chr(10), flush=True); time.sleep(60)"
+
+
+def test_a_flood_of_lines_arrives(nobody):
+    assert nobody.connect(sys.executable, "-c", FLOOD)
+    wait_until(lambda: len(nobody.text) == 100_000, 20, tell=lambda: len(nobody.text))
+    assert nobody.text == [str(number) for number in range(100_000)] and nobody.cuts == 0
+
+
+def test_a_worker_that_has_written_more_than_a_dead_connection_takes_is_reached_again(nobody):
+    """It waits, as with any pipe that is full, and goes on over the new connection."""
+    assert nobody.connect(sys.executable, "-c", FLOOD)
+    nobody.connections[0].dead = True
     time.sleep(1)
-    launcher.write(5)
-    assert launcher.connect()
-    launcher.connections[0].dead = False
-    launcher.connections[0].kill()
-    wait_until(lambda: len(launcher.echoes) >= 5, tell=lambda: launcher.echoes)
-    assert launcher.counts == list(range(len(launcher.counts)))
+    assert nobody.connect()
+    nobody.connections[0].dead = False
+    nobody.connections[0].kill()
+    wait_until(lambda: len(nobody.text) == 100_000, 20, tell=lambda: len(nobody.text))
+    assert nobody.text == [str(number) for number in range(100_000)]
 
 
 def test_a_connection_that_ends_does_not_end_the_worker(launcher):

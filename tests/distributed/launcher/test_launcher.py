@@ -1,0 +1,132 @@
+"""The launcher, over simulated workers: how a run ends, and that what was agreed is saved however it breaks off."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from simulated import Run, Toy
+
+from distributed.launcher import main
+from distributed.launcher.main import NOT_EVALUATED, Launcher
+from distributed.launcher.training import Training
+from distributed.plan.launch import Launch, Rank
+from distributed.plan.run_spec import CHECKPOINTS, RunSpec
+from distributed.run_dir.log import read_events
+from whisper_tuner.errors import ExitStatus, HostError
+
+
+def train(toy: Toy) -> None:
+    toy.train()
+
+
+@pytest.fixture
+def launcher_of(tmp_path, monkeypatch):
+    def build(*bodies, all_rounds: int | None = 3, **about) -> tuple[Launcher, Run]:
+        simulated = Run(*bodies, all_rounds=all_rounds)
+        spec = RunSpec(run_id="run", run_dir=str(tmp_path), cache_dir="cache")
+        ranks = tuple(Rank(label=host.name, spec=spec) for host in simulated.hosts)
+        Launch(run_id="run", name="tiny", ranks=ranks, **about).save(tmp_path)
+        for host in simulated.hosts:
+            host.dropped = host.left = False
+            host.drop_checkpoints = functools.partial(setattr, host, "dropped", True)
+            host.leave = functools.partial(setattr, host, "left", True)
+        hosts = {host.name: host for host in simulated.hosts}
+        monkeypatch.setattr(main, "spawner_of", lambda rank, *_, **__: hosts[rank.label])
+        monkeypatch.setattr(main, "Training", functools.partial(Training, background=simulated.background))
+        return Launcher(tmp_path), simulated
+
+    return build
+
+
+def end_of(launcher: Launcher) -> dict:
+    events, _ = read_events(launcher.run_dir / "events.jsonl", 0)
+    assert [event["type"] for event in events].count("end") == 1
+    return events[-1]
+
+
+def test_a_run_that_ends_well_leaves_the_model_and_no_checkpoints(launcher_of):
+    launcher, simulated = launcher_of(train, train)
+    (launcher.run_dir / "final").mkdir()
+    assert launcher.run() == ExitStatus.OK
+    events, _ = read_events(launcher.run_dir / "events.jsonl", 0)
+    assert [event["path"] for event in events if event["type"] == "model"] == [str(launcher.run_dir / "final")]
+    assert all(host.dropped and host.left and host.toy.status == 75 for host in simulated.hosts)
+    assert not any(host.toy.saved for host in simulated.hosts)
+    assert end_of(launcher)["message"] == ""
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("in the launcher"), MemoryError(), OSError(28, "no space")], ids=repr
+)
+def test_whatever_breaks_a_run_off_the_workers_save_what_was_agreed(launcher_of, monkeypatch, error):
+    launcher, simulated = launcher_of(train, train)
+    (launcher.run_dir / CHECKPOINTS / "host0").mkdir(parents=True)
+    (launcher.run_dir / CHECKPOINTS / "host0" / "1.json").touch()
+
+    def decide(event: dict) -> None:
+        if event["type"] == "commit":
+            raise error
+
+    monkeypatch.setattr(launcher, "events", Failing(launcher.events, decide))
+    assert launcher.run() == ExitStatus.ERROR
+    assert all(host.toy.saved and host.left and not host.dropped for host in simulated.hosts)
+    assert type(error).__name__ in end_of(launcher)["message"] and "--resume" in end_of(launcher)["message"]
+
+
+class Failing:
+    def __init__(self, events, fails):
+        self._events, self._fails = events, fails
+
+    def __call__(self, event: dict) -> None:
+        self._fails(event)
+        self._events(event)
+
+
+def test_an_error_that_was_foreseen_is_told_in_its_own_words(launcher_of):
+    def body(toy):
+        toy.say({"type": "error", "kind": "NotFinite", "foreseen": True, "message": "the loss is nan"})
+        toy.exit(6)
+
+    launcher, simulated = launcher_of(train, lambda toy: toy.train(rounds=1, then=body))
+    assert launcher.run() == ExitStatus.RUN
+    assert end_of(launcher)["message"] == "host1: the loss is nan" and simulated.hosts[0].toy.saved
+
+
+def test_a_host_that_cannot_be_reached_at_first_is_an_error_of_its_own(launcher_of):
+    launcher, simulated = launcher_of(train, train)
+    simulated.hosts[1].start_errors[1] = HostError("host1", "no route to host")
+    assert launcher.run() == HostError.exit_status
+    assert "host1: no route to host" in end_of(launcher)["message"] and all(host.left for host in simulated.hosts)
+
+
+def test_the_first_interrupt_ends_in_order_and_keeps_the_checkpoints(launcher_of):
+    launcher, simulated = launcher_of(train, train, all_rounds=None)
+    simulated.background.at(5, launcher.interrupt)
+    assert launcher.run() == ExitStatus.INTERRUPTED
+    assert end_of(launcher)["message"].startswith("stopped as asked")
+    assert all(host.toy.stopping and not host.dropped and host.left for host in simulated.hosts)
+
+
+def test_the_second_interrupt_ends_at_once(launcher_of):
+    launcher, simulated = launcher_of(train, lambda toy: toy.train(rounds=2), all_rounds=None)
+    simulated.background.at(5, launcher.interrupt)
+    simulated.background.at(6, launcher.interrupt)
+    assert launcher.run() == ExitStatus.INTERRUPTED
+    assert end_of(launcher)["message"].startswith("stopped at once") and simulated.background.time < 10
+    assert all(host.toy.status is not None and not host.toy.saved for host in simulated.hosts)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_interrupt_of_the_evaluation_leaves_the_model(launcher_of, monkeypatch, interrupted):
+    launcher, simulated = launcher_of(train, test="test.csv")
+    measured = []
+
+    def evaluate() -> None:
+        measured.append(simulated.hosts[0].toy.status)
+        if interrupted:
+            launcher.interrupt()
+
+    monkeypatch.setattr(launcher, "_evaluate", evaluate)
+    assert launcher.run() == (ExitStatus.INTERRUPTED if interrupted else ExitStatus.OK)
+    assert measured == [75] and end_of(launcher)["message"] == (NOT_EVALUATED if interrupted else "")
