@@ -14,6 +14,8 @@ from whisper_tuner.json_text import parse_json
 from .json_fields import build, json_of
 from .run_spec import RunSpec
 
+UNUSABLE = "This run cannot be used any more: start a new one."
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank:
@@ -53,8 +55,10 @@ class Launch:
             if not launch.ranks:
                 raise ConfigError(f"{path}: 'ranks' is empty")
             return launch
-        except (OSError, ValueError, ConfigError) as error:
-            raise RunError(f"{path}: {error}", remedy="This run cannot be used any more: start a new one.") from None
+        except ConfigError as error:  # it names the place in the file
+            raise RunError(str(error), remedy=UNUSABLE) from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: {error}", remedy=UNUSABLE) from None
 
     def resume_command(self, run_dir: Path) -> str:
         command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"

@@ -11,7 +11,7 @@ from distributed.launcher import main
 from distributed.launcher.main import NOT_EVALUATED, Launcher
 from distributed.launcher.training import Training
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.run_spec import CHECKPOINTS, RunSpec
+from distributed.plan.run_spec import CHECKPOINTS, Bundle, RunSpec
 from distributed.run_dir.log import read_events
 from whisper_tuner.errors import ExitStatus, HostError
 
@@ -24,7 +24,8 @@ def train(toy: Toy) -> None:
 def launcher_of(tmp_path, monkeypatch):
     def build(*bodies, all_rounds: int | None = 3, **about) -> tuple[Launcher, Run]:
         simulated = Run(*bodies, all_rounds=all_rounds)
-        spec = RunSpec(run_id="run", run_dir=str(tmp_path), cache_dir="cache")
+        bundle = Bundle(path="bundle.pickle", sha256="0" * 64)
+        spec = RunSpec(run_id="run", run_dir=str(tmp_path), cache_dir="cache", bundle=bundle)
         ranks = tuple(Rank(label=host.name, spec=spec) for host in simulated.hosts)
         Launch(run_id="run", name="tiny", ranks=ranks, **about).save(tmp_path)
         for host in simulated.hosts:
