@@ -87,57 +87,46 @@ class RunView:
         """`event` is one that read_events gave: its fields are there and of their types."""
         kind, host = event["type"], event.get("host")
         if host is not None:
-            self.hosts.setdefault(host, HostView(host)).take(event)
+            self._host(host).take(event)
         if kind == "phase" and host is None:
-            self.phase, self.end = event["phase"], None  # an end that was read before is an earlier attempt's
-            for name in event.get("hosts") or ():
-                self.hosts.setdefault(name, HostView(name))
-                self._resumed, self._validated = False, 0  # a launcher has just started
-        elif kind == "lost":
-            forever = " and not tried again" if event["given_up"] else ""
-            self.lines.append(f"{host} is lost{forever}: {event['reason']}")
+            self._take_phase(event)
         elif kind == "generation":
             self._take_generation(event["number"], event["hosts"])
-        elif kind == "paused":
-            there = ", ".join(event["hosts"]) or "none"
-            for name in event["hosts"]:
-                self.hosts.setdefault(name, HostView(name)).state = "paused"
-            self.lines.append(f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}")
-        elif kind == "orphaned":
-            self.lines.append(f"waiting for {', '.join(event['hosts'])}, who may have the newest state")
-        elif kind == "apart":
-            self._take_apart(event["pairs"], event["hosts"])
-        elif kind == "reached":
-            self.lines.append(f"{named(event['pairs'])} reach each other again")
-        elif kind == "validation" and event["step"] > self._validated and event.get("loss") is not None:
-            self._validated = event["step"]
-            self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
-        elif kind in ("problem", "warning"):
-            self.lines.append(problem_line(event))
         elif kind == "resume":
             self._take_resume(host, event)
-        elif kind == "model":
-            self.lines.append(f"model: {event['path']}")
+        elif kind in ("paused", "apart"):
+            for name in event["hosts"]:
+                self._host(name).state = "paused" if kind == "paused" else "not reached"
         elif kind == "evaluating":
             self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips"
-        elif kind == "evaluation":
-            self.lines.append(f"WER {event['when']}: {event['wer']:.1f}")
         elif kind == "end":
             self.end = event
+        if kind == "validation":
+            self._take_validation(event)
+        elif said := line_of(event):
+            self.lines.append(said)
+
+    def _host(self, name: str) -> HostView:
+        return self.hosts.setdefault(name, HostView(name))
+
+    def _take_phase(self, event: dict) -> None:
+        self.phase, self.end = event["phase"], None  # an end that was read before is an earlier attempt's
+        for name in event.get("hosts") or ():
+            self._host(name)
+            self._resumed, self._validated = False, 0  # a launcher has just started
+
+    def _take_validation(self, event: dict) -> None:
+        if event["step"] > self._validated and event.get("loss") is not None:  # every host tells it
+            self._validated = event["step"]
+            self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
 
     def _take_generation(self, number: int, hosts: list[str]) -> None:
         for name in hosts:
-            view = self.hosts.setdefault(name, HostView(name))
+            view = self._host(name)
             view.state = "training" if view.total_steps else view.state
         self._generation = number
         if number > 1:
             self.lines.append(f"training goes on with {', '.join(hosts)}")
-
-    def _take_apart(self, pairs: list[list[str]], waiting: list[str]) -> None:
-        for name in waiting:
-            self.hosts.setdefault(name, HostView(name)).state = "not reached"
-        left_out = f"; left out until then: {', '.join(waiting)}" if waiting else ""
-        self.lines.append(f"{named(pairs)} {APART}{left_out}")
 
     def _take_resume(self, host: str, event: dict) -> None:
         step, anew = event["step"], event.get("anew") and event["step"]
@@ -149,6 +138,28 @@ class RunView:
             self.lines.append(f"goes on after step {step}" if step else "begins anew: no checkpoint")
         if anew:
             self.lines.append(f"{host}: its inner optimizer starts anew")
+
+
+def line_of(event: dict) -> str:
+    """What is printed for an event whatever came before it; "" for nothing."""
+    kind = event["type"]
+    if kind in ("problem", "warning"):
+        return problem_line(event)
+    if kind == "lost":
+        return f"{event['host']} is lost{' and not tried again' if event['given_up'] else ''}: {event['reason']}"
+    if kind == "paused":
+        there = ", ".join(event["hosts"]) or "none"
+        return f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}"
+    if kind == "orphaned":
+        return f"waiting for {', '.join(event['hosts'])}, who may have the newest state"
+    if kind == "apart":
+        left_out = f"; left out until then: {', '.join(event['hosts'])}" if event["hosts"] else ""
+        return f"{named(event['pairs'])} {APART}{left_out}"
+    if kind == "reached":
+        return f"{named(event['pairs'])} reach each other again"
+    if kind == "model":
+        return f"model: {event['path']}"
+    return f"WER {event['when']}: {event['wer']:.1f}" if kind == "evaluation" else ""
 
 
 def named(pairs: list[list[str]]) -> str:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from multimac.view.transfers import fetch_model
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 from whisper_tuner.text import duration
 
@@ -39,29 +39,19 @@ def evaluate(
     worst: int = 5,
     as_json: bool = False,
 ) -> ExitStatus:
-    console = Console(highlight=False, markup=False, stderr=as_json)
-    chosen_profile = ConfigFile(config).profile(profile) if profile else None
-    if not data and chosen_profile and chosen_profile.test:
-        data = [chosen_profile.test]
-    language = language or (chosen_profile.language if chosen_profile else "")
-    task = chosen_profile.task if chosen_profile else ""
-
+    """Without `data` the profile's test set is used, else those of the runs that made the models."""
     from multimac.view.comparison import candidates, check_models, labels
 
+    console = Console(highlight=False, markup=False, stderr=as_json)
+    used = ConfigFile(config).profile(profile) if profile else None
+    language, task = language or (used.language if used else ""), used.task if used else ""
     chosen = candidates(models, with_base=base)
-    origins = [candidate.origin for candidate in chosen if candidate.origin]
-    data = data or list(dict.fromkeys(origin.test for origin in origins if origin.test))
-    if not data:
-        raise ConfigError(
-            "nothing to evaluate on", remedy="Name a manifest with --data, or a profile that has a test set."
-        )
-    manifests = _manifests(console, data)
+    manifests = _manifests(console, data or _test_sets(used, chosen))
     for candidate in chosen:
         fetch_model(candidate.path)
     with console.status("loading the models"):
         check_models(chosen)
-    names = labels([manifest.path for manifest in manifests])
-    folders = _make_folders(chosen, names, out)
+    folders = _make_folders(chosen, labels([manifest.path for manifest in manifests]), out)
     results = []
     for candidate in chosen:
         for manifest, result in _measure(console, candidate, manifests, language, task, batch_size):
@@ -79,6 +69,16 @@ def evaluate(
     for record in records:
         console.print(f"predictions: {record['predictions']}", soft_wrap=True)
     return ExitStatus.OK
+
+
+def _test_sets(profile: Profile | None, chosen: Sequence[Candidate]) -> list[Path]:
+    if profile and profile.test:
+        return [profile.test]
+    found = dict.fromkeys(model.origin.test for model in chosen if model.origin and model.origin.test)
+    if not found:
+        what = "nothing to evaluate on"
+        raise ConfigError(what, remedy="Name a manifest with --data, or a profile that has a test set.")
+    return list(found)
 
 
 def _make_folders(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
-from whisper_tuner.eval.subtitles import SUFFIXES
+from whisper_tuner.eval.subtitles import SUFFIXES, rendered
+from whisper_tuner.files import write_shared
 from whisper_tuner.settings import nearest
+
+if TYPE_CHECKING:
+    from whisper_tuner.eval.transcription import Recording
 
 AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc", ".caf"),
@@ -45,9 +51,7 @@ def transcribe(
     if not items:
         raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
 
-    from exogym import device as devices
     from multimac.view.comparison import origin_of
-    from whisper_tuner.export.final import load_model
     from whisper_tuner.languages import language_code
 
     origin = origin_of(model_path)
@@ -57,16 +61,17 @@ def transcribe(
     _make_folder(out)
     fetch_model(model_path)
     console = Console(stderr=True, highlight=False, markup=False)
-    with console.status("loading the model"):
-        model, processor = load_model(model_path)
-        model = model.to(devices.choose())
+    heard = _listener(console, model_path, asked)
     failed = 0
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         for number, item in enumerate(items, start=1):
             task = bar.add_task(f"{number}/{len(items)} {item.audio.name[-40:]}", total=None)
             try:
-                _one(model, processor, item, form, asked, force, bar, task, named=len(items) > 1)
+                if item.written and item.written.exists() and not force:
+                    raise DataError(f"{item.written} exists already", remedy="Remove it, or overwrite it with --force.")
+                recording = heard(item.audio, partial(bar.update, task))
+                _write(item, recording, form, bar.console, named=len(items) > 1)
             except TunerError as error:
                 failed += 1
                 console.print(f"not transcribed: {error}", soft_wrap=True)
@@ -76,20 +81,28 @@ def transcribe(
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 
-def _one(model, processor, item: Item, form: str, asked: dict, force: bool, bar: Progress, task, *, named) -> None:
+def _listener(console: Console, model_path: str, asked: dict[str, str | None]) -> Callable[..., Recording]:
+    """A function of a file and of `update(total=, completed=)` of its progress bar; the model is loaded here."""
+    from exogym import device as devices
     from whisper_tuner.data.audio import duration
-    from whisper_tuner.eval.subtitles import rendered
     from whisper_tuner.eval.transcription import transcribe_recording
-    from whisper_tuner.files import write_shared
+    from whisper_tuner.export.final import load_model
 
-    if item.written and item.written.exists() and not force:
-        raise DataError(f"{item.written} is there already", remedy="Remove it, or write it anew with --force.")
-    bar.update(task, total=duration(item.audio))
-    recording = transcribe_recording(
-        model, processor, item.audio, progress=lambda s: bar.update(task, completed=s), **asked
-    )
+    with console.status("loading the model"):
+        model, processor = load_model(model_path)
+        model = model.to(devices.choose())
+
+    def heard(audio: Path, update: Callable[..., None]) -> Recording:
+        update(total=duration(audio))
+        return transcribe_recording(model, processor, audio, progress=lambda s: update(completed=s), **asked)
+
+    return heard
+
+
+def _write(item: Item, recording: Recording, form: str, console: Console, *, named: bool) -> None:
+    """To its file, or to the terminal; `named` puts the recording's name before its text there."""
     if item.written is None:
-        bar.console.file.flush()
+        console.file.flush()
         print(f"{item.audio}: {recording.text}" if named else recording.text, flush=True)
         return
     try:
@@ -97,7 +110,7 @@ def _one(model, processor, item: Item, form: str, asked: dict, force: bool, bar:
         write_shared(item.written, rendered(recording, form, item.audio))
     except OSError as error:
         raise DataError(f"{item.written}: {error.strerror}", remedy="Choose another folder with --out.") from None
-    bar.console.print(f"{item.audio} -> {item.written}", soft_wrap=True)
+    console.print(f"{item.audio} -> {item.written}", soft_wrap=True)
 
 
 def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]:

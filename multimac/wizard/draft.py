@@ -57,7 +57,7 @@ class Data:
 class Group:
     """The machines to train on. `text` is what the hosts file will hold; None: it holds that already.
 
-    bytes_s: the speed of the slowest link between them, if it was measured. machine_workers: see RunSpec; for each.
+    bytes_s: the speed of the slowest link between them, if it was measured. machine_workers: of each host, see RunSpec.
     """
 
     hosts: Hosts
@@ -91,20 +91,18 @@ class Draft:
 
     def sections(self) -> list[Section]:
         """Those to be added to config.ini, or replaced in it."""
+        data, found = self.data, []
+        manifests = {kind: self._inside(data.manifests[kind]) for kind in KINDS if kind in data.manifests}
         profile = {"model": self.model.section} if self.model.section else {"base_model": self._path(self.model)}
-        found = []
-        if self.data.section:
-            profile["dataset"] = self.data.section
-        else:
-            profile["dataset"] = self.name
-            files = {kind: self._inside(self.data.manifests[kind]) for kind in KINDS if kind in self.data.manifests}
-            language = {"language": self.language} if self.language else {}
-            found.append((f"dataset:{self.name}", files | language))
-        if self.data.section and self.language != self.data.language:
+        profile["dataset"] = data.section or self.name
+        if not data.section:
+            found.append((f"dataset:{self.name}", manifests | ({"language": self.language} if self.language else {})))
+        elif self.language != data.language:
             profile["language"] = self.language
-        found.append((f"profile:{self.name}", profile | {"method": self.method} | self.settings))
-        if self.data.section and self.data.split:
-            found[-1][1].update({kind: self._inside(self.data.manifests[kind]) for kind in self.data.manifests})
+        profile |= {"method": self.method} | self.settings
+        if data.section and data.split:
+            profile |= manifests
+        found.append((f"profile:{self.name}", profile))
         if self.group:
             hosts = {"hosts_config": self._inside(self.group.path)}
             found.append((f"distributed:{self.run_name}", {"base_profile": self.name} | self.strategy | hosts))

@@ -41,7 +41,7 @@ def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Consol
             if where == NEW:
                 group = None
                 group = _ask_new(questions, path, scratch)
-            elif group is None or group.text is None:  # the user may have mended the file just now
+            elif group is None or group.text is None:  # the user may have edited the file just now
                 group = Group(hosts=load_hosts(path), path=path)
             _make_ready(questions, draft, group, scratch, console)
             return group
@@ -58,13 +58,8 @@ def _where(questions: Questions, path: Path) -> str:
         options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
         options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
         return questions.select("where", "Where do you want to train?", options, HOSTS)
-    options.append(
-        Option(
-            value=NEW,
-            short="on several machines",
-            title="on several machines, over SSH (asks for their addresses)",
-        )
-    )
+    title = "on several machines, over SSH (asks for their addresses)"
+    options.append(Option(value=NEW, short="on several machines", title=title))
     return questions.select("where", "Where do you want to train?", options, ALONE)
 
 
@@ -131,11 +126,8 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
         raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
     report = _look(draft, group, console)
     unready = unique(name for problem in report.errors for name in problem.hosts)
-    if (
-        unready
-        and all(problem.check in CURED_BY_SETUP for problem in report.errors)
-        and all(facts.reached for facts in report.hosts)
-    ):
+    curable = all(problem.check in CURED_BY_SETUP for problem in report.errors)
+    if unready and curable and all(facts.reached for facts in report.hosts):
         names = ", ".join(unready)
         for problem in report.errors:
             console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)

@@ -102,7 +102,7 @@ def test_the_settings_of_ssh(said: Path, data: bytes):
     text = data.decode("utf-8", "surrogateescape")
     words = text.split()
     assert f"hostname {settings.hostname}" in text and f"user {settings.user}" in text
-    assert settings.port in [int(word) for word in words if word.isdecimal()]
+    assert settings.port in [int(word) for word in words if word.isdecimal() and len(word) < 400]
     for jump in settings.jumps:
         assert jump in text
         host = outcome(ssh_settings.parse_jump, jump, names=jump)
