@@ -50,7 +50,7 @@ class HostSpawner:
 
     def start(self, *, again: bool) -> WorkerLink:
         """See Spawner. A worker that is still there, frozen or cut off, is killed first."""
-        remote = Remote.connect(self.host, knock=self._timeouts.connect_timeout_s if again else None)
+        remote = Remote.connect(self.host, connect_timeout=self._timeouts.connect_timeout_s if again else None)
         try:
             if again:
                 self._send_what_is_gone(remote)
@@ -70,7 +70,7 @@ class HostSpawner:
         """See Spawner."""
         with self._lock:
             link = self._link
-        remote = Remote.connect(self.host, knock=self._timeouts.connect_timeout_s)
+        remote = Remote.connect(self.host, connect_timeout=self._timeouts.connect_timeout_s)
         try:
             if self._connect(link, remote, [], self._timeouts.handshake_s):
                 self._replace(remote, link)

@@ -66,12 +66,12 @@ class Remote:
             )
 
     @classmethod
-    def connect(cls, host: Host, *, timeout: float = CONNECT_TIMEOUT_S, knock: float | None = None) -> Remote:
+    def connect(cls, host: Host, *, timeout: float = CONNECT_TIMEOUT_S, connect_timeout: float | None = None) -> Remote:
         """Connect and authenticate. Raises HostKeyError, HostError, MissingProgram.
 
-        timeout: seconds for each of its steps; knock: for TCP's part, if that is to be another.
+        timeout: seconds for each of its steps; connect_timeout: for TCP's part, if that is to be another.
         """
-        return _connect(host, timeout, knock or timeout, depth=0)
+        return _connect(host, timeout, connect_timeout or timeout, depth=0)
 
     def __enter__(self) -> Remote:
         return self
@@ -235,16 +235,16 @@ def _local_address(sock: object) -> str | None:
     return sock.getsockname()[0] if isinstance(sock, socket.socket) and sock.family == socket.AF_INET else None
 
 
-def _connect(host: Host, timeout: float, knock: float, depth: int, via: Sequence[str] = ()) -> Remote:
+def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[str] = ()) -> Remote:
     """via: the jumps to pass through first; they win over the host's own, as in a ProxyJump list of ssh."""
     settings = ssh_settings.resolve(host)
     if depth > MAX_JUMPS:
         raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")
     *before, last = via or settings.jumps or [None]
-    below = _connect(ssh_settings.parse_jump(last), timeout, knock, depth + 1, before) if last else None
+    below = _connect(ssh_settings.parse_jump(last), timeout, connect_timeout, depth + 1, before) if last else None
     transport = None
     try:
-        transport = paramiko.Transport(_socket(host, settings, below, knock))
+        transport = paramiko.Transport(_socket(host, settings, below, connect_timeout))
         _begin(host, settings, transport, timeout)
         _authenticate(host, settings, transport, timeout)
         transport.set_keepalive(KEEPALIVE_S)

@@ -15,7 +15,7 @@ LOOK_S = 5.0  # between two words to the launcher, which otherwise takes a worke
 LONGEST_S = 600.0  # without the arrival of a single file
 
 
-class Delivery:
+class AudioPull:
     """Asks the launcher for audio, which it puts into place over SFTP; whoever reads a clip waits for it here."""
 
     def __init__(self, events: Callable[[dict], None], channel: ControlChannel):

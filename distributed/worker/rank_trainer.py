@@ -43,7 +43,7 @@ class RankTrainer(Trainer):
         self.spec, self.channel = spec, channel
 
     def _build_connection(self, rank: int) -> Comm:
-        """One generation of ranks after another, as the launcher's roster calls them."""
+        """One generation of ranks after another, as the launcher's coordinator calls them."""
         comm = ElasticComm(self.spec.name, self.spec.hosts, self.channel.coordinator, send_event, self._join)
         if self.spec.rendezvous:
             meeting = self.spec.rendezvous.address, self.spec.rendezvous.port

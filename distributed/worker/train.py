@@ -25,7 +25,7 @@ from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import LoraSettings, load_base, prepare, set_language
 
-from .audio_pull import Delivery
+from .audio_pull import AudioPull
 from .micro_batch import fit_into_memory, share_of_memory
 from .rank_trainer import RankTrainer
 from .whisper_wrapper import WhisperModelWrapper
@@ -118,7 +118,7 @@ class _Data:
         self._spec, self._profile, self._events = spec, profile, events
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
-        self._delivery = Delivery(events, channel)
+        self._audio_pull = AudioPull(events, channel)
         self.train = self._work(profile.train, shuffle=True)
         self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
 
@@ -142,7 +142,7 @@ class _Data:
             seed=profile.seed,
             shuffle=shuffle,
             shards=profile.shards,
-            delivery=self._delivery,
+            delivery=self._audio_pull,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )
         return SharedWork(batches, spec.hosts, spec.name)

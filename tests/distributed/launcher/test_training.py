@@ -631,7 +631,7 @@ def saves_by(act: Callable[[Toy], None]) -> Callable[[Toy], None]:
 def test_another_one_saves_when_the_first_is_lost_or_takes_too_long(instead):
     run = Run(saves_by(instead), train, all_rounds=1)
     run.run()
-    assert run.training.saver.name == "host1"
+    assert run.training.exporter.name == "host1"
     assert (run.hosts[0].fetched, run.hosts[1].fetched) == ([], ["final"])
 
 
@@ -639,7 +639,7 @@ def test_another_one_saves_when_the_model_cannot_be_fetched_and_it_has_heard_the
     run = Run(train, train, all_rounds=1)
     run.hosts[0].fetch_error, run.hosts[0].fetch_s = HostError("host0", "the connection was lost"), 100.0
     run.run()
-    assert run.training.saver.name == "host1" and run.hosts[1].fetched == ["final"]
+    assert run.training.exporter.name == "host1" and run.hosts[1].fetched == ["final"]
     [warning] = run.of("warning")
     assert warning["what"] == "the model that it saved cannot be fetched: host0: the connection was lost"
     assert run.hosts[1].toy.last_beat > 190

@@ -287,7 +287,7 @@ def test_unknown_name_and_silent_port(ssh_server):
         Remote.connect(replace(ssh_server.host, port=port), timeout=1)
 
 
-def test_a_host_that_is_not_there_is_given_up_after_the_knock(ssh_server):
+def test_a_host_that_is_not_there_is_given_up_after_its_time_to_connect(ssh_server):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as waiting:
         for _ in range(2):  # as many as find a place; the next one gets no answer
             caller = waiting.enter_context(socket.socket())
@@ -295,7 +295,7 @@ def test_a_host_that_is_not_there_is_given_up_after_the_knock(ssh_server):
             caller.connect_ex(deaf.getsockname())
         begun = time.monotonic()
         with pytest.raises(HostError, match="no answer"):
-            Remote.connect(replace(ssh_server.host, port=deaf.getsockname()[1]), timeout=60, knock=0.5)
+            Remote.connect(replace(ssh_server.host, port=deaf.getsockname()[1]), timeout=60, connect_timeout=0.5)
         assert time.monotonic() - begun < 30
 
 

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from distributed.worker import audio_pull as delivery_module
-from distributed.worker.audio_pull import Delivery
+from distributed.worker import audio_pull
+from distributed.worker.audio_pull import AudioPull
 from whisper_tuner.data.dataset import Sample
 
 
 @pytest.fixture
 def said(monkeypatch, tmp_path) -> list[dict]:
     for name, value in {"POLL_S": 0.01, "LOOK_S": 0.1, "LONGEST_S": 1.0}.items():
-        monkeypatch.setattr(delivery_module, name, value)
+        monkeypatch.setattr(audio_pull, name, value)
     monkeypatch.chdir(tmp_path)
     return []
 
@@ -28,53 +28,53 @@ def channel():
 
 
 @pytest.fixture
-def delivery(said, channel) -> Delivery:
-    return Delivery(said.append, channel)
+def pull(said, channel) -> AudioPull:
+    return AudioPull(said.append, channel)
 
 
 def clips(*names: str) -> list[Sample]:
     return [Sample(id=name, audio=Path(name).absolute(), text="x", duration_s=1.0, line=1) for name in names]
 
 
-def waited(delivery: Delivery, clip: Sample) -> float:
+def waited(pull: AudioPull, clip: Sample) -> float:
     began = time.monotonic()
-    delivery.wait(clip)
+    pull.wait(clip)
     return time.monotonic() - began
 
 
-def test_what_is_not_there_is_asked_for_once_and_in_order(delivery, said):
+def test_what_is_not_there_is_asked_for_once_and_in_order(pull, said):
     Path("a.wav").touch()
-    delivery.order(clips("c.wav", "a.wav", "b.wav"))
-    delivery.order(clips("b.wav", "d.wav", "c.wav"))
+    pull.order(clips("c.wav", "a.wav", "b.wav"))
+    pull.order(clips("b.wav", "d.wav", "c.wav"))
     assert said == [{"type": "want", "files": ["c.wav", "b.wav"]}, {"type": "want", "files": ["d.wav"]}]
 
 
-def test_nobody_waits_for_a_clip_that_is_there_or_was_not_asked_for_or_will_not_come(delivery, channel):
+def test_nobody_waits_for_a_clip_that_is_there_or_was_not_asked_for_or_will_not_come(pull, channel):
     Path("a.wav").touch()
     [*known, never] = clips("a.wav", "other.wav", "b.wav")
-    delivery.order([known[0], never])
+    pull.order([known[0], never])
     channel.unsent.add("b.wav")
-    assert sum(waited(delivery, clip) for clip in (*known, never)) < 0.5
+    assert sum(waited(pull, clip) for clip in (*known, never)) < 0.5
 
 
-def test_whoever_waits_says_that_it_is_alive(delivery, said):
+def test_whoever_waits_says_that_it_is_alive(pull, said):
     [clip] = clips("a.wav")
-    delivery.order([clip])
+    pull.order([clip])
     threading.Timer(0.35, clip.audio.touch).start()
-    assert waited(delivery, clip) > 0.3
+    assert waited(pull, clip) > 0.3
     assert len(said) > 2 and said[1:] == [{"type": "alive"}] * (len(said) - 1)
 
 
-def test_a_slow_link_is_waited_for_as_long_as_anything_arrives(delivery):
+def test_a_slow_link_is_waited_for_as_long_as_anything_arrives(pull):
     [*others, last] = clips("a.wav", "b.wav", "c.wav")
-    delivery.order([*others, last])
+    pull.order([*others, last])
     for when, clip in ((0.6, others[0]), (1.2, others[1]), (1.8, last)):
         threading.Timer(when, clip.audio.touch).start()
-    delivery.wait(last)
+    pull.wait(last)
     assert last.audio.exists()
 
 
-def test_nobody_waits_for_ever(delivery):
+def test_nobody_waits_for_ever(pull):
     [clip] = clips("a.wav")
-    delivery.order([clip])
-    assert 1 < waited(delivery, clip) < 3
+    pull.order([clip])
+    assert 1 < waited(pull, clip) < 3
