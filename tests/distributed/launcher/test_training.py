@@ -480,6 +480,15 @@ def test_a_host_that_cannot_be_reached_later_is_tried_again_and_again():
     assert run.generations() == ["01", "0", "01"]
 
 
+def test_an_error_of_the_programs_own_in_reaching_a_host_ends_no_run():
+    run = frozen_after_two_rounds()
+    run.hosts[1].start_errors[2] = AssertionError("in the SSH library")
+    run.at("generation", 2, lambda: run.hosts[1].toy.exit(1))
+    run.run()
+    assert run.generations() == ["01", "0", "01"] and run.hosts[1].again == [False, True, True]
+    assert "host1: AssertionError: in the SSH library" in run.log
+
+
 def test_a_host_whose_files_cannot_be_read_here_is_tried_again():
     run = Run(train, train, min_hosts=2)
     run.hosts[1].start_errors = {start: DataError("model.safetensors: cannot be read") for start in (2, 3)}
