@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 
 from distributed.control.timeouts import Timeouts
@@ -18,7 +19,7 @@ from distributed.plan.launch import Rank
 from distributed.plan.launch_env import environment
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.connection import Remote
-from distributed.ssh.machine import Machine
+from distributed.ssh.machine import Machine, Process
 from whisper_tuner.errors import DataError, HostError, RunError
 from whisper_tuner.files import atomic_folder
 
@@ -27,6 +28,12 @@ from .worker_link import WorkerLink
 WORKER, RELAY = "distributed.worker.main", "distributed.control.relay"
 GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
 LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
+
+
+class Answer(Enum):
+    CONNECTED = auto()
+    NOBODY_THERE = auto()
+    NO_ANSWER = auto()  # it is there, and frozen
 
 
 class HostSpawner:
@@ -58,7 +65,7 @@ class HostSpawner:
             link = WorkerLink(self.name)
             link.write(spec.to_json().encode() + b"\n")
             command = [remote.expand(self.host.python), "-m", WORKER, spec.run_id]
-            if not self._connect(link, remote, command, self._timeouts.start_s):
+            if self._connect(link, remote, command, self._timeouts.start_s) is not Answer.CONNECTED:
                 raise HostError(self.name, "its worker could not be started")
         except BaseException:
             remote.close()
@@ -72,32 +79,47 @@ class HostSpawner:
             link = self._link
         remote = Remote.connect(self.host, connect_timeout=self._timeouts.connect_timeout_s)
         try:
-            if self._connect(link, remote, [], self._timeouts.handshake_s):
-                self._replace(remote, link)
-                return True
-            answered = remote.is_open
+            answer = self._connect(link, remote, [], self._timeouts.handshake_s)
         except BaseException:
             remote.close()
             raise
-        remote.close()
-        return not answered  # one that is frozen does not answer either
+        if answer is Answer.CONNECTED:
+            self._replace(remote, link)
+        else:
+            remote.close()
+        return answer is not Answer.NOBODY_THERE
 
-    def _connect(self, link: WorkerLink, remote: Remote, command: Sequence[str], seconds: float) -> bool:
+    def _connect(self, link: WorkerLink, remote: Remote, command: Sequence[str], seconds: float) -> Answer:
         """Join the link to its worker through a relay, which starts the worker if there is a command.
 
-        False if there is none, or after so many seconds, which close the connection. Raises HostError.
+        After so many seconds the connection is closed. Raises HostError.
         """
-        project = remote.expand(self.host.project_path)
-        relay = remote.start(
-            [remote.expand(self.host.python), "-m", RELAY, self._socket], env=environment(project), cwd=project
-        )
-        too_long = threading.Timer(seconds, remote.close)
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            remote.close()
+
+        too_long = threading.Timer(seconds, expire)
         too_long.start()
         try:
-            relay.write(json.dumps(command).encode() + b"\n")
-            return link.connect(relay)
+            if link.connect(self._start_relay(remote, command)):
+                return Answer.CONNECTED
+            if not expired.is_set() and not remote.is_open:
+                raise HostError(self.name, "the connection was lost")
+        except HostError:
+            if not expired.is_set():
+                raise
         finally:
             too_long.cancel()
+        return Answer.NO_ANSWER if expired.is_set() else Answer.NOBODY_THERE
+
+    def _start_relay(self, remote: Remote, command: Sequence[str]) -> Process:
+        project = remote.expand(self.host.project_path)
+        relay = [remote.expand(self.host.python), "-m", RELAY, self._socket]
+        process = remote.start(relay, env=environment(project), cwd=project)
+        process.write(json.dumps(command).encode() + b"\n")
+        return process
 
     def _replace(self, remote: Remote, link: WorkerLink) -> None:
         with self._lock:

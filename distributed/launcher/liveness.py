@@ -1,19 +1,17 @@
 """Whether a worker is there, and what is done about it: every state that it can be in, and every way between them.
 
-                        DUE                STARTED                LOADED
-    GIVEN_UP   WAITING -----> STARTING ------------> LOADING ----------------> READY
-        ^       ^  ^  <-----              ______________|________________________|
-        |       |  |   FAILED            |              |                        |
-        |_______|__|_____________________|              | SILENCE, CUT_OFF       |
-          EXITED, BLAMED                                v                        |
-                   |                                 SILENT <--------------------'
-                   |    NOBODY_THERE, EXITED, BLAMED  |  ^
-                   |<---------------------------------|  | NOT_ACKNOWLEDGED, CUT_OFF
-                   |                            HEARD v  |
-                   |<------------------------ UNACKNOWLEDGED ----> LOADING or READY, as before
-                                                            ACKNOWLEDGED
+    WAITING --DUE--> STARTING --STARTED--> LOADING --LOADED--> READY        the way in
+       ^  <--FAILED--                         |                  |
+       |                                      +--------+---------+
+       |                                 EXITED,       |  SILENCE, CUT_OFF
+       +---------------------------------BLAMED        |
+       |                                               v
+       +--NOBODY_THERE, EXITED, BLAMED-------------- SILENT <---+            the way back
+                                                     |    |     | NOT_ACKNOWLEDGED, CUT_OFF
+       STARTING <--NO_ANSWER-------------------------+    v HEARD
+       (its host answers, and the worker does not)     UNACKNOWLEDGED --ACKNOWLEDGED--> LOADING or READY
 
-    SILENT --NO_ANSWER--> STARTING: a host that answers, with a worker that does not, gets another worker
+    A third failure in a row leads to GIVEN_UP instead of WAITING, and so does UNFIT.
 
 `advance` is the table, `due_event` says what the clock brings. Both are pure: no threads, no clock of their own. The
 worker group carries out the actions. `busy` holds while a thread starts a worker or connects to it: so there is never
@@ -99,42 +97,33 @@ class Liveness:
 WAITING, STARTING, LOADING, READY = State.WAITING, State.STARTING, State.LOADING, State.READY
 SILENT, UNACKNOWLEDGED, GIVEN_UP = State.SILENT, State.UNACKNOWLEDGED, State.GIVEN_UP
 
+THERE, LOST = (LOADING, READY), (SILENT, UNACKNOWLEDGED)
+
 # What is not in the table changes no state. A failure leads to GIVEN_UP instead of WAITING where it is one too many,
 # and a worker that had not loaded returns to LOADING instead of READY.
-TABLE: dict[tuple[State, Event], tuple[State, Action | None]] = {
-    (WAITING, Event.DUE): (STARTING, Action.START),
-    (STARTING, Event.STARTED): (LOADING, None),
-    (STARTING, Event.FAILED): (WAITING, None),
-    (LOADING, Event.LOADED): (READY, None),
-    (LOADING, Event.SILENCE): (SILENT, Action.REPORT_LOSS),
-    (LOADING, Event.CUT_OFF): (SILENT, Action.REPORT_LOSS),
-    (LOADING, Event.EXITED): (WAITING, Action.REPORT_LOSS),
-    (LOADING, Event.FINISHED): (WAITING, None),
-    (LOADING, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
-    (LOADING, Event.SHORT_OF_MEMORY): (WAITING, Action.REPORT_LOSS),
-    (LOADING, Event.UNFIT): (GIVEN_UP, Action.REPORT_LOSS),
-    (READY, Event.SILENCE): (SILENT, Action.REPORT_LOSS),
-    (READY, Event.CUT_OFF): (SILENT, Action.REPORT_LOSS),
-    (READY, Event.EXITED): (WAITING, Action.REPORT_LOSS),
-    (READY, Event.FINISHED): (WAITING, None),
-    (READY, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
-    (READY, Event.SHORT_OF_MEMORY): (WAITING, Action.REPORT_LOSS),
-    (READY, Event.UNFIT): (GIVEN_UP, Action.REPORT_LOSS),
-    (SILENT, Event.DUE): (SILENT, Action.RECONNECT),
-    (SILENT, Event.NOBODY_THERE): (WAITING, None),
-    (SILENT, Event.EXITED): (WAITING, None),
-    (SILENT, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
-    (SILENT, Event.NO_ANSWER): (STARTING, Action.START),
-    (SILENT, Event.HEARD): (UNACKNOWLEDGED, None),
-    (UNACKNOWLEDGED, Event.DUE): (UNACKNOWLEDGED, Action.RECONNECT),
-    (UNACKNOWLEDGED, Event.ACKNOWLEDGED): (READY, Action.REPORT_RETURN),
-    (UNACKNOWLEDGED, Event.NOT_ACKNOWLEDGED): (SILENT, None),
-    (UNACKNOWLEDGED, Event.NO_ANSWER): (STARTING, Action.START),
-    (UNACKNOWLEDGED, Event.CUT_OFF): (SILENT, None),
-    (UNACKNOWLEDGED, Event.NOBODY_THERE): (WAITING, None),
-    (UNACKNOWLEDGED, Event.EXITED): (WAITING, None),
-    (UNACKNOWLEDGED, Event.BLAMED): (WAITING, Action.REPORT_LOSS),
-}
+ROWS: list[tuple[tuple[State, ...], Event, State, Action | None]] = [
+    ((WAITING,), Event.DUE, STARTING, Action.START),
+    ((STARTING,), Event.STARTED, LOADING, None),
+    ((STARTING,), Event.FAILED, WAITING, None),
+    ((LOADING,), Event.LOADED, READY, None),
+    (THERE, Event.SILENCE, SILENT, Action.REPORT_LOSS),
+    (THERE, Event.CUT_OFF, SILENT, Action.REPORT_LOSS),
+    (THERE, Event.EXITED, WAITING, Action.REPORT_LOSS),
+    (THERE, Event.SHORT_OF_MEMORY, WAITING, Action.REPORT_LOSS),
+    (THERE, Event.FINISHED, WAITING, None),
+    (THERE + LOST, Event.BLAMED, WAITING, Action.REPORT_LOSS),
+    (THERE + LOST, Event.UNFIT, GIVEN_UP, Action.REPORT_LOSS),
+    ((SILENT,), Event.DUE, SILENT, Action.RECONNECT),
+    ((SILENT,), Event.HEARD, UNACKNOWLEDGED, None),
+    ((UNACKNOWLEDGED,), Event.DUE, UNACKNOWLEDGED, Action.RECONNECT),
+    ((UNACKNOWLEDGED,), Event.ACKNOWLEDGED, READY, Action.REPORT_RETURN),
+    ((UNACKNOWLEDGED,), Event.NOT_ACKNOWLEDGED, SILENT, None),
+    ((UNACKNOWLEDGED,), Event.CUT_OFF, SILENT, None),
+    (LOST, Event.NO_ANSWER, STARTING, Action.START),
+    (LOST, Event.NOBODY_THERE, WAITING, None),
+    (LOST, Event.EXITED, WAITING, None),
+]
+TABLE = {(state, event): (after, action) for states, event, after, action in ROWS for state in states}
 
 
 def advance(before: Liveness, event: Event, now: float, timeouts: Timeouts) -> tuple[Liveness, Action | None]:

@@ -88,7 +88,7 @@ class Launcher:
         )
         try:
             training.run(lambda: self._interrupts > 0)
-            if training.saver.spawner.host:
+            if training.exporter.spawner.host:
                 self._name_base()
             training.end()
             if not self._interrupts:

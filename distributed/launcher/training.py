@@ -38,7 +38,7 @@ class Training:
         timeouts: Timeouts | None = None,
         background: Background | None = None,
     ):
-        self.saver: Worker | None = None
+        self.exporter: Worker | None = None
         self._events, self._timeouts = events, timeouts or Timeouts()
         self.group = WorkerGroup(
             spawners,
@@ -69,7 +69,7 @@ class Training:
         Raises RunError, HostError.
         """
         self.group.start()
-        while self.saver is None:
+        while self.exporter is None:
             self._turn(stopping)
             if self.coordinator.ended:
                 self._save()
@@ -120,7 +120,7 @@ class Training:
 
     def meaning_of_exit(self, worker: Worker) -> Event:
         """Raises RunError for an error that would come again."""
-        if self.coordinator.ended and worker is not self.saver:
+        if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
         kind = worker.error.get("kind") if worker.error else None
         passing = PASSING | PASSING_LATER if self._committed else PASSING
@@ -160,7 +160,7 @@ class Training:
         elif kind == "error":
             worker.error = event
         elif kind == "saved":
-            self.saver = worker
+            self.exporter = worker
         if kind in ("vote", "trouble"):
             self._tell(lambda: getattr(self.coordinator, kind)(worker.name, event))
         elif kind not in ("ready", "alive", "exchange"):
@@ -263,11 +263,11 @@ class Training:
                 continue
             worker.tell("save")
             deadline = self.group.now + self._timeouts.save_s
-            while worker.liveness.is_there and self.saver is None and self.group.now < deadline:
+            while worker.liveness.is_there and self.exporter is None and self.group.now < deadline:
                 self._turn(lambda: False)
-            if self.saver and self._fetch(worker):
+            if self.exporter and self._fetch(worker):
                 return
-            self.saver = None
+            self.exporter = None
         reasons = [f"{worker.name}: {worker.lost_for}" for worker in members if worker.lost_for]
         head = ["every host was lost before the model was saved"] if len(members) > 1 or not reasons else []
         raise RunError("\n".join([*head, *reasons]))

@@ -47,9 +47,9 @@ class Spawner(Protocol):
         """
 
     def reconnect(self) -> bool:
-        """Reach the host over a new connection; its worker, if it answers, is then reached over it.
+        """Reach the host over a new connection. Raises HostError if it cannot be reached.
 
-        False if no worker is there any more. Raises HostError if the host cannot be reached.
+        False if no worker is there any more. True if one is; if it answers, it is then reached over this connection.
         """
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:

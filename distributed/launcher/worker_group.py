@@ -11,6 +11,7 @@ One thread, the one that calls `turn`, owns all of this. What may block runs in 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -111,7 +112,6 @@ class WorkerGroup:
 
     def fetch(self, worker: Worker, folder: str) -> None:
         """Copy a folder of the run's from its host; the listener is told."""
-
         spawner, life = worker.spawner, worker.life
 
         def fetch() -> Message:
@@ -253,6 +253,7 @@ class WorkerGroup:
         elif action is Action.REPORT_LOSS:
             self._report_loss(worker, reason)
         elif action is Action.REPORT_RETURN:
+            worker.unreached = ""
             worker.audio.set_silent(False)
             self._events({"type": "back", "host": worker.name, "rank": worker.spawner.rank})
         if state is State.READY and before.state is not State.READY:
@@ -264,24 +265,17 @@ class WorkerGroup:
         life = worker.life = self._lives
 
         def start() -> Message:
-            try:
-                return Message(spawner.name, life, Kind.STARTED, spawner.start(again=again))
-            except TunerError as error:  # the host's, or a file of the run that cannot be read here
-                return Message(spawner.name, life, Kind.NOT_STARTED, error)
+            return Message(spawner.name, life, Kind.STARTED, spawner.start(again=again))
 
-        self._background.run(start)
+        self._background.run(lambda: _attempt(spawner.name, life, start, failed=Kind.NOT_STARTED))
 
     def _reconnect(self, worker: Worker) -> None:
         spawner, life = worker.spawner, worker.life
 
         def reconnect() -> Message:
-            try:
-                kind = Kind.RECONNECTED if spawner.reconnect() else Kind.NOBODY_THERE
-                return Message(spawner.name, life, kind)
-            except TunerError as error:
-                return Message(spawner.name, life, Kind.NOT_RECONNECTED, error)
+            return Message(spawner.name, life, Kind.RECONNECTED if spawner.reconnect() else Kind.NOBODY_THERE)
 
-        self._background.run(reconnect)
+        self._background.run(lambda: _attempt(spawner.name, life, reconnect, failed=Kind.NOT_RECONNECTED))
 
     def _retire(self, worker: Worker) -> None:
         """Nothing more is heard of this process."""
@@ -303,3 +297,14 @@ class WorkerGroup:
         if worker.unreached != str(error):
             worker.unreached = str(error)
             self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
+
+
+def _attempt(name: str, life: int, work: Callable[[], Message], *, failed: Kind) -> Message:
+    """To reach a host. Whatever comes in between, the others go on, and it is tried again."""
+    try:
+        return work()
+    except TunerError as error:  # the host's, or a file of the run that cannot be read here
+        return Message(name, life, failed, error)
+    except Exception as error:
+        traceback.print_exc()
+        return Message(name, life, failed, HostError(name, f"{type(error).__name__}: {error}"))

@@ -115,7 +115,7 @@ class FakeChannel:
     """What a host sends down one session, in pieces; then its end."""
 
     def __init__(self, said: bytes):
-        self._said = said
+        self._said, self.eof_received = said, True
 
     def recv(self, size: int) -> bytes:
         piece, self._said = self._said[:7], self._said[7:]

@@ -480,6 +480,15 @@ def test_a_host_that_cannot_be_reached_later_is_tried_again_and_again():
     assert run.generations() == ["01", "0", "01"]
 
 
+def test_an_error_of_the_programs_own_in_reaching_a_host_ends_no_run():
+    run = frozen_after_two_rounds()
+    run.hosts[1].start_errors[2] = AssertionError("in the SSH library")
+    run.at("generation", 2, lambda: run.hosts[1].toy.exit(1))
+    run.run()
+    assert run.generations() == ["01", "0", "01"] and run.hosts[1].again == [False, True, True]
+    assert "host1: AssertionError: in the SSH library" in run.log
+
+
 def test_a_host_whose_files_cannot_be_read_here_is_tried_again():
     run = Run(train, train, min_hosts=2)
     run.hosts[1].start_errors = {start: DataError("model.safetensors: cannot be read") for start in (2, 3)}
@@ -631,7 +640,7 @@ def saves_by(act: Callable[[Toy], None]) -> Callable[[Toy], None]:
 def test_another_one_saves_when_the_first_is_lost_or_takes_too_long(instead):
     run = Run(saves_by(instead), train, all_rounds=1)
     run.run()
-    assert run.training.saver.name == "host1"
+    assert run.training.exporter.name == "host1"
     assert (run.hosts[0].fetched, run.hosts[1].fetched) == ([], ["final"])
 
 
@@ -639,7 +648,7 @@ def test_another_one_saves_when_the_model_cannot_be_fetched_and_it_has_heard_the
     run = Run(train, train, all_rounds=1)
     run.hosts[0].fetch_error, run.hosts[0].fetch_s = HostError("host0", "the connection was lost"), 100.0
     run.run()
-    assert run.training.saver.name == "host1" and run.hosts[1].fetched == ["final"]
+    assert run.training.exporter.name == "host1" and run.hosts[1].fetched == ["final"]
     [warning] = run.of("warning")
     assert warning["what"] == "the model that it saved cannot be fetched: host0: the connection was lost"
     assert run.hosts[1].toy.last_beat > 190

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distributed.worker import audio_pull as pull_module
+from distributed.worker import audio_pull
 from distributed.worker.audio_pull import AudioPull
 from whisper_tuner.data.dataset import Sample
 
@@ -17,7 +17,7 @@ from whisper_tuner.data.dataset import Sample
 @pytest.fixture
 def said(monkeypatch, tmp_path) -> list[dict]:
     for name, value in {"POLL_S": 0.01, "LOOK_S": 0.1, "LONGEST_S": 1.0}.items():
-        monkeypatch.setattr(pull_module, name, value)
+        monkeypatch.setattr(audio_pull, name, value)
     monkeypatch.chdir(tmp_path)
     return []
 
