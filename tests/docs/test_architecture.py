@@ -1,0 +1,47 @@
+"""docs/architecture.md: what it names exists, and its journeys stay short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+TEXT = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
+JOURNEYS = {
+    title: re.findall(r"^\d+\. `([\w/]+\.py):(\w+)`", body, re.MULTILINE)
+    for title, body in re.findall(r"^### (.+?)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL)
+}
+
+
+def test_there_are_three_journeys_of_at_most_six_files():
+    assert list(JOURNEYS) == [
+        "A profile to a worker's step",
+        "An audio file to the loss",
+        "A lost host back into the run",
+    ]
+    assert all(3 <= len(stops) <= 6 and len(set(stops)) == len(stops) for stops in JOURNEYS.values())
+
+
+@pytest.mark.parametrize(("file", "name"), [stop for stops in JOURNEYS.values() for stop in stops])
+def test_each_stop_of_a_journey_exists(file, name):
+    tree = ast.parse((PROJECT / file).read_text(encoding="utf-8"))
+    assert name in [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (PROJECT / "docs").glob("*.md")))
+def test_files_that_the_docs_name_exist(page):
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    roots = ("", "gym/", "gym/exogym/", "distributed/", "distributed/worker/")
+    for name in set(re.findall(r"`([\w/]+/\w+\.py)`", text)) - {"gym/__init__.py"}:  # of another package
+        assert any((PROJECT / root / name).is_file() for root in roots), name
+
+
+def test_paragraphs_are_short():
+    for page in ("architecture.md", "membership.md"):
+        text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+        for paragraph in text.split("\n\n"):
+            if not paragraph.startswith(("|", " ", "#", "1.")):
+                assert len(re.findall(r"[.!?](?:\s|$)", paragraph)) <= 5, paragraph
