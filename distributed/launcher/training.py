@@ -15,7 +15,7 @@ from whisper_tuner.errors import HostError, RunError, TunerError
 from .background import Background
 from .liveness import Event, State
 from .pace import Pace
-from .worker import Spawner, Worker
+from .worker_record import Spawner, Worker
 from .worker_group import WorkerGroup
 
 # Errors that a worker's own host has, and that another try may mend.

@@ -23,7 +23,7 @@ from . import liveness
 from .audio_push import AudioPush
 from .background import Background, Kind, Message
 from .liveness import Action, Event, State
-from .worker import Spawner, Worker
+from .worker_record import Spawner, Worker
 
 TURN_S = 0.25  # the longest wait for a message: what the clock brings is this late at most
 
