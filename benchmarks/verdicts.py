@@ -66,7 +66,7 @@ def in_vain(events: Iterable[dict]) -> list[tuple[float, str, int]]:
     """(time, host, samples) that were trained and not committed, whenever that shows."""
     found, trained, credit = [], Counter(), Counter()
 
-    def settle(event: dict, host: str) -> None:
+    def close(event: dict, host: str) -> None:
         if (lost := trained[host] - credit[host]) > 0:
             found.append((event["time"], host, lost))
         trained[host] = credit[host] = 0
@@ -79,12 +79,12 @@ def in_vain(events: Iterable[dict]) -> list[tuple[float, str, int]]:
         elif kind == "step":
             trained[host] += event["samples"]
             if credit[host]:  # a round's last step is told of after its commit
-                settle(event, host)
+                close(event, host)
         elif kind in ("hello", "resume") or (kind == "round" and credit[host]):
-            settle(event, host)
+            close(event, host)
         elif kind == "end":
             for name in list(trained):
-                settle(event, name)
+                close(event, name)
     return found
 
 
@@ -102,7 +102,7 @@ class Story:
         self.faults = [f for f in faults if f["began"] < self.last_commit or self.end["status"] != 0]
         self.blind = [f for f in self.faults if self._blinds(f)]
         # Meanwhile the launcher hears of nobody.
-        self.deaf = [*self.blind, *(f for f in self.faults if f["host"] == MASTER and f["kind"] in CUTTING)]
+        self.cut_off = [*self.blind, *(f for f in self.faults if f["host"] == MASTER and f["kind"] in CUTTING)]
         lost = self.of("lost")
         self.unexplained = [e for e in lost if not any(self._explains(fault, e) for fault in self.faults)]
 
@@ -143,7 +143,7 @@ class Story:
         kill, members = fault["kind"] == "kill", self.members(fault["began"])
         gone = self.affected(fault) & members
         # A crash that the launcher cannot be told of is one more silence.
-        unheard = any(deaf["began"] < fault["began"] < deaf["undone"] for deaf in self.deaf)
+        unheard = any(other["began"] < fault["began"] < other["undone"] for other in self.cut_off)
         limit = CRASH_S if kill and not unheard else SILENT_S
         if not gone:
             return verdict("was not training just then")
@@ -153,7 +153,7 @@ class Story:
         if any(other["began"] < fault["began"] for rival in rivals for other in rival):
             return verdict("was being lost already", *self._not_back(fault, lost))
         lost = [e for e, rival in zip(lost, rivals, strict=True) if self._explains(fault, e, HEARD_S) or not rival]
-        hears = max([fault["began"], *(d["undone"] for d in self.deaf if d["began"] < fault["began"] + limit)])
+        hears = max([fault["began"], *(d["undone"] for d in self.cut_off if d["began"] < fault["began"] + limit)])
         if not lost:
             stayed = min(fault["undone"], self.last_commit) - hears
             unseen = f"{sorted(gone)} not missed" if kill or stayed > SILENT_S else ""

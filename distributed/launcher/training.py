@@ -15,8 +15,8 @@ from whisper_tuner.errors import HostError, RunError, TunerError
 from .background import Background
 from .liveness import Event, State
 from .pace import Pace
-from .worker_record import Spawner, Worker
 from .worker_group import WorkerGroup
+from .worker_record import Spawner, Worker
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}

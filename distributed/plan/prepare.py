@@ -52,7 +52,7 @@ class _Clips:
     shards: dict[str, list[list[Sample]]]
 
     @classmethod
-    def dealt(cls, manifests: dict[str, Manifest], names: Sequence[str]) -> _Clips:
+    def shared(cls, manifests: dict[str, Manifest], names: Sequence[str]) -> _Clips:
         shards = {kind: assign_shards(manifest.samples, names) for kind, manifest in manifests.items()}
         return cls(manifests=manifests, shards=shards)
 
@@ -71,7 +71,7 @@ def prepare_run(
     show_status: ShowStatus = nullcontext,
     machine_workers: Sequence[int] = (),
 ) -> Prepared:
-    """Read the manifests, deal out the shards, write what every rank will be told. Raises DataError, ConfigError.
+    """Read the manifests, share out the clips, write what every rank will be told. Raises DataError, ConfigError.
 
     `show_status` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`.
     """
@@ -81,7 +81,7 @@ def prepare_run(
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
-    clips = _Clips.dealt(manifests, profile.shards or labels)
+    clips = _Clips.shared(manifests, profile.shards or labels)
     steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in clips.shards["train"])
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
@@ -168,7 +168,7 @@ def rehost(
     """
     labels = tuple(host.address for host in hosts.all)
     manifests = {kind: _manifest_of(run_dir, kind, Path(path)) for kind, path in launch.manifests.items()}
-    clips = _Clips.dealt(manifests, labels)
+    clips = _Clips.shared(manifests, labels)
     spec = dataclasses.replace(launch.ranks[0].spec, world_size=len(labels), hosts=labels)
     ranks, items = _ranks(spec, hosts, machine_workers, clips, run_dir)
     save_items(run_dir, items, clips.audio)

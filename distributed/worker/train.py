@@ -141,7 +141,7 @@ class _Data:
             seed=profile.seed,
             shuffle=shuffle,
             shards=profile.shards,
-            delivery=self._audio_pull,
+            missing_audio=self._audio_pull,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )
         return ElasticSampler(batches, spec.hosts, spec.name)

@@ -111,7 +111,7 @@ def _bring_up_to_date(
     with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         if others:
-            console.print("the hosts are others than before: the work that is left is dealt out among these")
+            console.print("the hosts are not the same as before: they share the work that is left")
         changed, items = rehost(launch, hosts, run_dir, report.machine_workers)
         if not no_sync:
             with Transfers(console) as show:

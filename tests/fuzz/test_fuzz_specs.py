@@ -41,7 +41,7 @@ LAUNCH = Launch(
 )
 RUN = json.loads(json_of(LAUNCH))
 AUDIO = [["/data/a.wav", ".multimac/data/a.wav"], ["/data/b.wav", ".multimac/data/b.wav"]]
-SHIPMENT = {"hosts": {"10.0.0.2": AUDIO[:1]}, "audio": AUDIO}
+LISTS = {"hosts": {"10.0.0.2": AUDIO[:1]}, "audio": AUDIO}
 
 
 def parsed(data: bytes) -> object:
@@ -81,7 +81,7 @@ def test_the_origin_of_a_model(folder: Path, data: bytes):
     assert origin or data != json.dumps(RUN).encode()
 
 
-@fuzz("shipment.json", damaged_json(SHIPMENT), cost=4)
+@fuzz("shipment.json", damaged_json(LISTS), cost=4)
 def test_the_files_of_a_resumed_run(folder: Path, data: bytes):
     shipped(folder, data)
 
@@ -122,7 +122,7 @@ def shipped(folder: Path, data: bytes) -> None:
     hosts = outcome(load_items, folder, names=folder / "shipment.json")
     assert (audio is None) == (hosts is None)
     if audio is None:
-        assert data != json.dumps(SHIPMENT).encode()
+        assert data != json.dumps(LISTS).encode()
         return
     assert {name: str(item.local) for name, item in audio.items()} == {
         remote: str(Path(local)) for local, remote in document["audio"]

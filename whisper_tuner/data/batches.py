@@ -30,7 +30,7 @@ from whisper_tuner.errors import DataError
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
 
 
-class Delivery(Protocol):
+class MissingAudio(Protocol):
     """Brings audio that this host lacks."""
 
     def order(self, samples: Sequence[Sample]) -> None: ...
@@ -87,7 +87,7 @@ class ShardBatches:
     one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another. With
     unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
 
-    delivery brings the audio that this host lacks. shards: names of shards that a rank trains alone, all at once.
+    missing_audio brings the audio that this host lacks. shards: names of shards that a rank trains alone, all at once.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ShardBatches:
         seed: int = 0,
         shuffle: bool = True,
         shards: Sequence[str] = (),
-        delivery: Delivery | None = None,
+        missing_audio: MissingAudio | None = None,
         assign: Assign = assign_shards,
         on_problem: Callable[[Problem], None] = lambda problem: None,
     ):
@@ -113,7 +113,7 @@ class ShardBatches:
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels = features, labels
         self._seed, self._shuffle = seed, shuffle
-        self._shards, self._assign, self._delivery = tuple(shards), assign, delivery
+        self._shards, self._assign, self._missing_audio = tuple(shards), assign, missing_audio
         self._on_problem = on_problem
         self._most: int | None = None
 
@@ -176,8 +176,8 @@ class ShardBatches:
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """Audio that this host lacks is sent to it while it does other things."""
-        if self._delivery:
-            self._delivery.order([self.samples[number] for numbers in steps for number in numbers])
+        if self._missing_audio:
+            self._missing_audio.order([self.samples[number] for numbers in steps for number in numbers])
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
@@ -249,8 +249,8 @@ class ShardBatches:
     def _log_mel(self, sample: Sample, given_up: Callable[[], bool]) -> np.ndarray | None:
         """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
         try:
-            if self._delivery:
-                self._delivery.wait(sample, given_up)
+            if self._missing_audio:
+                self._missing_audio.wait(sample, given_up)
             return None if given_up() else self._features.log_mel(sample.audio)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))

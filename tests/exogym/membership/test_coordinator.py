@@ -539,7 +539,7 @@ def test_trouble_after_the_end_is_none(meeting):
 
 @pytest.mark.parametrize("what", [ROUND, END])
 def test_a_vote_that_counts_ends_the_trouble(meeting, what):
-    """As when all seem stuck, which the crew says in the name of a member, and then they come through."""
+    """As when all seem stuck, which the launcher says in the name of a member, and then they come through."""
     meeting.trouble("ada")
     meeting.vote(what)
     sent = len(meeting.sent)

@@ -41,7 +41,7 @@ def make_batches(multilingual, tmp_path):
     cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
-    def make(*shards, alone=False, seed=0, shuffle=True, on_problem=lambda problem: None, delivery=None, **shape):
+    def make(*shards, alone=False, seed=0, shuffle=True, on_problem=lambda problem: None, missing_audio=None, **shape):
         """Of fixed shards, one for each member; alone: one rank trains them all."""
 
         def assign(samples, names, weights):
@@ -56,7 +56,7 @@ def make_batches(multilingual, tmp_path):
             seed=seed,
             shuffle=shuffle,
             shards=HOSTS[: len(shards)] if alone else (),
-            delivery=delivery,
+            missing_audio=missing_audio,
             assign=assign,
             on_problem=on_problem,
         )
@@ -65,8 +65,8 @@ def make_batches(multilingual, tmp_path):
 
 
 @pytest.fixture
-def deal(multilingual, tmp_path):
-    """Batches of samples that are dealt out by assign_shards."""
+def shared_out(multilingual, tmp_path):
+    """Batches of samples that are shared out by assign_shards."""
     model, processor = multilingual
     cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
@@ -226,10 +226,10 @@ def test_ranks_train_on_equally_long_audio_at_each_step(tmp_path, make_batches):
     assert waited < 1.15 * worked
 
 
-def test_what_is_left_is_dealt_to_those_who_are_there(tmp_path, deal):
+def test_what_is_left_goes_to_those_who_are_there(tmp_path, shared_out):
     """All the plans of an epoch together have each sample once, whoever is there meanwhile."""
     samples = samples_of(83, tmp_path)
-    batches = deal(samples, batch_size=4)
+    batches = shared_out(samples, batch_size=4)
     trained = [s for plan in planned(batches, hosts=3)[:2] for step in plan[:5] for s in step]  # the third is lost
     left = torch.tensor([sample not in trained for sample in samples])
     plans = planned(batches, hosts=2, left=left)
@@ -254,7 +254,7 @@ def test_a_host_with_less_than_a_clip_a_step_rests_in_some(tmp_path, make_batche
 
 
 @st.composite
-def uneven_deals(draw):
+def uneven_sharess(draw):
     """(clips, batch size, what is left, weights within a factor of 5 of their mean, as measured speeds are)."""
     hosts, clips = draw(st.integers(1, 5)), draw(st.integers(1, 80))
     left = draw(st.none() | st.lists(st.booleans(), min_size=clips, max_size=clips))
@@ -263,12 +263,12 @@ def uneven_deals(draw):
     return clips, draw(st.integers(1, 8)), left, [min(max(speed, mean / 5), mean * 5) for speed in speeds]
 
 
-@given(uneven_deals())
+@given(uneven_sharess())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, deal, uneven_deal):
-    clips, batch_size, left, weights = uneven_deal
+def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, shared_out, uneven_shares):
+    clips, batch_size, left, weights = uneven_shares
     samples = samples_of(clips, tmp_path)
-    batches = deal(samples, batch_size=batch_size)
+    batches = shared_out(samples, batch_size=batch_size)
     plans = planned(batches, hosts=len(weights), left=left, weights=weights)
     due = [sample.id for sample, is_left in zip(samples, left or [True] * clips, strict=True) if is_left]
     assert sorted(s.id for plan in plans for step in plan for s in step) == sorted(due)
@@ -287,8 +287,8 @@ def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, deal, un
             assert all((rest + 1) * own < 2 * steps for rest in rests)
 
 
-def test_hosts_of_different_speed_train_on_equally_long_audio_too(tmp_path, deal):
-    batches = deal(samples_of(400, tmp_path, longest=4.9), batch_size=2)
+def test_hosts_of_different_speed_train_on_equally_long_audio_too(tmp_path, shared_out):
+    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=2)
     plans = planned(batches, hosts=3, weights=[2.0, 1.0, 1.0])
     pairs = [
         (frames(batches, fast), frames(batches, slow))
@@ -310,10 +310,10 @@ def test_hosts_of_different_speed_train_on_equally_long_audio_too(tmp_path, deal
         (5, 3, 7, "850f068615c2b9d4"),
     ],
 )
-def test_equal_shares_have_the_plans_that_they_had(tmp_path, deal, hosts, batch_size, rest, expected):
+def test_equal_shares_have_the_plans_that_they_had(tmp_path, shared_out, hosts, batch_size, rest, expected):
     """So that a run with fixed shares can be repeated with a later version."""
     left = None if rest == 83 else [number % 83 < rest for number in range(7, 90)]
-    batches = deal(samples_of(83, tmp_path), batch_size=batch_size)
+    batches = shared_out(samples_of(83, tmp_path), batch_size=batch_size)
     plans = [batches.plan(epoch, left, FIVE[:hosts], [2.5] * hosts) for epoch in (0, 3)]
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == expected
 
@@ -397,7 +397,7 @@ def test_audio_that_is_not_there_is_ordered_in_time_and_waited_for(clips, make_b
                 away.audio.symlink_to(clips[0].audio)
 
     batches = make_batches(
-        [*clips[:2], away, never], batch_size=1, shuffle=False, delivery=Courier(), on_problem=problems.append
+        [*clips[:2], away, never], batch_size=1, shuffle=False, missing_audio=Courier(), on_problem=problems.append
     )
     assert [[b["ids"] for b in step] for step in read(batches)] == [[["away"]], [], [["clip1"]], [["clip0"]]]
     assert ordered == waited == ["away", "never", "clip1", "clip0"]
@@ -419,7 +419,9 @@ def test_an_epoch_is_left_at_once_while_its_reader_waits_for_audio(clips, make_b
                     pass
 
     left = read(
-        make_batches([*clips[:2], away], batch_size=1, shuffle=False, delivery=Courier(), on_problem=problems.append)
+        make_batches(
+            [*clips[:2], away], batch_size=1, shuffle=False, missing_audio=Courier(), on_problem=problems.append
+        )
     )
     assert next(left) and next(left)
     assert waiting.wait(20)
