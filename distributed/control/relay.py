@@ -49,7 +49,7 @@ def end_supervisor(path: Path) -> None:
     for line in listed.stdout.decode(errors="replace").splitlines():
         number, _, arguments = line.strip().partition(" ")
         if arguments.strip().endswith(f"-m {SUPERVISOR} {path.resolve()}"):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
                 os.killpg(int(number), signal.SIGKILL)
     path.unlink(missing_ok=True)
 
@@ -67,12 +67,17 @@ def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:
 
 
 def connect(path: Path, started: subprocess.Popen | None) -> socket.socket | None:
-    """None if nobody listens there; to one that has just been started it gives its time."""
+    """None if nobody listens there; to one that has just been started it gives its time.
+
+    From the socket's folder, for a socket's path may only be 104 bytes long.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.chdir(path.parent)
     deadline = time.monotonic() + Timeouts().handshake_s
     while True:
         supervisor = socket.socket(socket.AF_UNIX)
         try:
-            supervisor.connect(str(path))
+            supervisor.connect(path.name)
             return supervisor
         except OSError:
             supervisor.close()

@@ -48,11 +48,16 @@ class KeptLines:
         self._size = 0
         self.count = 0
 
-    def append(self, line: bytes) -> None:
+    def append(self, line: bytes, *, sent: int | None = None) -> None:
+        """sent: the number of the first line that was not sent; none is dropped from there on, however long they are.
+
+        A single line may be longer than what is kept: it is dropped once as much has followed.
+        """
         self._kept.append(line)
         self.count += 1
         self._size += len(line)
-        while self._size > KEPT and len(self._kept) > 1:
+        sent = self.count if sent is None else sent
+        while self._size - len(self._kept[0]) >= KEPT and self.count - len(self._kept) < sent:
             self._size -= len(self._kept.popleft())
 
     def since(self, number: int) -> list[bytes]:
@@ -74,14 +79,14 @@ class Supervisor:
         self._heard = 0
         self._more = asyncio.Condition()  # lines of the worker
         self._ended = False
-        self._was_reached = asyncio.Event()
+        self._is_reached = asyncio.Event()
         self._connection: asyncio.Task | None = None
 
     async def run(self, command: Sequence[str], path: Path) -> None:
         """Until the worker has ended, and all that it has said was sent if anybody listens.
 
         path: absolute, so that it names this supervisor in a list of processes. A socket's own may be 104 bytes long,
-        so that the socket is bound by its path from here. Raises OSError.
+        so that the socket is bound by its name alone, from its folder. Raises OSError.
         """
         pipe = asyncio.subprocess.PIPE
         self._worker = await asyncio.create_subprocess_exec(
@@ -89,7 +94,8 @@ class Supervisor:
         )
         reading = asyncio.create_task(self._read_worker())
         self._expect_launcher()
-        self._server = await asyncio.start_unix_server(self._accept, os.path.relpath(path), limit=LONGEST_LINE)
+        os.chdir(path.parent)  # the worker has been started in the project
+        self._server = await asyncio.start_unix_server(self._accept, path.name, limit=LONGEST_LINE)
         path.chmod(0o600)
         while self._worker.returncode is None:  # asyncio's `wait` waits for whatever holds its stdout open, too
             await asyncio.sleep(POLL_S)
@@ -99,9 +105,17 @@ class Supervisor:
             await self._append([self._rest + b"\n"])
         await self._append([event_line({"type": EXIT, "status": self._worker.returncode})], last=True)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._was_reached.wait(), self._timeouts.orphaned_s)
-        if self._connection:
-            await asyncio.wait([self._connection], timeout=self._timeouts.last_lines_s)
+            await self._send_last_lines()
+
+    async def _send_last_lines(self) -> None:
+        """Raises TimeoutError if the launcher does not come back in its time, or the connection is dead."""
+        while self._sent < self._output.count or self._connection:
+            if not self._connection:
+                left = self._orphaned.when() - asyncio.get_running_loop().time()
+                await asyncio.wait_for(self._is_reached.wait(), left)
+            _, pending = await asyncio.wait([self._connection], timeout=self._timeouts.last_lines_s)
+            if pending:
+                raise TimeoutError
 
     async def _read_worker(self) -> None:
         while block := await self._worker.stdout.read(BLOCK):
@@ -114,7 +128,7 @@ class Supervisor:
     async def _append(self, lines: Sequence[bytes], *, last: bool = False) -> None:
         async with self._more:
             for line in lines:
-                self._output.append(line)
+                self._output.append(line, sent=self._sent)
             self._ended = last
             self._more.notify_all()
 
@@ -133,7 +147,7 @@ class Supervisor:
         before, self._connection = self._connection, asyncio.current_task()
         if before:
             before.cancel()
-        self._was_reached.set()
+        self._is_reached.set()
         self._orphaned.cancel()
         sending = asyncio.create_task(self._send(writer, position))
         hearing = asyncio.create_task(self._hear(reader, self._heard - first))
@@ -145,6 +159,7 @@ class Supervisor:
             writer.close()
             if self._connection is asyncio.current_task():
                 self._connection = None
+                self._is_reached.clear()
                 self._expect_launcher()
 
     async def _send(self, writer: asyncio.StreamWriter, position: int) -> None:
@@ -177,9 +192,19 @@ class Supervisor:
                 await self._worker.stdin.drain()
 
     def _expect_launcher(self) -> None:
-        """If it does not come, the worker is told by the end of its stdin."""
-        loop = asyncio.get_running_loop()
-        self._orphaned = loop.call_later(self._timeouts.orphaned_s, self._worker.stdin.close)
+        """If it does not come, the worker is told by the end of its stdin, and killed if that does not end it."""
+        loop, timeouts = asyncio.get_running_loop(), self._timeouts
+
+        def end_worker() -> None:
+            self._worker.stdin.close()
+            loop.call_later(timeouts.rescue_s + timeouts.grace_s, self._kill_worker)
+
+        self._orphaned = loop.call_later(timeouts.orphaned_s, end_worker)
+
+    def _kill_worker(self) -> None:
+        """One that is frozen, or hangs, does not hear that it is to end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._worker.kill()
 
 
 def main() -> None:

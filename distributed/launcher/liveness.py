@@ -142,8 +142,9 @@ def advance(before: Liveness, event: Event, now: float, timeouts: Timeouts) -> t
     elif state is SILENT and before.is_there:
         due = now if event is Event.CUT_OFF else now + timeouts.reconnect_s
         worker = replace(worker, lost=now, reached=None, tries=0, due=due)
-    elif state is UNACKNOWLEDGED:  # there is a way to it: TCP finds its own back much later
-        worker = replace(worker, heard_again=now, due=now)
+    elif state is UNACKNOWLEDGED:
+        # There is a way to it: TCP finds its own back much later. What has just been connected need not be once more.
+        worker = replace(worker, heard_again=now, due=now if worker.reached is None else worker.due)
     elif state is WAITING:
         worker = _waiting(worker, event, now, timeouts, failed=before.is_there or event is Event.BLAMED)
     return worker, action

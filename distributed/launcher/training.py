@@ -265,7 +265,7 @@ class Training:
             deadline = self.group.now + self._timeouts.save_s
             while worker.liveness.is_there and self.exporter is None and self.group.now < deadline:
                 self._turn(lambda: False)
-            if self.exporter and self._fetch(worker):
+            if self.exporter and self._fetch(self.exporter):  # perhaps one that was asked before, and was late
                 return
             self.exporter = None
         reasons = [f"{worker.name}: {worker.lost_for}" for worker in members if worker.lost_for]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -137,8 +138,9 @@ class Remote:
 
     @contextlib.contextmanager
     def sftp(self) -> Iterator[paramiko.SFTPClient]:
-        with self._errors("cannot start SFTP"):
-            client = paramiko.SFTPClient.from_transport(self._transport)
+        with self._errors("cannot start SFTP"), self._session() as channel:
+            channel.invoke_subsystem("sftp")
+            client = paramiko.SFTPClient(channel)
             client.get_channel().settimeout(TRANSFER_TIMEOUT_S)
         try:
             yield client
@@ -155,10 +157,21 @@ class Remote:
             self._below.close()
 
     def _open(self, line: Sequence[str], *, merge: bool = False) -> paramiko.Channel:
-        channel = self._transport.open_session(timeout=CONNECT_TIMEOUT_S)
-        channel.set_combine_stderr(merge)
-        channel.exec_command(quote(line))
+        with self._session() as channel:
+            channel.set_combine_stderr(merge)
+            channel.exec_command(quote(line))
         return channel
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[paramiko.Channel]:
+        """It is closed if it is not put to use in time: a host may fall asleep amid this, and paramiko would wait."""
+        channel = self._transport.open_session(timeout=CONNECT_TIMEOUT_S)
+        too_long = threading.Timer(CONNECT_TIMEOUT_S, channel.close)
+        too_long.start()
+        try:
+            yield channel
+        finally:
+            too_long.cancel()
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:

@@ -151,7 +151,7 @@ class LocalProcess:
             return None
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
             os.killpg(self.pid, signal.SIGKILL)
 
 

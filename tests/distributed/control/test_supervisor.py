@@ -1,9 +1,18 @@
-"""The lines that a supervisor keeps; with a worker and connections, see launcher/test_worker_link.py."""
+"""The lines that a supervisor keeps, and how it ends; with relays, see launcher/test_worker_link.py."""
+
+import asyncio
+import json
+import sys
+import time
 
 import pytest
 
 from distributed.control import supervisor
-from distributed.control.supervisor import KeptLines
+from distributed.control.messages import split_line
+from distributed.control.supervisor import KeptLines, Supervisor
+from distributed.control.timeouts import Timeouts
+
+QUICK = Timeouts(orphaned_s=0.3, rescue_s=0.3, grace_s=0.3, last_lines_s=0.3)
 
 
 @pytest.fixture
@@ -18,10 +27,60 @@ def lines(monkeypatch):
 def test_lines_are_kept_up_to_a_size(lines):
     assert lines.count == 10
     assert lines.since(10) == [] and lines.since(9) == [b"line 9\n"]
-    assert lines.since(5) == [b"line %d\n" % number for number in range(5, 10)]
+    assert lines.since(4) == [b"line %d\n" % number for number in range(4, 10)]
 
 
-@pytest.mark.parametrize("number", [4, -1, 11])
+@pytest.mark.parametrize("number", [3, -1, 11])
 def test_lines_that_are_not_kept_are_not_made_up(lines, number):
     with pytest.raises(ValueError, match="wanted"):
         lines.since(number)
+
+
+def test_a_line_longer_than_what_is_kept_is_kept_until_as_much_has_followed(lines):
+    lines.append(b"x" * 100)
+    lines.append(b"short", sent=11)
+    assert lines.since(10) == [b"x" * 100, b"short"]
+    lines.append(b"y" * 40)
+    with pytest.raises(ValueError, match="wanted"):
+        lines.since(10)
+
+
+def test_lines_that_were_not_sent_are_all_kept(lines):
+    lines.append(b"x" * 100, sent=6)
+    assert len(lines.since(6)) == 5
+
+
+@pytest.fixture
+def supervise(tmp_path, monkeypatch):
+    """Runs a supervisor of a command; `launcher(reader, writer)` is with it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, launcher=None, timeouts=QUICK):
+        async def both():
+            running = asyncio.create_task(Supervisor(timeouts).run(command, tmp_path / "sock"))
+            while launcher and not (tmp_path / "sock").exists():
+                await asyncio.sleep(0.01)
+            heard = await launcher(*await asyncio.open_unix_connection("sock")) if launcher else None
+            await asyncio.wait_for(running, 5)
+            return heard
+
+        return asyncio.run(both())
+
+    return run
+
+
+@pytest.mark.parametrize("command", [["sleep", "60"], ["sh", "-c", "kill -STOP $$"]], ids=["deaf", "frozen"])
+def test_a_worker_that_does_not_hear_that_its_launcher_is_gone_is_killed(supervise, command):
+    began = time.monotonic()
+    supervise(command)
+    assert time.monotonic() - began < 3
+
+
+def test_the_last_words_are_heard_long_after_the_connection_began(supervise):
+    async def launcher(reader, writer):
+        await reader.readline()
+        writer.write(json.dumps({"arrived": 0, "first": 0}).encode() + b"\n")
+        return [split_line(line.decode())[1] for line in (await reader.read()).splitlines()]
+
+    program = "import time; time.sleep(1); raise SystemExit(3)"
+    assert supervise([sys.executable, "-c", program], launcher) == [{"type": "exit", "status": 3}]

@@ -119,6 +119,13 @@ def test_a_silent_one_that_is_heard_is_connected_to_at_once_and_returns_when_it_
     assert returned.state is State.READY and action is Action.REPORT_RETURN
 
 
+def test_one_that_is_heard_over_a_connection_that_has_just_been_made_needs_no_other():
+    worker = after(reached(at=1.0), Event.HEARD, now=NOW + 1.1)
+    assert worker.state is State.UNACKNOWLEDGED and due(worker, NOW + 1.1) is None
+    assert due(worker, NOW + 1 + T.listen_s) is Event.DUE
+    assert due(after(worker, Event.CUT_OFF, now=NOW + 2), NOW + 2) is Event.DUE
+
+
 def test_one_that_was_lost_while_it_loaded_returns_to_that_or_has_loaded_meanwhile():
     worker = after(STATES[State.LOADING], Event.SILENCE, Event.HEARD)
     assert after(worker, Event.ACKNOWLEDGED).state is State.LOADING

@@ -654,6 +654,18 @@ def test_another_one_saves_when_the_model_cannot_be_fetched_and_it_has_heard_the
     assert run.hosts[1].toy.last_beat > 190
 
 
+def test_the_model_is_fetched_from_the_one_that_has_saved_it_though_another_was_asked_meanwhile():
+    def late(toy):
+        toy.freeze()
+        toy.background.at(15.0, toy.thaw)
+        toy.later(0.1, lambda: toy.say({"type": "saved"}))
+
+    run = Run(saves_by(late), saves_after(100), all_rounds=1)
+    run.run()
+    assert run.training.exporter.name == "host0" and run.of("lost")
+    assert (run.hosts[0].fetched, run.hosts[1].fetched) == (["final"], [])
+
+
 def test_it_is_an_error_when_nobody_can_save():
     run = Run(*[saves_by(exits(1))] * 2, all_rounds=1)
     with pytest.raises(RunError, match="every host was lost before the model was saved"):

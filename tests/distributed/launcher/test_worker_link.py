@@ -17,6 +17,7 @@ from waiting import wait_until
 from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.messages import split_line
 from distributed.control.relay import NOBODY_THERE
+from distributed.control.supervisor import KEPT
 from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import RELAY
 from distributed.launcher.worker_link import WorkerLink
@@ -59,13 +60,13 @@ class Launcher:
     """Writes numbers to a worker, and listens."""
 
     def __init__(self, folder: Path):
-        self.folder, self.connections = folder, []
+        self.folder, self.socket, self.connections = folder, "sock", []
         self.link = WorkerLink("host")
         self.counts, self.echoes, self.text, self.cuts, self.written = [], [], [], 0, 0
         self.listener = threading.Thread(target=self._listen, daemon=True)
 
     def connect(self, *command: str) -> bool:
-        command_line = [sys.executable, "-m", RELAY, "sock"]
+        command_line = [sys.executable, "-m", RELAY, self.socket]
         process = LocalMachine("host").start(command_line, env=environment(PROJECT), cwd=str(self.folder))
         self.connections.append(Connection(process))
         process.write(json.dumps(command).encode() + b"\n")
@@ -162,6 +163,13 @@ def test_a_worker_that_has_written_more_than_a_dead_connection_takes_is_reached_
     assert nobody.text == [str(number) for number in range(100_000)]
 
 
+def test_a_line_longer_than_all_that_is_kept_arrives_with_those_around_it(nobody):
+    program = f"print('a', 'x' * {KEPT + 1000}, 'b', 'c', sep=chr(10), flush=True); import time; time.sleep(60)"
+    assert nobody.connect(sys.executable, "-c", program)
+    wait_until(lambda: len(nobody.text) == 4, 20, tell=lambda: [len(text) for text in nobody.text])
+    assert [len(text) for text in nobody.text] == [1, KEPT + 1000, 1, 1]
+
+
 def test_a_connection_that_ends_does_not_end_the_worker(launcher):
     launcher.connections[-1].end()
     wait_until(lambda: launcher.cuts == 1)
@@ -253,7 +261,20 @@ def test_a_traceback_before_the_first_word_is_heard(nobody):
     assert "ModuleNotFoundError" in nobody.text[-1]
 
 
-def test_the_status_of_one_that_ended_while_it_was_cut_off_is_not_seen(launcher):
+def test_what_a_worker_says_before_it_ends_while_it_is_cut_off_is_heard(nobody):
+    program = "import time; print('here', flush=True); time.sleep(1); print('last words'); raise SystemExit(3)"
+    assert nobody.connect(sys.executable, "-c", program)
+    wait_until(lambda: nobody.text)
+    nobody.connections[-1].end()
+    wait_until(lambda: nobody.cuts == 1)
+    time.sleep(1.5)
+    assert nobody.connect()
+    nobody.listener.join(10)
+    assert nobody.text == ["here", "last words"] and nobody.link.wait(0) == 3
+    wait_until(lambda: is_gone(nobody.link._pid))
+
+
+def test_the_status_of_one_that_was_killed_with_its_supervisor_while_it_was_cut_off_is_not_seen(launcher):
     launcher.connections[-1].end()
     wait_until(lambda: launcher.cuts == 1)
     os.killpg(launcher.link._pid, signal.SIGKILL)
@@ -263,6 +284,18 @@ def test_the_status_of_one_that_ended_while_it_was_cut_off_is_not_seen(launcher)
 def test_a_command_that_does_not_exist_is_an_error_with_its_reason(nobody):
     with pytest.raises(HostError, match="No such file or directory: '/no/such/python'"):
         nobody.connect("/no/such/python")
+
+
+def test_the_path_of_the_socket_may_be_long_and_lead_through_a_link(nobody, tmp_path):
+    real = tmp_path / ("a" * 100) / ("b" * 100)
+    real.mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(real)
+    nobody.socket = f"runs/{'run' * 30}/checkpoints/0.sock"
+    assert nobody.connect(*ECHO)
+    nobody.connections[-1].end()
+    wait_until(lambda: nobody.cuts == 1)
+    assert nobody.connect()
+    nobody.wait_for_counts(10)
 
 
 def test_a_start_ends_the_worker_that_is_still_there_frozen_or_not(launcher, tmp_path):

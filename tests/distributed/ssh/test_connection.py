@@ -7,9 +7,11 @@ import threading
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 from loopback_sshd import SshServer
 
+from distributed.ssh import connection
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.errors import HostError
@@ -123,3 +125,34 @@ def kill_sessions(server: SshServer) -> None:
     for child in psutil.Process(server.process.pid).children(recursive=True):
         if "sshd" in child.name():
             child.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda remote: remote.run(["true"], timeout=1), lambda remote: remote.sftp().__enter__()],
+    ids=["command", "sftp"],
+)
+def test_a_host_that_falls_asleep_as_a_session_is_opened_is_not_waited_for(remote, ssh_server, monkeypatch, use):
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 1.0)
+    asleep, open_session = [], remote._transport.open_session
+
+    def open_and_fall_asleep(**settings):
+        channel = open_session(**settings)
+        for process in psutil.Process(ssh_server.process.pid).children(recursive=True):
+            process.suspend()
+            asleep.append(process)
+        return channel
+
+    monkeypatch.setattr(remote._transport, "open_session", open_and_fall_asleep)
+    ended = threading.Event()
+
+    def try_it() -> None:
+        with contextlib.suppress(HostError):
+            use(remote)
+        ended.set()
+
+    threading.Thread(target=try_it, daemon=True).start()
+    ended.wait(5)
+    for process in asleep:
+        process.resume()
+    assert ended.is_set()

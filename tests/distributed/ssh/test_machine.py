@@ -109,6 +109,18 @@ def test_kill_ends_the_children_as_well(machine, tmp_path):
     process.kill()
 
 
+def test_killing_what_has_just_ended_is_no_error_on_a_mac(monkeypatch):
+    """There a process group of which only a zombie is left may not be sent a signal."""
+    process = LocalMachine().start(["true"])
+
+    def killpg(pid, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.killpg", killpg)
+    process.kill()
+    assert process.wait(10) == 0
+
+
 def test_start_of_a_missing_program_fails(machine):
     with pytest.raises(HostError):
         process = machine.start(["/no/such/program"])
