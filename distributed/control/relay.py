@@ -45,12 +45,13 @@ def main() -> int:
 
 def end_supervisor(path: Path) -> None:
     """Kill the one of this path with its worker, frozen or not: another may start only then."""
-    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=", "-o", "args="], capture_output=True, check=True)
-    for line in listed.stdout.decode(errors="replace").splitlines():
-        number, _, arguments = line.strip().partition(" ")
-        if arguments.strip().endswith(f"-m {SUPERVISOR} {path.resolve()}"):
+    import psutil  # only where a worker is started: its import takes as long as all the rest
+
+    last = ["-m", SUPERVISOR, str(path.resolve())]
+    for process in psutil.process_iter(["cmdline"]):
+        if (process.info["cmdline"] or [])[-len(last) :] == last:  # other users' may not be looked at
             with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
-                os.killpg(int(number), signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
     path.unlink(missing_ok=True)
 
 
