@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -134,6 +135,11 @@ def test_what_breaks_the_rules_is_found(tmp_path, file, text, complaint):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content)
     assert any(complaint in each for each in wrong(tmp_path))
+
+
+def test_every_folder_is_installed():
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert set(settings["packages"]) == {n for n, path in modules(PROJECT).items() if path.name == "__init__.py"}
 
 
 def importers(package: str) -> set[str]:
