@@ -24,7 +24,7 @@ from distributed.run_dir.log import EventLog
 from whisper_tuner.errors import ExitStatus, TunerError
 
 from .host_spawner import HostSpawner
-from .local_spawner import LocalSpawner
+from .spawner import LocalSpawner
 from .training import Training
 
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
@@ -37,7 +37,6 @@ class Launcher:
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
         self._trained = False
-        self._spawners: list[HostSpawner | LocalSpawner] = []
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -77,28 +76,27 @@ class Launcher:
         ranks = self.launch.ranks
         self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
         rendezvous = self._open_store() if len(ranks) > 1 else None
-        self._spawners = [spawner_of(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
+        spawners = [spawner_of(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
         training = Training(
-            self._spawners,
+            spawners,
             events=self.events,
             log=log,
             min_hosts=self.launch.min_hosts,
             patience_s=self.launch.timeout_s,
             resumed=self.resume,
         )
+        finished = False
         try:
             training.run(lambda: self._interrupts > 0)
             if training.exporter.spawner.host:
                 self._name_base()
-            training.end()
-            if not self._interrupts:
-                on_each(self._spawners, lambda spawner: spawner.drop_checkpoints())
+            finished = not self._interrupts
         except Exception:  # whatever it is: what the workers have agreed on is not to be lost
             training.end(rescue=True)
             raise
         finally:
             training.end()
-            on_each(self._spawners, lambda spawner: spawner.leave())
+            on_each(spawners, lambda spawner: spawner.leave(finished=finished))
 
     def _name_base(self) -> None:
         """An adapter that another host has saved names its base as it lies there."""
@@ -130,8 +128,9 @@ class Launcher:
 
 
 def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> HostSpawner | LocalSpawner:
-    kind = HostSpawner if rank.host else LocalSpawner
-    return kind(rank, run_dir, rendezvous, resume=resume)
+    if rank.host:
+        return HostSpawner(rank, run_dir, rendezvous, resume=resume)
+    return LocalSpawner(rank, rendezvous, resume=resume)
 
 
 def log(line: str) -> None:

@@ -10,13 +10,14 @@ from distributed.control.timeouts import Timeouts
 from exogym.errors import RanksDiverged
 from exogym.membership.coordinator import Coordinator
 from exogym.membership.waiting import UNREACHED_S
-from whisper_tuner.errors import HostError, RunError, TunerError
+from whisper_tuner.errors import RunError, TunerError
 
 from .background import Background
-from .liveness import Event, State
+from .liveness import Event, State, counted
 from .pace import Pace
+from .spawner import Spawner
 from .worker_group import WorkerGroup
-from .worker_record import Spawner, Worker
+from .worker_record import Worker
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
@@ -24,7 +25,7 @@ PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may 
 
 
 class Training:
-    """The Listener of a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines."""
+    """Leads a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines."""
 
     def __init__(
         self,
@@ -40,12 +41,13 @@ class Training:
     ):
         self.exporter: Worker | None = None
         self._events, self._timeouts = events, timeouts or Timeouts()
+        self._background = background or Background()
         self.group = WorkerGroup(
             spawners,
             self,
             events=events,
             log=log,
-            background=background or Background(),
+            background=self._background,
             timeouts=self._timeouts,
         )
         self.workers = self.group.workers
@@ -60,8 +62,6 @@ class Training:
         self._pace = Pace(patience_s, self._timeouts)
         self._entering = 0  # the generation that has not come to one state yet
         self._committed = self._diverged = False
-        self._fetching = False
-        self._fetch_error: HostError | None = None
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
@@ -85,7 +85,8 @@ class Training:
     def _turn(self, stopping: Callable[[], bool]) -> None:
         if stopping() and not self.coordinator.stopping:
             self._tell(self.coordinator.stop)
-            self.group.tell_all("stop")
+            for worker in self._all():
+                worker.tell("stop")
         self.group.turn()
         self._look_for_stuck()
         if blame := self.coordinator.tick():
@@ -99,18 +100,20 @@ class Training:
     def _possible(self) -> int:
         return sum(worker.liveness.state is not State.GIVEN_UP for worker in self._all())
 
-    # The Listener.
+    # What the worker group tells, and asks.
 
     def started(self, worker: Worker) -> None:
         self._pace.moved(worker.name, self.group.now)
         if self.coordinator.stopping:
             worker.tell("stop")
 
-    def not_started(self, worker: Worker, error: TunerError) -> None:
+    def unreached(self, worker: Worker, error: TunerError) -> None:
+        """Raises the error while a new start by the user is the better try."""
         if not self._committed and not worker.had_process:
             raise error
 
     def ready(self, worker: Worker) -> None:
+        """It has loaded, and is there; also one that was lost, and has returned."""
         self._tell(lambda: self.coordinator.ready(worker.name, anew=not worker.is_known))
         worker.is_known = True
 
@@ -119,7 +122,7 @@ class Training:
         self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
 
     def meaning_of_exit(self, worker: Worker) -> Event:
-        """Raises RunError for an error that would come again."""
+        """EXITED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
         if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
         kind = worker.error.get("kind") if worker.error else None
@@ -129,19 +132,16 @@ class Training:
         return Event.SHORT_OF_MEMORY if kind in PASSING_LATER else Event.EXITED
 
     def silence_s(self, worker: Worker) -> float:
+        """For how long this one may say nothing while it is ready."""
         is_sending = worker.audio is not None and worker.audio.is_sending
         return self._pace.silence_s(is_busy_link=worker.is_busy_link or is_sending)
 
     def wants_workers(self) -> bool:
+        """Whether lost ones are to be brought back."""
         return not (self.coordinator.stopping or self.coordinator.ended)
 
-    def unsent(self, worker: Worker, files: Sequence[str]) -> None:
-        worker.tell(json.dumps({"type": "unsent", "files": files}))
-
-    def fetched(self, error: HostError | None) -> None:
-        self._fetching, self._fetch_error = False, error
-
     def heard(self, worker: Worker, event: dict) -> None:
+        """May raise KeyError, TypeError, ValueError, AttributeError for an event that lacks what it must have."""
         kind = event["type"]
         if kind == "listens":  # this and the next come from a thread that says nothing about what the rank is at
             self._on_listens(worker, event)
@@ -238,7 +238,8 @@ class Training:
             self._committed = True
             self._pace.commit(event["generation"], self.group.now)
             for name in event["samples"]:
-                self.group.counted(self.workers[name])
+                worker = self.workers[name]
+                worker.liveness = counted(worker.liveness)
         self._events(event)
 
     def _look_for_stuck(self) -> None:
@@ -247,10 +248,13 @@ class Training:
         if not generation or len(generation.members) < 2 or self.coordinator.ended:
             return
         stuck = self._pace.stuck(generation.members, self.group.now, entering=self.coordinator.is_syncing)
-        if stuck and stuck.host:
-            what = f"made no step for {stuck.seconds:.0f} s while others were waiting for it"
-            self.group.blame(self.workers[stuck.host], what)
-        elif stuck:
+        if stuck is None:
+            return
+        host, seconds = stuck
+        if host:
+            what = f"made no step for {seconds:.0f} s while others were waiting for it"
+            self.group.blame(self.workers[host], what)
+        else:
             self.coordinator.stalled()
 
     # The end.
@@ -274,11 +278,11 @@ class Training:
 
     def _fetch(self, worker: Worker) -> bool:
         """In a thread: the others must hear that this process is alive, for one of them may have to save."""
-        self._fetching = True
-        self.group.fetch(worker, "final")
-        while self._fetching:
+        outcome: list[Exception | None] = []
+        self._background.run(lambda: worker.spawner.fetch("final"), then=outcome.append, failed=outcome.append)
+        while not outcome:
             self._turn(lambda: False)
-        if error := self._fetch_error:
+        if error := outcome[0]:
             worker.lost_for = str(error)
             what = f"the model that it saved cannot be fetched: {error}"
             self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})

@@ -13,7 +13,7 @@ from whisper_tuner.json_text import parse_json
 
 
 class WorkerLink:
-    """A WorkerProcess, see worker.py. `connect` gives it its first connection, and each later one.
+    """A WorkerProcess, see spawner.py. `connect` gives it its first connection, and each later one.
 
     No line is lost and none comes twice, see supervisor.py. One thread reads `lines`; any thread may call the rest.
     """

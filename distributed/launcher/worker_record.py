@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.endpoint import Endpoint
@@ -14,52 +12,9 @@ from whisper_tuner.errors import HostError
 
 from .audio_push import AudioPush
 from .liveness import Liveness
+from .spawner import Spawner, WorkerProcess
 
 TAIL_LINES = 20
-
-
-class WorkerProcess(Protocol):
-    """A worker that runs. On another host it outlives the connections to it."""
-
-    def write(self, data: bytes) -> None:
-        """A line. Raises HostError if it cannot be written now."""
-
-    def lines(self) -> Iterator[str | None]:
-        """What it writes, until it has ended. None: its connection is gone, and it may live."""
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Exit status; below 0 or from 128 on after a signal. None if it is not known within `timeout` seconds."""
-
-    def kill(self) -> None:
-        """It and all that it has started."""
-
-
-class Spawner(Protocol):
-    """How to get a worker on one host. Each method may block, and is called from a thread of its own."""
-
-    name: str
-    rank: int
-
-    def start(self, *, again: bool) -> WorkerProcess:
-        """Connect, end a worker that may still be there, start one, and hand over its RunSpec.
-
-        again: in place of one that was lost, so files may have to be sent again. Raises HostError, DataError.
-        """
-
-    def reconnect(self) -> bool:
-        """Reach the host over a new connection. Raises HostError if it cannot be reached.
-
-        False if no worker is there any more. True if one is; if it answers, it is then reached over this connection.
-        """
-
-    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
-        """Bring files of the run to the host, a few at a time, in this order and as long as they are wanted.
-
-        Yields how many are done with each time, and which of these cannot be sent. Raises HostError, RunError.
-        """
-
-    def fetch(self, folder: str) -> None:
-        """Copy a folder of the run's folder there to the one here. Raises HostError."""
 
 
 @dataclass
@@ -68,7 +23,6 @@ class Worker:
 
     spawner: Spawner
     liveness: Liveness = field(default_factory=Liveness)
-    life: int = 0  # number of the process; what is heard of an earlier one is void
     had_process: bool = False
     process: WorkerProcess | None = None
     audio: AudioPush | None = None  # of this process

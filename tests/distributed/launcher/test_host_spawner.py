@@ -59,7 +59,7 @@ def spawner(ssh_server, tmp_path, there, monkeypatch):
     monkeypatch.setattr(host_spawner, "WORKER", "test_host_spawner")
     spawner = HostSpawner(Rank(label="host", spec=spec, host=host), tmp_path, None, resume=False)
     yield spawner
-    spawner.leave()
+    spawner.leave(finished=False)
 
 
 def clips(count: int) -> list[str]:
@@ -115,7 +115,7 @@ def test_parts_of_clips_whose_sending_broke_off_are_removed(spawner, there, tmp_
         list(spawner.send(clips(40), lambda: next(asked, False)))
     (there / ".sync" / "another-run.part").touch()
     assert len(list((there / ".sync").glob("*.part"))) > 1
-    spawner.leave()
+    spawner.leave(finished=False)
     assert [part.name for part in (there / ".sync").glob("*.part")] == ["another-run.part"]
     process.kill()
 

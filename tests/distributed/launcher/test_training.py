@@ -9,7 +9,6 @@ import pytest
 from simulated import Run, Toy
 
 from distributed.control.timeouts import Timeouts
-from distributed.launcher.background import Kind
 from distributed.launcher.pace import Pace
 from distributed.launcher.worker_group import TURN_S
 from exogym.membership import coordinator
@@ -155,7 +154,7 @@ def test_a_connection_that_ends_is_a_loss_and_the_same_worker_goes_on_over_anoth
 
     def end_connection() -> None:
         run.hosts[1].toy.is_cut = True
-        run.hosts[1].toy.tell(Kind.CUT_OFF)
+        run.hosts[1].toy.hear(None)
 
     run.at("commit", 2, end_connection)
     run.run()
@@ -434,12 +433,12 @@ def test_one_that_fell_back_to_a_checkpoint_is_not_blamed_by_its_old_number_of_s
     pace.entered(["a", "b", "newcomer"])
     for host in ("a", "b", "newcomer"):
         pace.moved(host, 0.0)
-    assert pace.stuck(["newcomer", "a", "b"], 21.0, entering=False).host is None  # nobody is behind anybody
+    assert pace.stuck(["newcomer", "a", "b"], 21.0, entering=False)[0] is None  # nobody is behind anybody
     pace.step("b", 301, 1.0)
     pace.step("newcomer", 301, 1.0)
     for host in ("a", "b", "newcomer"):
         pace.moved(host, 30.0)
-    assert pace.stuck(["newcomer", "a", "b"], 51.0, entering=False).host == "a"
+    assert pace.stuck(["newcomer", "a", "b"], 51.0, entering=False)[0] == "a"
 
 
 def test_one_with_whom_no_group_forms_is_replaced():
