@@ -37,17 +37,9 @@ class NoAnswer(HostError):
 class HostSpawner:
     """A Spawner. `start` and `reconnect` are never called at once for one host."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        run_dir: Path,
-        rendezvous: Rendezvous | None,
-        *,
-        resume: bool,
-        timeouts: Timeouts | None = None,
-    ):
+    def __init__(self, rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank
-        self.host, self._run_dir, self._timeouts = rank.host, run_dir, timeouts or Timeouts()
+        self.host, self._run_dir, self._timeouts = rank.host, run_dir, Timeouts()
         self._spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=resume)
         self._lock = threading.Lock()  # holds for the two below
         self._remote: Remote | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from distributed.control.endpoint import endpoint
+from distributed.control.messages import endpoint
 from distributed.control.timeouts import Timeouts
 from exogym.errors import RanksDiverged
 from exogym.membership.coordinator import Coordinator
@@ -16,8 +16,7 @@ from .background import Background
 from .liveness import Event, State, counted
 from .pace import Pace
 from .spawner import Spawner
-from .worker_group import WorkerGroup
-from .worker_record import Worker
+from .worker_group import Worker, WorkerGroup
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
@@ -36,11 +35,10 @@ class Training:
         min_hosts: int = 1,
         patience_s: float = 120.0,
         resumed: bool = False,
-        timeouts: Timeouts | None = None,
         background: Background | None = None,
     ):
         self.exporter: Worker | None = None
-        self._events, self._timeouts = events, timeouts or Timeouts()
+        self._events, self._timeouts = events, Timeouts()
         self._background = background or Background()
         self.group = WorkerGroup(
             spawners,
@@ -48,7 +46,6 @@ class Training:
             events=events,
             log=log,
             background=self._background,
-            timeouts=self._timeouts,
         )
         self.workers = self.group.workers
         self.coordinator = Coordinator(
@@ -121,14 +118,14 @@ class Training:
         for_good = worker.liveness.state is State.GIVEN_UP
         self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
 
-    def meaning_of_exit(self, worker: Worker) -> Event:
+    def meaning_of_exit(self, worker: Worker, reason: str) -> Event:
         """EXITED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
         if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
         kind = worker.error.get("kind") if worker.error else None
         passing = PASSING | PASSING_LATER if self._committed else PASSING
         if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
-            raise RunError(f"{worker.name}: {worker.describe_failure()}")
+            raise RunError(f"{worker.name}: {reason}")
         return Event.SHORT_OF_MEMORY if kind in PASSING_LATER else Event.EXITED
 
     def silence_s(self, worker: Worker) -> float:

@@ -11,27 +11,93 @@ One thread, the one that calls `turn`, owns all of this. What may block runs in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distributed.control.messages import split_line
+from distributed.control.channel import LAUNCHER_GONE
+from distributed.control.messages import Endpoint, split_line
 from distributed.control.timeouts import Timeouts
 from whisper_tuner.errors import HostError, TunerError
 
 from . import liveness
 from .audio_push import AudioPush
 from .background import Background, Takes
-from .liveness import Action, Event, State
+from .liveness import Action, Event, Liveness, State
 from .spawner import Spawner, WorkerProcess
-from .worker_record import Worker
 
 if TYPE_CHECKING:
     from .training import Training
 
+TAIL_LINES = 20
 TURN_S = 0.25  # the longest wait for what threads tell: what the clock brings is this late at most
+
+
+@dataclass
+class Worker:
+    """One host's worker. Only the thread of the worker group reads and writes it."""
+
+    spawner: Spawner
+    liveness: Liveness = field(default_factory=Liveness)
+    had_process: bool = False
+    process: WorkerProcess | None = None
+    audio: AudioPush | None = None  # of this process
+    beats: int = 0  # heartbeats that were sent to this process
+    first_beat: int = 0  # of those that one which is heard again may acknowledge
+    is_busy_link: bool = False  # it exchanges weights with others
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    error: dict | None = None
+    listens: Endpoint | None = None  # where the others can try whether they reach it
+    hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
+    is_known: bool = False  # the coordinator has been told of this process
+    lost_for: str = ""  # why, the last time
+    unreached: str = ""  # why its host could not be reached, the last time
+
+    @property
+    def name(self) -> str:
+        return self.spawner.name
+
+    def begin(self, process: WorkerProcess, audio: AudioPush) -> None:
+        """Another process: nothing of the one before holds."""
+        self.process, self.audio, self.had_process = process, audio, True
+        self.beats = self.first_beat = 0
+        self.is_busy_link = self.is_known = False
+        self.error = self.listens = self.hello = None
+        self.unreached = ""
+        self.tail.clear()
+
+    def tell(self, line: str) -> None:
+        """Write a line to it; nothing if it is gone."""
+        if self.process:
+            with contextlib.suppress(HostError):  # what has to arrive is kept, and repeated over the next connection
+                self.process.write(f"{line}\n".encode())
+
+    def beat(self) -> None:
+        self.beats += 1
+        self.tell(f"beat {self.beats}")
+
+    def describe_failure(self, status: int | None) -> str:
+        """Why it has ended."""
+        if self.error:
+            return str(self.error.get("message"))
+        if status is None:
+            reason = "the worker ended, for a reason that nobody saw"
+        elif status < 0 or status >= 128:
+            number = -status if status < 0 else status - 128
+            reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
+            if number in (0, 9):
+                reason += " (most often by a system that has run out of memory)"
+        elif status == LAUNCHER_GONE:
+            return "it had lost the master, and ended by itself"
+        else:
+            reason = f"the worker ended with status {status}"
+        last = "\n".join(f"  {self.name}: {line}" for line in self.tail)
+        return f"{reason}; its last lines:\n{last}" if last else f"{reason}, and printed nothing"
 
 
 class WorkerGroup:
@@ -48,12 +114,11 @@ class WorkerGroup:
         events: Callable[[dict], None],
         log: Callable[[str], None],
         background: Background,
-        timeouts: Timeouts,
     ):
         self.workers = {spawner.name: Worker(spawner) for spawner in spawners}
         self.now = 0.0  # seconds that this process was awake
         self._training, self._events, self._log = training, events, log
-        self._background, self._timeouts = background, timeouts
+        self._background, self._timeouts = background, Timeouts()
         self._last_look = background.now()
         self._next_beat = 0.0
 
@@ -108,9 +173,9 @@ class WorkerGroup:
         limit = self._training.silence_s(worker)
         event = liveness.due_event(worker.liveness, self.now, limit, self._timeouts)
         if event is Event.SILENCE:
-            worker.silent_for = limit if worker.liveness.state is State.READY else self._timeouts.silence_loading_s
-            reason = f"nothing heard for {worker.silent_for:.0f} s: asleep, or its network is gone"
-            self._advance(worker, event, reason)
+            seconds = limit if worker.liveness.state is State.READY else self._timeouts.silence_loading_s
+            reason = f"nothing heard for {seconds:.0f} s: asleep, or its network is gone"
+            self._advance(worker, event, reason, silent_for=seconds)
         elif event is Event.NOT_ACKNOWLEDGED or (event and self._training.wants_workers()):
             self._advance(worker, event)
 
@@ -143,7 +208,6 @@ class WorkerGroup:
 
     def _on_line(self, worker: Worker, line: str | None) -> None:
         if line is None:
-            worker.silent_for = None
             self._advance(worker, Event.CUT_OFF, "the SSH connection was lost")
             return
         self._advance(worker, Event.HEARD)
@@ -169,10 +233,9 @@ class WorkerGroup:
                 self._advance(worker, Event.LOADED)
 
     def _on_exited(self, worker: Worker, status: int | None) -> None:
-        worker.status = status
-        worker.lost_for = worker.describe_failure()
-        event = Event.EXITED if worker.liveness.is_lost else self._training.meaning_of_exit(worker)
-        self._advance(worker, event, worker.lost_for)
+        reason = worker.lost_for = worker.describe_failure(status)
+        event = Event.EXITED if worker.liveness.is_lost else self._training.meaning_of_exit(worker, reason)
+        self._advance(worker, event, reason)
 
     def _on_unsent(self, worker: Worker, files: Sequence[str]) -> None:
         worker.tell(json.dumps({"type": "unsent", "files": files}))
@@ -183,7 +246,8 @@ class WorkerGroup:
 
     # What is done about it.
 
-    def _advance(self, worker: Worker, event: Event, reason: str = "") -> None:
+    def _advance(self, worker: Worker, event: Event, reason: str = "", **about: float) -> None:
+        """about: more for the event that tells of a loss."""
         before = worker.liveness
         worker.liveness, action = liveness.advance(before, event, self.now, self._timeouts)
         state = worker.liveness.state
@@ -200,7 +264,7 @@ class WorkerGroup:
         elif action is Action.RECONNECT:
             self._background.run(worker.spawner.reconnect, partial(self._on_reconnected, worker), unreached)
         elif action is Action.REPORT_LOSS:
-            self._report_loss(worker, reason)
+            self._report_loss(worker, reason, about)
         elif action is Action.REPORT_RETURN:
             worker.unreached = ""
             worker.audio.silent.clear()
@@ -214,11 +278,10 @@ class WorkerGroup:
         worker.audio.over.set()
         self._background.run(process.kill)
 
-    def _report_loss(self, worker: Worker, reason: str) -> None:
+    def _report_loss(self, worker: Worker, reason: str, about: dict) -> None:
         worker.lost_for = reason
-        about = {"reason": reason, "given_up": worker.liveness.state is State.GIVEN_UP}
         if worker.liveness.state is State.SILENT:
             worker.audio.silent.set()
-            about |= {"silent_for": worker.silent_for} if worker.silent_for else {}
+        about |= {"reason": reason, "given_up": worker.liveness.state is State.GIVEN_UP}
         self._events({"type": "lost", "host": worker.name, "rank": worker.spawner.rank, **about})
         self._training.lost(worker)
