@@ -25,7 +25,7 @@ from whisper_tuner.errors import ExitStatus, TunerError
 
 from .host_spawner import HostSpawner
 from .spawner import LocalSpawner
-from .training import Training
+from .training import Refused, Training
 
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
 
@@ -60,7 +60,8 @@ class Launcher:
             status = ExitStatus.INTERRUPTED
             message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
         except TunerError as error:
-            status, message = error.exit_status, str(error) + self._again()
+            status, message = error.exit_status, str(error)
+            message += "" if isinstance(error, Refused) else self._again()
         except Exception as error:
             traceback.print_exc()
             status = ExitStatus.ERROR

@@ -21,6 +21,12 @@ from .worker_group import Worker, WorkerGroup
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
 PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
+# Errors that come again when the run goes on from its checkpoints: they are the reason, or lead to it once more.
+LASTING = {"CheckpointError", "NotFinite"}
+
+
+class Refused(RunError):
+    """To resume this run is of no use."""
 
 
 class Training:
@@ -125,7 +131,7 @@ class Training:
         kind = worker.error.get("kind") if worker.error else None
         passing = PASSING | PASSING_LATER if self._committed else PASSING
         if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
-            raise RunError(f"{worker.name}: {reason}")
+            raise (Refused if kind in LASTING else RunError)(f"{worker.name}: {reason}")
         return Event.SHORT_OF_MEMORY if kind in PASSING_LATER else Event.EXITED
 
     def silence_s(self, worker: Worker) -> float:

@@ -58,8 +58,7 @@ def test_a_run_that_ends_well_leaves_the_model_and_no_checkpoints(launcher_of):
 )
 def test_whatever_breaks_a_run_off_the_workers_save_what_was_agreed(launcher_of, monkeypatch, error):
     launcher, simulated = launcher_of(train, train)
-    (launcher.run_dir / CHECKPOINTS / "host0").mkdir(parents=True)
-    (launcher.run_dir / CHECKPOINTS / "host0" / "1.json").touch()
+    keep_a_checkpoint(launcher)
 
     def decide(event: dict) -> None:
         if event["type"] == "commit":
@@ -88,6 +87,23 @@ def test_an_error_that_was_foreseen_is_told_in_its_own_words(launcher_of):
     launcher, simulated = launcher_of(train, lambda toy: toy.train(rounds=1, then=body))
     assert launcher.run() == ExitStatus.RUN
     assert end_of(launcher)["message"] == "host1: the loss is nan" and simulated.hosts[0].toy.saved
+
+
+@pytest.mark.parametrize(("kind", "cured"), [("CheckpointError", False), ("NotFinite", False), ("ModelError", True)])
+def test_to_go_on_is_proposed_only_where_that_may_help(launcher_of, kind, cured):
+    def body(toy):
+        toy.say({"type": "error", "kind": kind, "foreseen": True, "message": "it is so"})
+        toy.exit(6)
+
+    launcher, _ = launcher_of(train, body)
+    keep_a_checkpoint(launcher)
+    assert launcher.run() == ExitStatus.RUN
+    assert ("--resume" in end_of(launcher)["message"]) == cured
+
+
+def keep_a_checkpoint(launcher: Launcher) -> None:
+    (launcher.run_dir / CHECKPOINTS / "host0").mkdir(parents=True)
+    (launcher.run_dir / CHECKPOINTS / "host0" / "1.json").touch()
 
 
 def test_a_host_that_cannot_be_reached_at_first_is_an_error_of_its_own(launcher_of):
