@@ -308,6 +308,18 @@ def test_a_start_ends_the_worker_that_is_still_there_frozen_or_not(launcher, tmp
     other.link.kill()
 
 
+def test_a_start_ends_a_frozen_worker_whose_supervisor_was_killed_alone(launcher, tmp_path):
+    [first] = psutil.Process(launcher.link._pid).children()
+    first.suspend()
+    os.kill(launcher.link._pid, signal.SIGKILL)
+    wait_until(lambda: launcher.cuts == 1)
+    other = Launcher(tmp_path)
+    assert other.connect(*ECHO)
+    other.wait_for_counts(10)
+    assert is_gone(first.pid)
+    other.link.kill()
+
+
 def test_a_worker_saves_and_ends_when_the_run_breaks_off(nobody):
     program = "import sys, time; from distributed.control.channel import ControlChannel; "
     program += "channel = ControlChannel(sys.stdin.buffer); channel.rescue = lambda: print('saved', flush=True); "
