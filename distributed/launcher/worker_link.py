@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from distributed.control.messages import split_line
-from distributed.control.supervisor import EXIT, KeptLines
+from distributed.control.supervisor import EXIT, WHOLE, KeptLines
 from distributed.ssh.machine import Process
 from whisper_tuner.errors import HostError
 from whisper_tuner.json_text import parse_json
@@ -68,7 +68,10 @@ class WorkerLink:
         """Until the worker has ended, or this end is closed. None: the connection is gone, the worker may live."""
         relay = None
         while relay := self._next(relay):
-            for line in relay.lines():
+            for said in relay.lines():
+                if not said.endswith(WHOLE):
+                    continue
+                line = said.removesuffix(WHOLE).rstrip("\r")
                 with self._changed:
                     if relay is not self._relay:  # it will come again, over the other connection
                         break
