@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,3 +93,13 @@ class Background:
             return process.wait(grace_s)
 
         self.run(listen, ended)
+
+
+def side_by_side(works: Sequence[Act], seconds: float) -> None:
+    """All at once. What takes longer is left to itself."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -27,7 +27,7 @@ from .worker_link import WorkerLink
 
 RELAY = "distributed.control.relay"
 GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
-LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
+LEAVE_S = 4.0  # for the removal of what a run leaves; a host that sleeps keeps it
 
 
 class NoAnswer(HostError):

@@ -27,13 +27,14 @@ from whisper_tuner.errors import HostError, TunerError
 
 from . import liveness
 from .audio_push import AudioPush
-from .background import Background, Takes
+from .background import Background, Takes, side_by_side
 from .liveness import Action, Event, Liveness, State
 from .spawner import Spawner, WorkerProcess
 
 if TYPE_CHECKING:
     from .training import Training
 
+KILL_S = 3.0  # what is not killed by then is out of reach, and ends by itself
 TAIL_LINES = 20
 TURN_S = 0.25  # the longest wait for what threads tell: what the clock brings is this late at most
 
@@ -155,10 +156,13 @@ class WorkerGroup:
             worker.audio.over.set()
             worker.tell("rescue" if rescue else "quit")
         deadline = self._background.now() + self._timeouts.grace_s + (self._timeouts.rescue_s if rescue else 0.0)
-        for worker in running:
+
+        def has_ended(worker: Worker) -> bool:
             left = max(0.0, deadline - self._background.now())
-            if worker.liveness.is_lost or worker.process.wait(left) is None:
-                worker.process.kill()
+            return not worker.liveness.is_lost and worker.process.wait(left) is not None
+
+        side_by_side([worker.process.kill for worker in running if not has_ended(worker)], KILL_S)
+        for worker in running:
             worker.process = None
 
     # What the clock brings.

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_a_worker_that_is_frozen_is_there_and_is_not_reached(spawner):
     os.killpg(process._pid, signal.SIGCONT)
     assert spawner.reconnect() and spawner._remote is not before
     process.kill()
+
+
+def test_a_host_that_is_cut_off_is_left_soon(spawner, ssh_server, monkeypatch):
+    monkeypatch.setattr(host_spawner, "LEAVE_S", 1.0)
+    process = spawner.start(again=False)
+    sessions = [one for one in psutil.Process(ssh_server.process.pid).children(True) if one.name().startswith("sshd")]
+    for session in sessions:
+        session.suspend()
+    began = time.monotonic()
+    spawner.leave(finished=True)
+    assert sessions and time.monotonic() - began < 3
+    for session in sessions:
+        session.resume()
+    os.killpg(process._pid, signal.SIGKILL)
 
 
 def test_another_start_ends_the_worker_before(spawner):

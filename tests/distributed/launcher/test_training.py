@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
 from simulated import Run, Toy
 
 from distributed.control.timeouts import Timeouts
+from distributed.launcher import worker_group
 from distributed.launcher.pace import Pace
 from distributed.launcher.worker_group import TURN_S
 from exogym.membership import coordinator
@@ -702,6 +704,21 @@ def test_the_end_leaves_no_process():
     run.training.end()
     run.background.pass_until(run.background.time + 10, lambda: False)
     assert [[toy.status is not None for toy in host.toys] for host in run.hosts] == [[True], [True], [True, True]]
+
+
+@pytest.mark.parametrize(("seconds", "at_most"), [(0.5, 1.4), (60.0, 3.0)], ids=["slow", "out of reach"])
+def test_silent_hosts_are_killed_side_by_side_and_not_waited_for_for_long(monkeypatch, seconds, at_most):
+    run = Run(*[train] * 4)
+    run.at("commit", 2, lambda: [host.toy.freeze() for host in run.hosts[1:]])
+    run.at("lost", 3, run.stop)
+    run.run()
+    killed = []
+    for host in run.hosts[1:]:
+        host.toy.kill = lambda toy=host.toy: (killed.append(toy), time.sleep(seconds))
+    began = time.monotonic()
+    monkeypatch.setattr(worker_group, "KILL_S", 2.0)
+    run.training.end()
+    assert len(killed) == 3 and time.monotonic() - began < at_most
 
 
 # those who cannot reach each other
