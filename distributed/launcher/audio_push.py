@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 from whisper_tuner.errors import HostError, TunerError
 
@@ -14,8 +13,6 @@ from .spawner import Spawner
 
 GIVE_UP_S, AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
 TURN_S = 0.01  # in which another list's next group gets its turn
-
-T = TypeVar("T")
 
 
 class AudioPush:
@@ -71,7 +68,7 @@ class AudioPush:
         if files:
             self._background.put(partial(self._unsent, files))
 
-    def _in_turns(self, steps: Iterator[T]) -> Iterator[T]:
+    def _in_turns(self, steps: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
         while True:
             with self._turn:
                 step = next(steps, None)

@@ -70,7 +70,7 @@ class Attached:
             os.kill(self._pid, number)
 
 
-Launch = Callable[[], subprocess.Popen | Attached]
+Starter = Callable[[], subprocess.Popen | Attached]
 
 
 def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
@@ -87,7 +87,7 @@ def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
         )
 
 
-def follow(run_dir: Path, launch: Launch, screen: Screen, *, position: int = 0) -> ExitStatus:
+def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0) -> ExitStatus:
     """Show a run until it ends, its events from byte `position` on. `launch()` starts its launcher, or finds it.
 
     Ctrl-C and SIGTERM are passed on to the launcher: once to stop in order, twice to stop now. As SIGTERM, because a

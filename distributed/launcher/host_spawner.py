@@ -35,7 +35,7 @@ class NoAnswer(HostError):
 
 
 class HostSpawner:
-    """A Spawner. `start` and `reconnect` are never called at once for one host."""
+    """Workers on a host that is reached over SSH. They outlive the connections to it."""
 
     def __init__(self, rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank
@@ -117,14 +117,11 @@ class HostSpawner:
                 raise HostError(self.name, "nobody waits for its audio any more")
 
         known = load_audio(self._run_dir)
-        remote = Remote.connect(self.host)
-        try:
+        with Remote.connect(self.host) as remote:
             for names in _groups(files, known):
                 items = [known[name] for name in names if name in known]
                 unsent = _bring(remote, items, go_on)
                 yield len(names), [name for name in names if name in unsent or name not in known]
-        finally:
-            remote.close()
 
     def fetch(self, folder: str) -> None:
         """See Spawner."""

@@ -45,29 +45,34 @@ class Launcher:
             raise KeyboardInterrupt
 
     def run(self) -> ExitStatus:
-        status, message = ExitStatus.OK, ""
+        status, message = self._outcome()
+        self.events({"type": "end", "status": int(status), "message": message})
+        return status
+
+    def _outcome(self) -> tuple[ExitStatus, str]:
+        """Train and evaluate; how it ended, and what to tell the user of that."""
         try:
             self._train()
             if (self.run_dir / "final").is_dir():
                 self.events({"type": "model", "path": str(self.run_dir / "final")})
             if self._interrupts:
-                status = ExitStatus.INTERRUPTED
-                message = "stopped as asked; what was trained so far is in final/" + self._again()
-            elif self.launch.evaluate and self.launch.test:
+                message = "stopped as asked; what was trained so far is in final/"
+                return ExitStatus.INTERRUPTED, message + self._again()
+            if self.launch.evaluate and self.launch.test:
                 self._trained = True
                 self._evaluate()
+            return ExitStatus.OK, ""
         except KeyboardInterrupt:
-            status = ExitStatus.INTERRUPTED
             message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
+            return ExitStatus.INTERRUPTED, message
+        except Refused as error:
+            return error.exit_status, str(error)
         except TunerError as error:
-            status, message = error.exit_status, str(error)
-            message += "" if isinstance(error, Refused) else self._again()
+            return error.exit_status, str(error) + self._again()
         except Exception as error:
             traceback.print_exc()
-            status = ExitStatus.ERROR
-            message = f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)" + self._again()
-        self.events({"type": "end", "status": int(status), "message": message})
-        return status
+            message = f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)"
+            return ExitStatus.ERROR, message + self._again()
 
     def _again(self) -> str:
         kept = any((self.run_dir / CHECKPOINTS).glob("*/*.json"))
@@ -91,12 +96,13 @@ class Launcher:
             training.run(lambda: self._interrupts > 0)
             if training.exporter.spawner.host:
                 self._name_base()
-            finished = not self._interrupts
+            finished = True
         except Exception:  # whatever it is: what the workers have agreed on is not to be lost
             training.end(rescue=True)
             raise
         finally:
             training.end()
+            finished = finished and not self._interrupts
             on_each(spawners, lambda spawner: spawner.leave(finished=finished))
 
     def _name_base(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -36,7 +35,10 @@ class WorkerProcess(Protocol):
 
 
 class Spawner(Protocol):
-    """How to get a worker on one host. Each method may block, and is called from a thread of its own."""
+    """How to get a worker on one host. Each method may block, and is called from a thread of its own.
+
+    `start` and `reconnect` are never called at once.
+    """
 
     name: str
     rank: int
@@ -74,26 +76,20 @@ class LocalSpawner:
     def __init__(self, rank: Rank, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank
         self._spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=resume)
-        self._lock = threading.Lock()
         self._process: LocalProcess | None = None
 
     def start(self, *, again: bool) -> LocalProcess:
-        with self._lock:
-            before = self._process
-        if before:
-            before.kill()
+        if self._process:
+            self._process.kill()
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
         command = [sys.executable, "-m", WORKER, spec.run_id]
-        process = LocalMachine(self.name).start(command, env=environment(PROJECT), cwd=str(PROJECT))
-        process.write(spec.to_json().encode() + b"\n")
-        with self._lock:
-            self._process = process
-        return process
+        self._process = LocalMachine(self.name).start(command, env=environment(PROJECT), cwd=str(PROJECT))
+        self._process.write(spec.to_json().encode() + b"\n")
+        return self._process
 
     def reconnect(self) -> bool:
         """There is no connection that could be lost."""
-        with self._lock:
-            return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
         """What is not on this machine cannot be sent to it."""

@@ -79,7 +79,7 @@ class Training:
             elif self._possible() < self.coordinator.min_hosts:
                 raise self._too_few()
             elif stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all()):
-                raise RunError("stopped while no host was there")
+                raise RunError("stopped while no host was connected")
 
     def end(self, *, rescue: bool = False) -> None:
         """See WorkerGroup. What ranks that differ have is not worth saving."""
@@ -203,7 +203,7 @@ class Training:
         if worker.hello["system"] != other.hello["system"]:
             raise RunError(
                 f"{worker.name} runs {worker.hello['system']}, {other.name} {other.hello['system']}",
-                remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
+                remedy="gloo cannot mix Macs with other systems: use hosts of one kind.",
             )
         if worker.hello["source"] != other.hello["source"]:
             what = f"{worker.name} runs other code than {other.name}"
@@ -287,7 +287,7 @@ class Training:
             self._turn(lambda: False)
         if error := outcome[0]:
             worker.lost_for = str(error)
-            what = f"the model that it saved cannot be fetched: {error}"
+            what = f"the model it saved cannot be fetched: {error}"
             self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
         return error is None
 

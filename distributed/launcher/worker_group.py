@@ -87,14 +87,14 @@ class Worker:
         if self.error:
             return str(self.error.get("message"))
         if status is None:
-            reason = "the worker ended, for a reason that nobody saw"
+            reason = "the worker ended for an unknown reason"
         elif status < 0 or status >= 128:
             number = -status if status < 0 else status - 128
             reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
             if number in (0, 9):
-                reason += " (most often by a system that has run out of memory)"
+                reason += " (usually because the system ran out of memory)"
         elif status == LAUNCHER_GONE:
-            return "it had lost the master, and ended by itself"
+            return "it lost touch with the master and ended on its own"
         else:
             reason = f"the worker ended with status {status}"
         last = "\n".join(f"  {self.name}: {line}" for line in self.tail)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from distributed.launcher.follow import Attached, Launch
+from distributed.launcher.follow import Attached, Starter
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.summary import read_run
@@ -18,7 +18,7 @@ from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 
 
-def detached(run_dir: Path, launch: Launch, console: Console, *, position: int = 0) -> ExitStatus:
+def detached(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
     """Wait until others can tell that the run is going on, and say how to come back to it."""
     with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
         launcher = launch()

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from distributed.launcher import follow as follower
-from distributed.launcher.follow import Launch, PlainScreen
+from distributed.launcher.follow import PlainScreen, Starter
 from distributed.run_dir.run_view import RunView
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.text import duration, size
@@ -35,7 +35,7 @@ class _Live:
         self._live.update(table(view))
 
 
-def follow(run_dir: Path, launch: Launch, console: Console, *, position: int = 0) -> ExitStatus:
+def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
     """See launcher.follow."""
     if not console.is_terminal:
         return follower.follow(run_dir, launch, _Plain(console), position=position)

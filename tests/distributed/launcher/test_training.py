@@ -86,7 +86,7 @@ def test_a_killed_worker_is_lost_and_another_one_joins():
     assert run.generations() == ["01", "0", "01"]
     [lost] = run.of("lost")
     assert (lost["host"], lost["rank"], lost["given_up"]) == ("host1", 1, False)
-    reason = "the worker was killed by signal 9 (most often by a system that has run out of memory); its last lines:"
+    reason = "the worker was killed by signal 9 (usually because the system ran out of memory); its last lines:"
     assert lost["reason"] == f"{reason}\n  host1: last words"
     assert run.hosts[1].again == [False, True] and run.hosts[0].again == [False]
 
@@ -506,7 +506,7 @@ def test_the_first_stop_ends_a_run_whose_hosts_cannot_be_started(error):
     run.hosts[0].start_errors = dict.fromkeys(range(2, 100), error)
     run.at("commit", 1, lambda: run.hosts[0].toy.exit(-9))
     run.at("lost", 1, lambda: run.background.at(30, run.stop))
-    with pytest.raises(RunError, match="stopped while no host was there"):
+    with pytest.raises(RunError, match="stopped while no host was connected"):
         run.run()
 
 
@@ -611,7 +611,7 @@ def test_a_stop_while_no_host_is_there_ends_the_run():
     run.hosts[0].start_errors = dict.fromkeys(range(2, 100), HostError("host0", "no route"))
     run.at("commit", 1, lambda: run.hosts[0].toy.exit(-9))
     run.at("lost", 1, run.stop)
-    with pytest.raises(RunError, match="stopped while no host was there"):
+    with pytest.raises(RunError, match="stopped while no host was connected"):
         run.run()
 
 
@@ -651,7 +651,7 @@ def test_another_one_saves_when_the_model_cannot_be_fetched_and_it_has_heard_the
     run.run()
     assert run.training.exporter.name == "host1" and run.hosts[1].fetched == ["final"]
     [warning] = run.of("warning")
-    assert warning["what"] == "the model that it saved cannot be fetched: host0: the connection was lost"
+    assert warning["what"] == "the model it saved cannot be fetched: host0: the connection was lost"
     assert run.hosts[1].toy.last_beat > 190
 
 
