@@ -54,6 +54,7 @@ class Training:
             background=self._background,
         )
         self.workers = self.group.workers
+        self._all = self.workers.values()
         self.coordinator = Coordinator(
             list(self.workers),
             self._send,
@@ -73,23 +74,23 @@ class Training:
         """
         self.group.start()
         while self.exporter is None:
-            self._turn(stopping)
+            if stopping() and not self.coordinator.stopping:
+                self._tell(self.coordinator.stop)
+                for worker in self._all:
+                    worker.tell("stop")
+            self._turn()
             if self.coordinator.ended:
                 self._save()
-            elif self._possible() < self.coordinator.min_hosts:
-                raise self._too_few()
-            elif stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all()):
+                continue
+            self._check_min_hosts()
+            if stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all):
                 raise RunError("stopped while no host was connected")
 
     def end(self, *, rescue: bool = False) -> None:
         """See WorkerGroup. What ranks that differ have is not worth saving."""
         self.group.end(rescue=rescue and not self._diverged)
 
-    def _turn(self, stopping: Callable[[], bool]) -> None:
-        if stopping() and not self.coordinator.stopping:
-            self._tell(self.coordinator.stop)
-            for worker in self._all():
-                worker.tell("stop")
+    def _turn(self) -> None:
         self.group.turn()
         self._look_for_stuck()
         if blame := self.coordinator.tick():
@@ -97,11 +98,12 @@ class Training:
             what = f"the others cannot connect to it: another network, or a firewall?{said}"
             self.group.blame(self.workers[blame.host], what)
 
-    def _all(self) -> Sequence[Worker]:
-        return list(self.workers.values())
-
-    def _possible(self) -> int:
-        return sum(worker.liveness.state is not State.GIVEN_UP for worker in self._all())
+    def _check_min_hosts(self) -> None:
+        given_up = [worker for worker in self._all if worker.liveness.state is State.GIVEN_UP]
+        if len(self._all) - len(given_up) < self.coordinator.min_hosts:
+            left = ", ".join(worker.name for worker in self._all if worker not in given_up)
+            what = f"only {left} left, and min_hosts = {self.coordinator.min_hosts}" if left else "no host is left"
+            raise RunError("\n".join([what, *(f"{worker.name}: {worker.lost_for}" for worker in given_up)]))
 
     # What the worker group tells, and asks.
 
@@ -176,14 +178,14 @@ class Training:
 
     def _on_listens(self, worker: Worker, event: dict) -> None:
         worker.listens = endpoint(event["address"], event["port"])
-        for one in self._all():
-            others = [list(other.listens) for other in self._all() if other is not one and other.listens]
+        for one in self._all:
+            others = [list(other.listens) for other in self._all if other is not one and other.listens]
             one.tell(json.dumps({"type": "peers", "peers": others}))
 
     def _on_reach(self, worker: Worker, event: dict) -> None:
         """Addresses that nobody has any more say nothing; a host that is not heard here either may just be lost."""
         unreached = {endpoint(*peer) for peer in event["unreached"]}
-        others = [one for one in self._all() if one.listens in unreached]
+        others = [one for one in self._all if one.listens in unreached]
         doubtful = {
             one.name
             for one in others
@@ -196,7 +198,7 @@ class Training:
 
     def _compare(self, worker: Worker) -> None:
         """With another that is there: the one that has just come is to blame if they differ."""
-        there = (one for one in self._all() if one is not worker and one.liveness.is_there and one.hello)
+        there = (one for one in self._all if one is not worker and one.liveness.is_there and one.hello)
         other = next(there, None)
         if other is None:
             return
@@ -271,7 +273,7 @@ class Training:
             worker.tell("save")
             deadline = self.group.now + self._timeouts.save_s
             while worker.liveness.is_there and self.exporter is None and self.group.now < deadline:
-                self._turn(lambda: False)
+                self._turn()
             if self.exporter and self._fetch(self.exporter):  # perhaps one that was asked before, and was late
                 return
             self.exporter = None
@@ -284,16 +286,9 @@ class Training:
         outcome: list[Exception | None] = []
         self._background.run(lambda: worker.spawner.fetch("final"), then=outcome.append, failed=outcome.append)
         while not outcome:
-            self._turn(lambda: False)
+            self._turn()
         if error := outcome[0]:
             worker.lost_for = str(error)
             what = f"the model it saved cannot be fetched: {error}"
             self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
         return error is None
-
-    def _too_few(self) -> RunError:
-        given_up = [worker for worker in self._all() if worker.liveness.state is State.GIVEN_UP]
-        left = [worker.name for worker in self._all() if worker not in given_up]
-        few = f"only {', '.join(left)} left, and min_hosts = {self.coordinator.min_hosts}"
-        told = [f"{worker.name}: {worker.lost_for}" for worker in given_up]
-        return RunError("\n".join([few if left else "no host is left", *told]))
