@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from distributed.launcher.follow import PlainScreen, follow
-from distributed.launcher.start import start_launcher
+from distributed.launcher.follow import PlainScreen, follow, start_launcher
 from distributed.plan.hosts_file import load_hosts
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
@@ -45,5 +44,5 @@ class NetworkTrainer:
         parsed = FitSettings(num_nodes=len(self.hosts.all), **settings)
         with new_run(Path("runs").absolute(), type(self.mine.model).__name__) as run_dir:
             send(self.mine, self.hosts, parsed, run_dir)
-        follow(run_dir, start_launcher(run_dir), PlainScreen())
+        follow(run_dir, lambda: start_launcher(run_dir), PlainScreen())
         return trained(self.mine.model, run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import threading
@@ -9,6 +10,7 @@ import threading
 from whisper_tuner.json_text import parse_json
 
 MARK = "\x1e"
+Endpoint = tuple[str, int]
 
 _writing = threading.Lock()
 
@@ -44,3 +46,10 @@ def split_line(line: str) -> tuple[str, dict | None]:
     if isinstance(event, dict) and isinstance(event.get("type"), str):
         return text, event
     return line, None
+
+
+def endpoint(address: object, port: object) -> Endpoint:
+    """Raises ValueError for what is no IPv4 address and port."""
+    if not isinstance(address, str) or type(port) is not int or not 0 < port < 65536:
+        raise ValueError(f"{address!r}, {port!r} is no address and port")
+    return str(ipaddress.IPv4Address(address)), port

@@ -1,7 +1,8 @@
 """Joins an SSH session to a worker's supervisor: `python -m distributed.control.relay SOCKET`, see supervisor.py.
 
 The first line of stdin is the worker's command as a JSON list: then a supervisor is started, in a session of its own,
-in place of one that may still be there. An empty list only connects to the one that is there.
+in place of one that may still be there. Both have the socket's path as their last argument, by which the next relay
+finds them. An empty list only connects to the one that is there.
 """
 
 from __future__ import annotations
@@ -44,25 +45,29 @@ def main() -> int:
 
 
 def end_supervisor(path: Path) -> None:
-    """Kill the one of this path with its worker, frozen or not: another may start only then."""
+    """Kill the one of this path and its worker, frozen or not: another may start only then.
+
+    A worker that has lost its supervisor is still in its process group, and bears the path itself.
+    """
     import psutil  # only where a worker is started: its import takes as long as all the rest
 
-    last = ["-m", SUPERVISOR, str(path.resolve())]
     for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [])[-len(last) :] == last:  # other users' may not be looked at
+        arguments = process.info["cmdline"] or []  # other users' may not be looked at
+        if arguments[-1:] == [str(path.resolve())] and process.pid != os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(os.getpgid(process.pid), signal.SIGKILL)
     path.unlink(missing_ok=True)
 
 
 def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:
     """It outlives this session, and holds none of its streams: else the session would not end."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    arguments = [sys.executable, "-m", SUPERVISOR, str(path.resolve())]
+    name = str(path.resolve())
+    arguments = [sys.executable, "-m", SUPERVISOR, name]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     started = subprocess.Popen(arguments, stdin=pipe, stdout=nothing, stderr=pipe, start_new_session=True)
     with contextlib.suppress(OSError):  # it says on stderr why it has ended
-        started.stdin.write(json.dumps(command).encode() + b"\n")
+        started.stdin.write(json.dumps([*command, name]).encode() + b"\n")
         started.stdin.close()
     return started
 

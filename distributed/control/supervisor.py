@@ -12,7 +12,8 @@ connection dies, the next one repeats what has not arrived: no line is lost, and
     supervisor -> launcher   {"pid", "heard"}       its process group; how many of the launcher's lines it has heard
     launcher -> supervisor   {"arrived", "first"}   how many lines have arrived; the number of the first that follows
 
-Then lines go both ways. The last one says how the worker ended: {"type": "exit", "status"}.
+Then lines go both ways. The worker's end with a mark before their newline: what lacks it was cut, or comes from the
+relay. The last one says how the worker ended: {"type": "exit", "status"}.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ LONGEST_LINE = 64 << 20  # bytes, of the launcher's: a list of clips that cannot
 BLOCK = 1 << 16
 POLL_S = 0.1  # of the worker's status
 EXIT = "exit"
+WHOLE = "\x04"  # the mark
+END = f"{WHOLE}\n".encode()
 
 
 class KeptLines:
@@ -97,15 +100,19 @@ class Supervisor:
         os.chdir(path.parent)  # the worker has been started in the project
         self._server = await asyncio.start_unix_server(self._accept, path.name, limit=LONGEST_LINE)
         path.chmod(0o600)
+        socket = _identity(path)
         while self._worker.returncode is None:  # asyncio's `wait` waits for whatever holds its stdout open, too
             await asyncio.sleep(POLL_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(reading, self._timeouts.last_lines_s)
         if self._rest:
-            await self._append([self._rest + b"\n"])
-        await self._append([event_line({"type": EXIT, "status": self._worker.returncode})], last=True)
+            await self._append([self._rest])
+        await self._append([event_line({"type": EXIT, "status": self._worker.returncode}).rstrip()], last=True)
         with contextlib.suppress(TimeoutError):
             await self._send_last_lines()
+        with contextlib.suppress(FileNotFoundError):
+            if _identity(path) == socket:  # and not that of another supervisor, which has taken the path meanwhile
+                path.unlink()
 
     async def _send_last_lines(self) -> None:
         """Raises TimeoutError if the launcher does not come back in its time, or the connection is dead."""
@@ -120,7 +127,7 @@ class Supervisor:
     async def _read_worker(self) -> None:
         while block := await self._worker.stdout.read(BLOCK):
             *lines, self._rest = (self._rest + block).split(b"\n")
-            await self._append([line + b"\n" for line in lines])
+            await self._append(lines)
             async with self._more:
                 while sum(map(len, self._output.since(self._sent))) > KEPT // 2:  # as with any pipe that is full
                     await self._more.wait()
@@ -128,7 +135,7 @@ class Supervisor:
     async def _append(self, lines: Sequence[bytes], *, last: bool = False) -> None:
         async with self._more:
             for line in lines:
-                self._output.append(line, sent=self._sent)
+                self._output.append(line + END, sent=self._sent)
             self._ended = last
             self._more.notify_all()
 
@@ -207,6 +214,12 @@ class Supervisor:
             self._worker.kill()
 
 
+def _identity(path: Path) -> tuple[int, int, int]:
+    """The number of a file that was removed may be given to the next one: the time tells them apart."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
 def main() -> None:
     """The command comes over stdin: with it in the arguments, this process would look like a worker to `ps`."""
     path, command = Path(sys.argv[1]), json.loads(sys.stdin.buffer.readline())
@@ -215,7 +228,6 @@ def main() -> None:
     except OSError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # the relay passes it on
     finally:
-        path.unlink(missing_ok=True)
         os.killpg(0, signal.SIGKILL)  # and whatever the worker has left behind
 
 

@@ -6,50 +6,39 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from .spawner import WorkerProcess
+
+Act = Callable[[], None]
+Takes = Callable[[Any], None]
+Work = Callable[[], Any]
 
 
-class Kind(Enum):
-    STARTED = auto()  # content: the process
-    NOT_STARTED = auto()  # the TunerError
-    RECONNECTED = auto()
-    NOT_RECONNECTED = auto()  # the HostError
-    NOBODY_THERE = auto()
-    LINE = auto()  # what the worker wrote
-    CUT_OFF = auto()
-    EXITED = auto()  # the status; None if nobody has seen it
-    UNSENT = auto()  # names of audio files
-    NOT_SENT = auto()  # the HostError: no audio can be sent
-    FETCHED = auto()  # the HostError, or None
-    BROKEN = auto()  # the exception that a thread has ended with
+def ignore(content: object) -> None:
+    pass
 
 
-@dataclass(frozen=True)
-class Message:
-    """What a thread reports: about which worker, and which of its processes (`life`)."""
-
-    name: str
-    life: int
-    kind: Kind
-    content: Any = None
+def throw(error: Exception) -> None:
+    raise error
 
 
-class Listenable(Protocol):
-    def lines(self): ...
-
-    def wait(self, timeout: float | None = None) -> int | None: ...
-
-    def kill(self) -> None: ...
+def outcome_of(work: Work, then: Takes, failed: Takes, late: Takes) -> tuple[Act, Act]:
+    """Do the work. What to tell of what it returned or raised, and what to do instead if nobody takes that any more."""
+    try:
+        result = work()
+    except Exception as error:
+        return partial(failed, error), partial(ignore, error)
+    return partial(then, result), partial(late, result)
 
 
 class Background:
-    """An inbox, and threads that do what may block, and do nothing but put messages into it."""
+    """An inbox, and threads for what may block. What they come to is told in the thread that takes it from there."""
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Act, Act | None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -59,49 +48,58 @@ class Background:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def put(self, message: Message) -> None:
-        """From any thread. After the end nobody takes it: a process that was just started is killed instead."""
+    def put(self, tell: Act, instead: Act | None = None) -> None:
+        """From any thread. instead: what is to be done if nobody takes it any more."""
         with self._lock:
             if not self._closed:
-                self._inbox.put(message)
+                self._inbox.put((tell, instead))
                 return
-        if message.kind is Kind.STARTED:
-            message.content.kill()
+        if instead:
+            instead()
 
-    def take(self, timeout: float) -> list[Message]:
+    def take(self, timeout: float) -> list[Act]:
         """All that has come in, after at most `timeout` seconds of waiting for the first of it."""
-        messages = []
-        with contextlib.suppress(queue.Empty):
-            messages.append(self._inbox.get(timeout=timeout))
-            while True:
-                messages.append(self._inbox.get_nowait())
-        return messages
+        return [tell for tell, _ in self._take(timeout)]
 
-    def close(self) -> list[Message]:
-        """Nothing is taken any more; returns what was left."""
+    def close(self) -> None:
+        """Nothing is taken any more."""
         with self._lock:
             self._closed = True
-        return self.take(0)
+        for _, instead in self._take(0):
+            if instead:
+                instead()
 
-    def run(self, work: Callable[[], Message | None]) -> None:
-        """In a thread, which puts what it returns."""
+    def _take(self, timeout: float) -> list[tuple[Act, Act | None]]:
+        taken = []
+        with contextlib.suppress(queue.Empty):
+            taken.append(self._inbox.get(timeout=timeout))
+            while True:
+                taken.append(self._inbox.get_nowait())
+        return taken
 
-        def run() -> None:
-            try:
-                message = work()
-            except Exception as error:  # nobody would notice otherwise
-                message = Message("", 0, Kind.BROKEN, error)
-            if message:
-                self.put(message)
+    def run(self, work: Work, then: Takes = ignore, failed: Takes = throw, late: Takes = ignore) -> None:
+        """work() in a thread; then outcome_of() says what is told.
 
-        threading.Thread(target=run, daemon=True).start()
+        Without `failed` the error ends the one who takes from the inbox: nobody would notice it otherwise.
+        """
+        threading.Thread(target=lambda: self.put(*outcome_of(work, then, failed, late)), daemon=True).start()
 
-    def listen(self, name: str, life: int, process: Listenable, grace_s: float) -> None:
-        """Put each line of a process, and its end."""
+    def listen(self, process: WorkerProcess, hear: Takes, ended: Takes, grace_s: float) -> None:
+        """hear(line) for each line of a process, and for None where its connection has ended; then ended(status)."""
 
-        def listen() -> Message:
+        def listen() -> int | None:
             for line in process.lines():
-                self.put(Message(name, life, Kind.CUT_OFF if line is None else Kind.LINE, line))
-            return Message(name, life, Kind.EXITED, process.wait(grace_s))
+                self.put(partial(hear, line))
+            return process.wait(grace_s)
 
-        self.run(listen)
+        self.run(listen, ended)
+
+
+def side_by_side(works: Sequence[Act], seconds: float) -> None:
+    """All at once. What takes longer is left to itself."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Follows a run through its events until it ends: the command that the user typed only looks on."""
+"""Starts a run's launcher, and follows its events until it ends: the command that the user typed only looks on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from distributed.hosts.paths import PROJECT
+from distributed.plan.launch_env import environment
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from whisper_tuner.errors import ExitStatus, RunError
-from whisper_tuner.interrupts import as_ctrl_c
+from whisper_tuner.interrupts import noted
 from whisper_tuner.text import duration, size
 
 LINE_EVERY_S = 10.0  # between plain lines about one host: often enough to see it live, few enough to read
@@ -66,18 +70,35 @@ class Attached:
             os.kill(self._pid, number)
 
 
-@as_ctrl_c(signal.SIGTERM)
-def follow(run_dir: Path, launcher: subprocess.Popen | Attached, screen: Screen, *, position: int = 0) -> ExitStatus:
-    """Show a run until it ends, its events from byte `position` on.
+Starter = Callable[[], subprocess.Popen | Attached]
+
+
+def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
+    """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly."""
+    with (run_dir / "launcher.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "distributed.launcher.main", str(run_dir), *(["--resume"] if resume else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=PROJECT,
+            env={**os.environ, **environment(PROJECT)},
+            start_new_session=True,
+        )
+
+
+def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0) -> ExitStatus:
+    """Show a run until it ends, its events from byte `position` on. `launch()` starts its launcher, or finds it.
 
     Ctrl-C and SIGTERM are passed on to the launcher: once to stop in order, twice to stop now. As SIGTERM, because a
     launcher that was started in the background has SIGINT ignored until it is ready.
 
     Raises RunError if the launcher vanishes without a last word.
     """
-    view, interrupts, gone = RunView(), 0, False
-    while not gone:
-        try:
+    view, passed_on, gone = RunView(), 0, False
+    with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
+        launcher = launch()  # whatever comes from here on is passed on to it
+        while not gone:
             gone = launcher.poll() is not None
             events, position = read_events(run_dir / "events.jsonl", position)
             for event in events:
@@ -86,27 +107,31 @@ def follow(run_dir: Path, launcher: subprocess.Popen | Attached, screen: Screen,
                 screen.print(line)
             view.lines.clear()
             screen.update(view)
-            if gone and view.end is None and interrupts:
-                screen.print(f"stopped at once; what it has: multimac runs show {run_dir.name}")
-                return ExitStatus.INTERRUPTED
-            if gone and view.end is None:
-                raise RunError(
-                    f"the launcher ended without a word (status {launcher.returncode})",
-                    remedy=f"What it has, and how to go on: multimac runs show {run_dir.name}. "
-                    f"What it printed: {run_dir / 'launcher.log'}",
-                )
+            if passed_on < len(interrupts) and not gone:  # one in each turn: two at once would arrive as one
+                passed_on += 1
+                launcher.send_signal(signal.SIGTERM)
+                last = passed_on > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
+                screen.print("stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now")
             time.sleep(0.2)
-        except KeyboardInterrupt:
-            gone = False  # the last words may not have been read yet
-            interrupts += 1
-            launcher.send_signal(signal.SIGTERM)
-            last = interrupts > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
-            screen.print("stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now")
-    status = ExitStatus(view.end["status"])
+    if view.end is None and interrupts:
+        screen.print(f"stopped at once; what it has: multimac runs show {run_dir.name}")
+        return ExitStatus.INTERRUPTED
+    if view.end is None:
+        raise RunError(
+            f"the launcher ended without a word (status {launcher.returncode})",
+            remedy=f"What it has, and how to go on: multimac runs show {run_dir.name}. "
+            f"What it printed: {run_dir / 'launcher.log'}",
+        )
+    return _told(view.end, run_dir, screen)
+
+
+def _told(end: dict, run_dir: Path, screen: Screen) -> ExitStatus:
+    """Raises RunError for a run that has failed."""
+    status = ExitStatus(end["status"])
     if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
-        error = RunError(view.end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
+        error = RunError(end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
         error.exit_status = status
         raise error
-    if view.end["message"]:
-        screen.print(view.end["message"])
+    if end["message"]:
+        screen.print(end["message"])
     return status

@@ -8,7 +8,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from pathlib import Path
 
 from distributed.control.timeouts import Timeouts
@@ -23,33 +22,24 @@ from distributed.ssh.machine import Machine, Process
 from whisper_tuner.errors import DataError, HostError, RunError
 from whisper_tuner.files import atomic_folder
 
+from .spawner import WORKER
 from .worker_link import WorkerLink
 
-WORKER, RELAY = "distributed.worker.main", "distributed.control.relay"
+RELAY = "distributed.control.relay"
 GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
-LEAVE_S = 10.0  # for the removal of what a run leaves; a host that sleeps keeps it
+LEAVE_S = 4.0  # for the removal of what a run leaves; a host that sleeps keeps it
 
 
-class Answer(Enum):
-    CONNECTED = auto()
-    NOBODY_THERE = auto()
-    NO_ANSWER = auto()  # it is there, and frozen
+class NoAnswer(HostError):
+    """A worker is there, and frozen."""
 
 
 class HostSpawner:
-    """A Spawner, see worker.py. `start` and `reconnect` are never called at once for one host."""
+    """Workers on a host that is reached over SSH. They outlive the connections to it."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        run_dir: Path,
-        rendezvous: Rendezvous | None,
-        *,
-        resume: bool,
-        timeouts: Timeouts | None = None,
-    ):
+    def __init__(self, rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank
-        self.host, self._run_dir, self._timeouts = rank.host, run_dir, timeouts or Timeouts()
+        self.host, self._run_dir, self._timeouts = rank.host, run_dir, Timeouts()
         self._spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=resume)
         self._lock = threading.Lock()  # holds for the two below
         self._remote: Remote | None = None
@@ -57,19 +47,18 @@ class HostSpawner:
 
     def start(self, *, again: bool) -> WorkerLink:
         """See Spawner. A worker that is still there, frozen or cut off, is killed first."""
-        remote = Remote.connect(self.host, connect_timeout=self._timeouts.connect_timeout_s if again else None)
-        try:
+        link = WorkerLink(self.name)
+        with contextlib.ExitStack() as on_error:
+            connect_timeout = self._timeouts.connect_timeout_s if again else None
+            remote = on_error.enter_context(Remote.connect(self.host, connect_timeout=connect_timeout))
             if again:
                 self._send_what_is_gone(remote)
             spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
-            link = WorkerLink(self.name)
             link.write(spec.to_json().encode() + b"\n")
             command = [remote.expand(self.host.python), "-m", WORKER, spec.run_id]
-            if self._connect(link, remote, command, self._timeouts.start_s) is not Answer.CONNECTED:
+            if not self._join(link, remote, command, self._timeouts.start_s):
                 raise HostError(self.name, "its worker could not be started")
-        except BaseException:
-            remote.close()
-            raise
+            on_error.pop_all()
         self._replace(remote, link)
         return link
 
@@ -77,42 +66,35 @@ class HostSpawner:
         """See Spawner."""
         with self._lock:
             link = self._link
-        remote = Remote.connect(self.host, connect_timeout=self._timeouts.connect_timeout_s)
-        try:
-            answer = self._connect(link, remote, [], self._timeouts.handshake_s)
-        except BaseException:
-            remote.close()
-            raise
-        if answer is Answer.CONNECTED:
-            self._replace(remote, link)
-        else:
-            remote.close()
-        return answer is not Answer.NOBODY_THERE
+        with contextlib.ExitStack() as unused:
+            connect_timeout = self._timeouts.connect_timeout_s
+            remote = unused.enter_context(Remote.connect(self.host, connect_timeout=connect_timeout))
+            try:
+                if not self._join(link, remote, [], self._timeouts.handshake_s):
+                    return False
+            except NoAnswer:
+                return True
+            unused.pop_all()
+        self._replace(remote, link)
+        return True
 
-    def _connect(self, link: WorkerLink, remote: Remote, command: Sequence[str], seconds: float) -> Answer:
-        """Join the link to its worker through a relay, which starts the worker if there is a command.
+    def _join(self, link: WorkerLink, remote: Remote, command: Sequence[str], seconds: float) -> bool:
+        """The link to its worker, through a relay, which starts the worker if there is a command.
 
-        After so many seconds the connection is closed. Raises HostError.
+        False if nobody is there. After so many seconds the connection is closed. Raises NoAnswer, HostError.
         """
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            remote.close()
-
-        too_long = threading.Timer(seconds, expire)
-        too_long.start()
-        try:
-            if link.connect(self._start_relay(remote, command)):
-                return Answer.CONNECTED
-            if not expired.is_set() and not remote.is_open:
-                raise HostError(self.name, "the connection was lost")
-        except HostError:
-            if not expired.is_set():
-                raise
-        finally:
-            too_long.cancel()
-        return Answer.NO_ANSWER if expired.is_set() else Answer.NOBODY_THERE
+        with _closed_after(seconds, remote) as expired:
+            try:
+                is_there = link.connect(self._start_relay(remote, command))
+            except HostError:
+                if not expired.is_set():
+                    raise
+                is_there = False
+        if expired.is_set() and not is_there:
+            raise NoAnswer(self.name, f"its worker does not answer within {seconds:.0f} s")
+        if not is_there and not remote.is_open:
+            raise HostError(self.name, "the connection was lost")
+        return is_there
 
     def _start_relay(self, remote: Remote, command: Sequence[str]) -> Process:
         project = remote.expand(self.host.project_path)
@@ -135,14 +117,11 @@ class HostSpawner:
                 raise HostError(self.name, "nobody waits for its audio any more")
 
         known = load_audio(self._run_dir)
-        remote = Remote.connect(self.host)
-        try:
+        with Remote.connect(self.host) as remote:
             for names in _groups(files, known):
                 items = [known[name] for name in names if name in known]
                 unsent = _bring(remote, items, go_on)
                 yield len(names), [name for name in names if name in unsent or name not in known]
-        finally:
-            remote.close()
 
     def fetch(self, folder: str) -> None:
         """See Spawner."""
@@ -150,27 +129,15 @@ class HostSpawner:
         there = f"{remote.expand(self.host.project_path)}/{self._spec.run_dir}/{folder}"
         fetch_folder(remote, there, self._run_dir / folder)
 
-    def drop_checkpoints(self) -> None:
-        """They are as large as the weights and the optimizers, and of no use after the end."""
-        run_dir = self._spec.run_dir
-        self._run_there(["rm", "-rf", f"{run_dir}/{CHECKPOINTS}", f"{run_dir}/final"])
-        self._run_there(["rmdir", run_dir])
-
-    def leave(self) -> None:
-        """Leave nothing of clips whose sending has broken off, in this process or in the one that it resumes."""
-        self._run_there(["rm", "-f", self._socket])  # a supervisor that was killed has not done it
-        with self._lock:
-            remote = self._remote
-        if remote:
-            with contextlib.suppress(HostError, RunError):
-                drop_parts(remote, load_audio(self._run_dir).values())
-            remote.close()
-
-    def _run_there(self, command: Sequence[str]) -> None:
-        """In the project's folder, if the host can be reached."""
-        with contextlib.suppress(HostError):
-            remote = self._connection()
-            remote.run(command, cwd=remote.expand(self.host.project_path), timeout=LEAVE_S)
+    def leave(self, *, finished: bool) -> None:
+        """See Spawner. Also parts of clips whose sending has broken off, in this process or in one that it resumes."""
+        drop = f'rm -f "$0/{CHECKPOINTS}/{self.rank}.sock"'  # a supervisor that was killed has left it
+        if finished:
+            drop = f'rm -rf "$0/{CHECKPOINTS}" "$0/final"; rmdir "$0"'
+        with contextlib.suppress(HostError, RunError), self._connection() as remote, _closed_after(LEAVE_S, remote):
+            command = ["/bin/sh", "-c", drop, self._spec.run_dir]
+            remote.run(command, cwd=remote.expand(self.host.project_path))
+            drop_parts(remote, load_audio(self._run_dir).values())
 
     def _connection(self) -> Remote:
         with self._lock:
@@ -190,6 +157,24 @@ class HostSpawner:
             items = load_items(self._run_dir)[self.host.address]
             # A clip that is gone here need not be gone there: it keeps no host away.
             sync([remote], {self.host.address: [i for i in items if i.remote not in audio or _readable(i)]})
+
+
+@contextlib.contextmanager
+def _closed_after(seconds: float, remote: Remote) -> Iterator[threading.Event]:
+    """Close the connection if this takes longer, so that whatever waits for the host fails. Yields whether it did."""
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        remote.close()
+
+    too_long = threading.Timer(seconds, expire)
+    too_long.daemon = True  # a try that nobody waits for any more does not keep the launcher
+    too_long.start()
+    try:
+        yield expired
+    finally:
+        too_long.cancel()
 
 
 def _groups(files: Sequence[str], known: Mapping[str, SyncItem]) -> Iterator[list[str]]:

@@ -24,8 +24,8 @@ from distributed.run_dir.log import EventLog
 from whisper_tuner.errors import ExitStatus, TunerError
 
 from .host_spawner import HostSpawner
-from .local_spawner import LocalSpawner
-from .training import Training
+from .spawner import LocalSpawner
+from .training import Refused, Training
 
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
 
@@ -37,7 +37,6 @@ class Launcher:
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
         self._trained = False
-        self._spawners: list[HostSpawner | LocalSpawner] = []
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -46,28 +45,34 @@ class Launcher:
             raise KeyboardInterrupt
 
     def run(self) -> ExitStatus:
-        status, message = ExitStatus.OK, ""
+        status, message = self._outcome()
+        self.events({"type": "end", "status": int(status), "message": message})
+        return status
+
+    def _outcome(self) -> tuple[ExitStatus, str]:
+        """Train and evaluate; how it ended, and what to tell the user of that."""
         try:
             self._train()
             if (self.run_dir / "final").is_dir():
                 self.events({"type": "model", "path": str(self.run_dir / "final")})
             if self._interrupts:
-                status = ExitStatus.INTERRUPTED
-                message = "stopped as asked; what was trained so far is in final/" + self._again()
-            elif self.launch.evaluate and self.launch.test:
+                message = "stopped as asked; what was trained so far is in final/"
+                return ExitStatus.INTERRUPTED, message + self._again()
+            if self.launch.evaluate and self.launch.test:
                 self._trained = True
                 self._evaluate()
+            return ExitStatus.OK, ""
         except KeyboardInterrupt:
-            status = ExitStatus.INTERRUPTED
             message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
+            return ExitStatus.INTERRUPTED, message
+        except Refused as error:
+            return error.exit_status, str(error)
         except TunerError as error:
-            status, message = error.exit_status, str(error) + self._again()
+            return error.exit_status, str(error) + self._again()
         except Exception as error:
             traceback.print_exc()
-            status = ExitStatus.ERROR
-            message = f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)" + self._again()
-        self.events({"type": "end", "status": int(status), "message": message})
-        return status
+            message = f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)"
+            return ExitStatus.ERROR, message + self._again()
 
     def _again(self) -> str:
         kept = any((self.run_dir / CHECKPOINTS).glob("*/*.json"))
@@ -77,28 +82,28 @@ class Launcher:
         ranks = self.launch.ranks
         self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
         rendezvous = self._open_store() if len(ranks) > 1 else None
-        self._spawners = [spawner_of(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
+        spawners = [spawner_of(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
         training = Training(
-            self._spawners,
+            spawners,
             events=self.events,
             log=log,
             min_hosts=self.launch.min_hosts,
             patience_s=self.launch.timeout_s,
             resumed=self.resume,
         )
+        finished = False
         try:
             training.run(lambda: self._interrupts > 0)
             if training.exporter.spawner.host:
                 self._name_base()
-            training.end()
-            if not self._interrupts:
-                on_each(self._spawners, lambda spawner: spawner.drop_checkpoints())
+            finished = True
         except Exception:  # whatever it is: what the workers have agreed on is not to be lost
             training.end(rescue=True)
             raise
         finally:
             training.end()
-            on_each(self._spawners, lambda spawner: spawner.leave())
+            finished = finished and not self._interrupts
+            on_each(spawners, lambda spawner: spawner.leave(finished=finished))
 
     def _name_base(self) -> None:
         """An adapter that another host has saved names its base as it lies there."""
@@ -130,8 +135,9 @@ class Launcher:
 
 
 def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> HostSpawner | LocalSpawner:
-    kind = HostSpawner if rank.host else LocalSpawner
-    return kind(rank, run_dir, rendezvous, resume=resume)
+    if rank.host:
+        return HostSpawner(rank, run_dir, rendezvous, resume=resume)
+    return LocalSpawner(rank, rendezvous, resume=resume)
 
 
 def log(line: str) -> None:

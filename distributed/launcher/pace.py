@@ -14,14 +14,6 @@ SLOWEST_LINK = 250e3  # bytes/s: until a round has been seen, what an exchange o
 TRAVELS = 8  # bytes of each trained weight in an exchange: float32, there and back
 
 
-@dataclass(frozen=True)
-class Stuck:
-    """host: the member that the others wait for, None if they all wait."""
-
-    host: str | None
-    seconds: float
-
-
 @dataclass
 class Pace:
     """patience_s: for how long a run may always stand still (`round_timeout_s`)."""
@@ -67,18 +59,21 @@ class Pace:
         shortest = max(limits.silence_min_s, limits.silence_busy_link_s if is_busy_link else 0.0)
         return min(max(limits.silence_share * median(self._rounds), shortest), limits.silence_max_s)
 
-    def stuck(self, members: Sequence[str], now: float, *, entering: bool) -> Stuck | None:
-        """Whether these stand still though their heartbeats come. `entering`: they have not come to one state yet."""
+    def stuck(self, members: Sequence[str], now: float, *, entering: bool) -> tuple[str | None, float] | None:
+        """Whom these wait for, None if they all wait, and for how long they have stood still though heartbeats come.
+
+        None if they do not. entering: they have not come to one state yet.
+        """
         quiet = min(self.since_moved(host, now) for host in members)
         steps = {host: self._steps.get(host, 0) for host in members}
         slowest = min(members, key=steps.__getitem__)
         is_behind = not entering and steps[slowest] < max(steps.values())
         if is_behind and quiet > max(self.patience_s, STUCK_FACTOR * self._slowest_step):
-            return Stuck(slowest, quiet)
+            return slowest, quiet
         if quiet > (self.patience_s if entering else self._round_limit()):
             for host in members:
                 self.moved(host, now)
-            return Stuck(None, quiet)
+            return None, quiet
         return None
 
     def _round_limit(self) -> float:

@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from distributed.control.endpoint import endpoint
+from distributed.control.messages import endpoint
 from distributed.control.timeouts import Timeouts
 from exogym.errors import RanksDiverged
 from exogym.membership.coordinator import Coordinator
 from exogym.membership.waiting import UNREACHED_S
-from whisper_tuner.errors import HostError, RunError, TunerError
+from whisper_tuner.errors import RunError, TunerError
 
 from .background import Background
-from .liveness import Event, State
+from .liveness import Event, State, counted
 from .pace import Pace
-from .worker_group import WorkerGroup
-from .worker_record import Spawner, Worker
+from .spawner import Spawner
+from .worker_group import Worker, WorkerGroup
 
 # Errors that a worker's own host has, and that another try may mend.
 PASSING = {"PeerLost", "HostError"}
 PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
+# Errors that come again when the run goes on from its checkpoints: they are the reason, or lead to it once more.
+LASTING = {"CheckpointError", "NotFinite"}
+
+
+class Refused(RunError):
+    """To resume this run is of no use."""
 
 
 class Training:
-    """The Listener of a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines."""
+    """Leads a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines."""
 
     def __init__(
         self,
@@ -35,20 +41,20 @@ class Training:
         min_hosts: int = 1,
         patience_s: float = 120.0,
         resumed: bool = False,
-        timeouts: Timeouts | None = None,
         background: Background | None = None,
     ):
         self.exporter: Worker | None = None
-        self._events, self._timeouts = events, timeouts or Timeouts()
+        self._events, self._timeouts = events, Timeouts()
+        self._background = background or Background()
         self.group = WorkerGroup(
             spawners,
             self,
             events=events,
             log=log,
-            background=background or Background(),
-            timeouts=self._timeouts,
+            background=self._background,
         )
         self.workers = self.group.workers
+        self._all = self.workers.values()
         self.coordinator = Coordinator(
             list(self.workers),
             self._send,
@@ -60,8 +66,6 @@ class Training:
         self._pace = Pace(patience_s, self._timeouts)
         self._entering = 0  # the generation that has not come to one state yet
         self._committed = self._diverged = False
-        self._fetching = False
-        self._fetch_error: HostError | None = None
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
@@ -70,22 +74,23 @@ class Training:
         """
         self.group.start()
         while self.exporter is None:
-            self._turn(stopping)
+            if stopping() and not self.coordinator.stopping:
+                self._tell(self.coordinator.stop)
+                for worker in self._all:
+                    worker.tell("stop")
+            self._turn()
             if self.coordinator.ended:
                 self._save()
-            elif self._possible() < self.coordinator.min_hosts:
-                raise self._too_few()
-            elif stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all()):
-                raise RunError("stopped while no host was there")
+                continue
+            self._check_min_hosts()
+            if stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all):
+                raise RunError("stopped while no host was connected")
 
     def end(self, *, rescue: bool = False) -> None:
         """See WorkerGroup. What ranks that differ have is not worth saving."""
         self.group.end(rescue=rescue and not self._diverged)
 
-    def _turn(self, stopping: Callable[[], bool]) -> None:
-        if stopping() and not self.coordinator.stopping:
-            self._tell(self.coordinator.stop)
-            self.group.tell_all("stop")
+    def _turn(self) -> None:
         self.group.turn()
         self._look_for_stuck()
         if blame := self.coordinator.tick():
@@ -93,24 +98,27 @@ class Training:
             what = f"the others cannot connect to it: another network, or a firewall?{said}"
             self.group.blame(self.workers[blame.host], what)
 
-    def _all(self) -> Sequence[Worker]:
-        return list(self.workers.values())
+    def _check_min_hosts(self) -> None:
+        given_up = [worker for worker in self._all if worker.liveness.state is State.GIVEN_UP]
+        if len(self._all) - len(given_up) < self.coordinator.min_hosts:
+            left = ", ".join(worker.name for worker in self._all if worker not in given_up)
+            what = f"only {left} left, and min_hosts = {self.coordinator.min_hosts}" if left else "no host is left"
+            raise RunError("\n".join([what, *(f"{worker.name}: {worker.lost_for}" for worker in given_up)]))
 
-    def _possible(self) -> int:
-        return sum(worker.liveness.state is not State.GIVEN_UP for worker in self._all())
-
-    # The Listener.
+    # What the worker group tells, and asks.
 
     def started(self, worker: Worker) -> None:
         self._pace.moved(worker.name, self.group.now)
         if self.coordinator.stopping:
             worker.tell("stop")
 
-    def not_started(self, worker: Worker, error: TunerError) -> None:
+    def unreached(self, worker: Worker, error: TunerError) -> None:
+        """Raises the error while a new start by the user is the better try."""
         if not self._committed and not worker.had_process:
             raise error
 
     def ready(self, worker: Worker) -> None:
+        """It has loaded, and is there; also one that was lost, and has returned."""
         self._tell(lambda: self.coordinator.ready(worker.name, anew=not worker.is_known))
         worker.is_known = True
 
@@ -118,30 +126,27 @@ class Training:
         for_good = worker.liveness.state is State.GIVEN_UP
         self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
 
-    def meaning_of_exit(self, worker: Worker) -> Event:
-        """Raises RunError for an error that would come again."""
+    def meaning_of_exit(self, worker: Worker, reason: str) -> Event:
+        """EXITED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
         if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
         kind = worker.error.get("kind") if worker.error else None
         passing = PASSING | PASSING_LATER if self._committed else PASSING
         if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
-            raise RunError(f"{worker.name}: {worker.describe_failure()}")
+            raise (Refused if kind in LASTING else RunError)(f"{worker.name}: {reason}")
         return Event.SHORT_OF_MEMORY if kind in PASSING_LATER else Event.EXITED
 
     def silence_s(self, worker: Worker) -> float:
+        """For how long this one may say nothing while it is ready."""
         is_sending = worker.audio is not None and worker.audio.is_sending
         return self._pace.silence_s(is_busy_link=worker.is_busy_link or is_sending)
 
     def wants_workers(self) -> bool:
+        """Whether lost ones are to be brought back."""
         return not (self.coordinator.stopping or self.coordinator.ended)
 
-    def unsent(self, worker: Worker, files: Sequence[str]) -> None:
-        worker.tell(json.dumps({"type": "unsent", "files": files}))
-
-    def fetched(self, error: HostError | None) -> None:
-        self._fetching, self._fetch_error = False, error
-
     def heard(self, worker: Worker, event: dict) -> None:
+        """May raise KeyError, TypeError, ValueError, AttributeError for an event that lacks what it must have."""
         kind = event["type"]
         if kind == "listens":  # this and the next come from a thread that says nothing about what the rank is at
             self._on_listens(worker, event)
@@ -173,14 +178,14 @@ class Training:
 
     def _on_listens(self, worker: Worker, event: dict) -> None:
         worker.listens = endpoint(event["address"], event["port"])
-        for one in self._all():
-            others = [list(other.listens) for other in self._all() if other is not one and other.listens]
+        for one in self._all:
+            others = [list(other.listens) for other in self._all if other is not one and other.listens]
             one.tell(json.dumps({"type": "peers", "peers": others}))
 
     def _on_reach(self, worker: Worker, event: dict) -> None:
         """Addresses that nobody has any more say nothing; a host that is not heard here either may just be lost."""
         unreached = {endpoint(*peer) for peer in event["unreached"]}
-        others = [one for one in self._all() if one.listens in unreached]
+        others = [one for one in self._all if one.listens in unreached]
         doubtful = {
             one.name
             for one in others
@@ -193,14 +198,14 @@ class Training:
 
     def _compare(self, worker: Worker) -> None:
         """With another that is there: the one that has just come is to blame if they differ."""
-        there = (one for one in self._all() if one is not worker and one.liveness.is_there and one.hello)
+        there = (one for one in self._all if one is not worker and one.liveness.is_there and one.hello)
         other = next(there, None)
         if other is None:
             return
         if worker.hello["system"] != other.hello["system"]:
             raise RunError(
                 f"{worker.name} runs {worker.hello['system']}, {other.name} {other.hello['system']}",
-                remedy="gloo cannot join Macs and other systems in one group: train on hosts of one kind.",
+                remedy="gloo cannot mix Macs with other systems: use hosts of one kind.",
             )
         if worker.hello["source"] != other.hello["source"]:
             what = f"{worker.name} runs other code than {other.name}"
@@ -238,7 +243,8 @@ class Training:
             self._committed = True
             self._pace.commit(event["generation"], self.group.now)
             for name in event["samples"]:
-                self.group.counted(self.workers[name])
+                worker = self.workers[name]
+                worker.liveness = counted(worker.liveness)
         self._events(event)
 
     def _look_for_stuck(self) -> None:
@@ -247,10 +253,13 @@ class Training:
         if not generation or len(generation.members) < 2 or self.coordinator.ended:
             return
         stuck = self._pace.stuck(generation.members, self.group.now, entering=self.coordinator.is_syncing)
-        if stuck and stuck.host:
-            what = f"made no step for {stuck.seconds:.0f} s while others were waiting for it"
-            self.group.blame(self.workers[stuck.host], what)
-        elif stuck:
+        if stuck is None:
+            return
+        host, seconds = stuck
+        if host:
+            what = f"made no step for {seconds:.0f} s while others were waiting for it"
+            self.group.blame(self.workers[host], what)
+        else:
             self.coordinator.stalled()
 
     # The end.
@@ -264,7 +273,7 @@ class Training:
             worker.tell("save")
             deadline = self.group.now + self._timeouts.save_s
             while worker.liveness.is_there and self.exporter is None and self.group.now < deadline:
-                self._turn(lambda: False)
+                self._turn()
             if self.exporter and self._fetch(self.exporter):  # perhaps one that was asked before, and was late
                 return
             self.exporter = None
@@ -274,19 +283,12 @@ class Training:
 
     def _fetch(self, worker: Worker) -> bool:
         """In a thread: the others must hear that this process is alive, for one of them may have to save."""
-        self._fetching = True
-        self.group.fetch(worker, "final")
-        while self._fetching:
-            self._turn(lambda: False)
-        if error := self._fetch_error:
+        outcome: list[Exception | None] = []
+        self._background.run(lambda: worker.spawner.fetch("final"), then=outcome.append, failed=outcome.append)
+        while not outcome:
+            self._turn()
+        if error := outcome[0]:
             worker.lost_for = str(error)
-            what = f"the model that it saved cannot be fetched: {error}"
+            what = f"the model it saved cannot be fetched: {error}"
             self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
         return error is None
-
-    def _too_few(self) -> RunError:
-        given_up = [worker for worker in self._all() if worker.liveness.state is State.GIVEN_UP]
-        left = [worker.name for worker in self._all() if worker not in given_up]
-        few = f"only {', '.join(left)} left, and min_hosts = {self.coordinator.min_hosts}"
-        told = [f"{worker.name}: {worker.lost_for}" for worker in given_up]
-        return RunError("\n".join([few if left else "no host is left", *told]))

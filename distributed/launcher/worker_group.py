@@ -3,147 +3,169 @@
     liveness.py      the states of a worker, and every way between them
     worker_group.py  carries out what the table says
     background.py    the inbox, and the threads that may block
-    host_spawner.py  starts a worker over SSH, or connects to it again; local_spawner.py starts one here
+    spawner.py       starts a worker here; host_spawner.py starts one over SSH, or connects to it again
     worker_link.py   what is written and read, over one connection after another
 
-One thread, the one that calls `turn`, owns all of this. What may block runs in threads that only put messages.
+One thread, the one that calls `turn`, owns all of this. What may block runs in threads that only tell what comes of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
-from distributed.control.messages import split_line
+from distributed.control.channel import LAUNCHER_GONE
+from distributed.control.messages import Endpoint, split_line
 from distributed.control.timeouts import Timeouts
 from whisper_tuner.errors import HostError, TunerError
 
 from . import liveness
 from .audio_push import AudioPush
-from .background import Background, Kind, Message
-from .liveness import Action, Event, State
-from .worker_record import Spawner, Worker
+from .background import Background, Takes, side_by_side
+from .liveness import Action, Event, Liveness, State
+from .spawner import Spawner, WorkerProcess
 
-TURN_S = 0.25  # the longest wait for a message: what the clock brings is this late at most
+if TYPE_CHECKING:
+    from .training import Training
+
+KILL_S = 3.0  # what is not killed by then is out of reach, and ends by itself
+TAIL_LINES = 20
+TURN_S = 0.25  # the longest wait for what threads tell: what the clock brings is this late at most
 
 
-class Listener(Protocol):
-    """Who trains with the workers. What it raises ends the run."""
+@dataclass
+class Worker:
+    """One host's worker. Only the thread of the worker group reads and writes it."""
 
-    def started(self, worker: Worker) -> None: ...
+    spawner: Spawner
+    liveness: Liveness = field(default_factory=Liveness)
+    had_process: bool = False
+    process: WorkerProcess | None = None
+    audio: AudioPush | None = None  # of this process
+    beats: int = 0  # heartbeats that were sent to this process
+    first_beat: int = 0  # of those that one which is heard again may acknowledge
+    is_busy_link: bool = False  # it exchanges weights with others
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    error: dict | None = None
+    listens: Endpoint | None = None  # where the others can try whether they reach it
+    hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
+    is_known: bool = False  # the coordinator has been told of this process
+    lost_for: str = ""  # why, the last time
+    unreached: str = ""  # why its host could not be reached, the last time
 
-    def not_started(self, worker: Worker, error: TunerError) -> None: ...
+    @property
+    def name(self) -> str:
+        return self.spawner.name
 
-    def heard(self, worker: Worker, event: dict) -> None:
-        """May raise KeyError, TypeError, ValueError, AttributeError for an event that lacks what it must have."""
+    def begin(self, process: WorkerProcess, audio: AudioPush) -> None:
+        """Another process: nothing of the one before holds."""
+        self.process, self.audio, self.had_process = process, audio, True
+        self.beats = self.first_beat = 0
+        self.is_busy_link = self.is_known = False
+        self.error = self.listens = self.hello = None
+        self.unreached = ""
+        self.tail.clear()
 
-    def ready(self, worker: Worker) -> None:
-        """It has loaded, and is there; also one that was lost, and has returned."""
+    def tell(self, line: str) -> None:
+        """Write a line to it; nothing if it is gone."""
+        if self.process:
+            with contextlib.suppress(HostError):  # what has to arrive is kept, and repeated over the next connection
+                self.process.write(f"{line}\n".encode())
 
-    def lost(self, worker: Worker) -> None: ...
+    def beat(self) -> None:
+        self.beats += 1
+        self.tell(f"beat {self.beats}")
 
-    def meaning_of_exit(self, worker: Worker) -> Event:
-        """EXITED, SHORT_OF_MEMORY or FINISHED."""
-
-    def silence_s(self, worker: Worker) -> float:
-        """For how long this one may say nothing while it is ready."""
-
-    def unsent(self, worker: Worker, files: Sequence[str]) -> None:
-        """These clips cannot be sent to it."""
-
-    def fetched(self, error: HostError | None) -> None:
-        """What `fetch` was called for is there, or cannot be had."""
-
-    def wants_workers(self) -> bool:
-        """Whether lost ones are to be brought back."""
+    def describe_failure(self, status: int | None) -> str:
+        """Why it has ended."""
+        if self.error:
+            return str(self.error.get("message"))
+        if status is None:
+            reason = "the worker ended for an unknown reason"
+        elif status < 0 or status >= 128:
+            number = -status if status < 0 else status - 128
+            reason = f"the worker was killed by {f'signal {number}' if number else 'a signal'}"
+            if number in (0, 9):
+                reason += " (usually because the system ran out of memory)"
+        elif status == LAUNCHER_GONE:
+            return "it lost touch with the master and ended on its own"
+        else:
+            reason = f"the worker ended with status {status}"
+        last = "\n".join(f"  {self.name}: {line}" for line in self.tail)
+        return f"{reason}; its last lines:\n{last}" if last else f"{reason}, and printed nothing"
 
 
 class WorkerGroup:
-    """`events` gets what happens to workers; `log` each line that they print, prefixed with their host."""
+    """`training` is told of the workers, and decides; what it raises ends the run.
+
+    `events` gets what happens to workers; `log` each line that they print, prefixed with their host.
+    """
 
     def __init__(
         self,
         spawners: Sequence[Spawner],
-        listener: Listener,
+        training: Training,
         *,
         events: Callable[[dict], None],
         log: Callable[[str], None],
         background: Background,
-        timeouts: Timeouts,
     ):
         self.workers = {spawner.name: Worker(spawner) for spawner in spawners}
         self.now = 0.0  # seconds that this process was awake
-        self._listener, self._events, self._log = listener, events, log
-        self._background, self._timeouts = background, timeouts
+        self._training, self._events, self._log = training, events, log
+        self._background, self._timeouts = background, Timeouts()
         self._last_look = background.now()
         self._next_beat = 0.0
-        self._lives = 0
 
     def start(self) -> None:
         for worker in self.workers.values():
             self._advance(worker, Event.DUE)
 
     def turn(self) -> None:
-        """Wait for messages, at most for TURN_S, and do what is due."""
+        """Wait for news, at most for TURN_S, and do what is due."""
         if self.now >= self._next_beat:
             self._next_beat = self.now + self._timeouts.heartbeat_s
             for worker in self.workers.values():
                 if worker.liveness.is_there or worker.liveness.state is State.UNACKNOWLEDGED:
                     worker.beat()  # what is written to a silent one would only be kept for it
-        messages = self._background.take(TURN_S)
+        news = self._background.take(TURN_S)
         self._pass_time()
-        for message in messages:
-            self._handle(message)
+        for tell in news:
+            tell()
         for worker in self.workers.values():
             self._look_at_clock(worker)
-
-    def tell_all(self, line: str) -> None:
-        for worker in self.workers.values():
-            worker.tell(line)
 
     def blame(self, worker: Worker, reason: str, event: Event = Event.BLAMED) -> None:
         """Give up a worker that still runs; another one is started, unless the event is UNFIT."""
         self._advance(worker, event, reason)
-
-    def counted(self, worker: Worker) -> None:
-        """A round has counted in which it took part."""
-        worker.liveness = liveness.counted(worker.liveness)
-
-    def fetch(self, worker: Worker, folder: str) -> None:
-        """Copy a folder of the run's from its host; the listener is told."""
-        spawner, life = worker.spawner, worker.life
-
-        def fetch() -> Message:
-            error = None
-            try:
-                spawner.fetch(folder)
-            except HostError as failure:
-                error = failure
-            return Message(spawner.name, life, Kind.FETCHED, error)
-
-        self._background.run(fetch)
 
     def end(self, *, rescue: bool = False) -> None:
         """Leave no worker behind: ask, wait a moment, kill.
 
         rescue: the run broke off, so each first saves what was agreed, as if the launcher had died.
         """
-        for message in self._background.close():
-            if message.kind is Kind.STARTED:
-                message.content.kill()
+        self._background.close()
         running = [worker for worker in self.workers.values() if worker.process]
         for worker in running:
-            worker.audio.end()
+            worker.audio.over.set()
             worker.tell("rescue" if rescue else "quit")
         deadline = self._background.now() + self._timeouts.grace_s + (self._timeouts.rescue_s if rescue else 0.0)
-        for worker in running:
+
+        def has_ended(worker: Worker) -> bool:
             left = max(0.0, deadline - self._background.now())
-            if worker.liveness.is_lost or worker.process.wait(left) is None:
-                worker.process.kill()
+            return not worker.liveness.is_lost and worker.process.wait(left) is not None
+
+        side_by_side([worker.process.kill for worker in running if not has_ended(worker)], KILL_S)
+        for worker in running:
             worker.process = None
 
-    # What has happened.
+    # What the clock brings.
 
     def _pass_time(self) -> None:
         """The group's clock stands still while this process is frozen, or its machine asleep."""
@@ -152,47 +174,46 @@ class WorkerGroup:
         self._last_look = now
 
     def _look_at_clock(self, worker: Worker) -> None:
-        limit = self._listener.silence_s(worker)
+        limit = self._training.silence_s(worker)
         event = liveness.due_event(worker.liveness, self.now, limit, self._timeouts)
         if event is Event.SILENCE:
-            worker.silent_for = limit if worker.liveness.state is State.READY else self._timeouts.silence_loading_s
-            reason = f"nothing heard for {worker.silent_for:.0f} s: asleep, or its network is gone"
-            self._advance(worker, event, reason)
-        elif event is Event.NOT_ACKNOWLEDGED or (event and self._listener.wants_workers()):
+            seconds = limit if worker.liveness.state is State.READY else self._timeouts.silence_loading_s
+            reason = f"nothing heard for {seconds:.0f} s: asleep, or its network is gone"
+            self._advance(worker, event, reason, silent_for=seconds)
+        elif event is Event.NOT_ACKNOWLEDGED or (event and self._training.wants_workers()):
             self._advance(worker, event)
 
-    def _handle(self, message: Message) -> None:
-        if message.kind is Kind.BROKEN:
-            raise message.content
-        worker = self.workers[message.name]
-        if message.life != worker.life:
-            return
-        if message.kind in (Kind.LINE, Kind.CUT_OFF, Kind.EXITED, Kind.UNSENT, Kind.NOT_SENT) and not worker.process:
-            return
-        getattr(self, f"_on_{message.kind.name.lower()}")(worker, message.content)
+    # What threads tell.
 
-    def _on_started(self, worker: Worker, process) -> None:
-        worker.begin(process, AudioPush(worker.spawner, worker.life, self._background))
+    def _on_started(self, worker: Worker, process: WorkerProcess) -> None:
+        def of_this(act: Callable[..., None]) -> Takes:
+            """What is told of a process that was given up meanwhile is void."""
+            return lambda content: act(worker, content) if worker.process is process else None
+
+        unsent, not_sent = of_this(self._on_unsent), of_this(self._on_not_sent)
+        worker.begin(process, AudioPush(worker.spawner, self._background, unsent=unsent, failed=not_sent))
         self._advance(worker, Event.STARTED)
-        self._background.listen(worker.name, worker.life, process, self._timeouts.grace_s)
-        self._listener.started(worker)
+        self._background.listen(process, of_this(self._on_line), of_this(self._on_exited), self._timeouts.grace_s)
+        self._training.started(worker)
 
-    def _on_not_started(self, worker: Worker, error: TunerError) -> None:
-        self._listener.not_started(worker, error)
-        self._report_unreached(worker, error)
+    def _on_reconnected(self, worker: Worker, is_there: bool) -> None:
+        self._advance(worker, Event.RECONNECTED if is_there else Event.NOBODY_THERE)
+
+    def _on_unreached(self, worker: Worker, error: Exception) -> None:
+        """Whatever comes in between on the way to a host, the others go on, and it is tried again."""
+        if not isinstance(error, TunerError):  # which is the host's, or of a file that cannot be read here
+            traceback.print_exception(error)
+            error = HostError(worker.name, f"{type(error).__name__}: {error}")
+        self._training.unreached(worker, error)
+        if worker.unreached != str(error):  # once for each reason
+            worker.unreached = str(error)
+            self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
         self._advance(worker, Event.FAILED)
 
-    def _on_reconnected(self, worker: Worker, _) -> None:
-        self._advance(worker, Event.RECONNECTED)
-
-    def _on_not_reconnected(self, worker: Worker, error: HostError) -> None:
-        self._report_unreached(worker, error)
-        self._advance(worker, Event.FAILED)
-
-    def _on_nobody_there(self, worker: Worker, _) -> None:
-        self._advance(worker, Event.NOBODY_THERE)
-
-    def _on_line(self, worker: Worker, line: str) -> None:
+    def _on_line(self, worker: Worker, line: str | None) -> None:
+        if line is None:
+            self._advance(worker, Event.CUT_OFF, "the SSH connection was lost")
+            return
         self._advance(worker, Event.HEARD)
         text, event = split_line(line)
         if text.strip():
@@ -211,25 +232,17 @@ class WorkerGroup:
         elif event["type"] == "want":
             worker.audio.start([str(name) for name in event["files"]])
         else:
-            self._listener.heard(worker, event)
+            self._training.heard(worker, event)
             if event["type"] == "ready":
                 self._advance(worker, Event.LOADED)
 
-    def _on_cut_off(self, worker: Worker, _) -> None:
-        worker.silent_for = None
-        self._advance(worker, Event.CUT_OFF, "the SSH connection was lost")
-
     def _on_exited(self, worker: Worker, status: int | None) -> None:
-        worker.status = status
-        worker.lost_for = worker.describe_failure()
-        event = Event.EXITED if worker.liveness.is_lost else self._listener.meaning_of_exit(worker)
-        self._advance(worker, event, worker.lost_for)
+        reason = worker.lost_for = worker.describe_failure(status)
+        event = Event.EXITED if worker.liveness.is_lost else self._training.meaning_of_exit(worker, reason)
+        self._advance(worker, event, reason)
 
-    def _on_unsent(self, worker: Worker, files: list[str]) -> None:
-        self._listener.unsent(worker, files)
-
-    def _on_fetched(self, worker: Worker, error: HostError | None) -> None:
-        self._listener.fetched(error)
+    def _on_unsent(self, worker: Worker, files: Sequence[str]) -> None:
+        worker.tell(json.dumps({"type": "unsent", "files": files}))
 
     def _on_not_sent(self, worker: Worker, error: HostError) -> None:
         if worker.liveness.is_there:
@@ -237,7 +250,8 @@ class WorkerGroup:
 
     # What is done about it.
 
-    def _advance(self, worker: Worker, event: Event, reason: str = "") -> None:
+    def _advance(self, worker: Worker, event: Event, reason: str = "", **about: float) -> None:
+        """about: more for the event that tells of a loss."""
         before = worker.liveness
         worker.liveness, action = liveness.advance(before, event, self.now, self._timeouts)
         state = worker.liveness.state
@@ -246,65 +260,32 @@ class WorkerGroup:
             worker.beat()
         if worker.process and state in (State.WAITING, State.STARTING, State.GIVEN_UP):
             self._retire(worker)
+        unreached = partial(self._on_unreached, worker)
         if action is Action.START:
-            self._start(worker)
+            start = partial(worker.spawner.start, again=worker.had_process)
+            then = partial(self._on_started, worker)
+            self._background.run(start, then, unreached, late=lambda process: process.kill())
         elif action is Action.RECONNECT:
-            self._reconnect(worker)
+            self._background.run(worker.spawner.reconnect, partial(self._on_reconnected, worker), unreached)
         elif action is Action.REPORT_LOSS:
-            self._report_loss(worker, reason)
+            self._report_loss(worker, reason, about)
         elif action is Action.REPORT_RETURN:
             worker.unreached = ""
-            worker.audio.set_silent(False)
+            worker.audio.silent.clear()
             self._events({"type": "back", "host": worker.name, "rank": worker.spawner.rank})
         if state is State.READY and before.state is not State.READY:
-            self._listener.ready(worker)
-
-    def _start(self, worker: Worker) -> None:
-        again, spawner = worker.had_process, worker.spawner
-        self._lives += 1
-        life = worker.life = self._lives
-
-        def start() -> Message:
-            return Message(spawner.name, life, Kind.STARTED, spawner.start(again=again))
-
-        self._background.run(lambda: _attempt(spawner.name, life, start, failed=Kind.NOT_STARTED))
-
-    def _reconnect(self, worker: Worker) -> None:
-        spawner, life = worker.spawner, worker.life
-
-        def reconnect() -> Message:
-            return Message(spawner.name, life, Kind.RECONNECTED if spawner.reconnect() else Kind.NOBODY_THERE)
-
-        self._background.run(lambda: _attempt(spawner.name, life, reconnect, failed=Kind.NOT_RECONNECTED))
+            self._training.ready(worker)
 
     def _retire(self, worker: Worker) -> None:
         """Nothing more is heard of this process."""
         process, worker.process = worker.process, None
-        worker.audio.end()
+        worker.audio.over.set()
         self._background.run(process.kill)
 
-    def _report_loss(self, worker: Worker, reason: str) -> None:
+    def _report_loss(self, worker: Worker, reason: str, about: dict) -> None:
         worker.lost_for = reason
-        about = {"reason": reason, "given_up": worker.liveness.state is State.GIVEN_UP}
         if worker.liveness.state is State.SILENT:
-            worker.audio.set_silent(True)
-            about |= {"silent_for": worker.silent_for} if worker.silent_for else {}
+            worker.audio.silent.set()
+        about |= {"reason": reason, "given_up": worker.liveness.state is State.GIVEN_UP}
         self._events({"type": "lost", "host": worker.name, "rank": worker.spawner.rank, **about})
-        self._listener.lost(worker)
-
-    def _report_unreached(self, worker: Worker, error: TunerError) -> None:
-        """Once for each reason."""
-        if worker.unreached != str(error):
-            worker.unreached = str(error)
-            self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
-
-
-def _attempt(name: str, life: int, work: Callable[[], Message], *, failed: Kind) -> Message:
-    """To reach a host. Whatever comes in between, the others go on, and it is tried again."""
-    try:
-        return work()
-    except TunerError as error:  # the host's, or a file of the run that cannot be read here
-        return Message(name, life, failed, error)
-    except Exception as error:
-        traceback.print_exc()
-        return Message(name, life, failed, HostError(name, f"{type(error).__name__}: {error}"))
+        self._training.lost(worker)

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Iterator
 
 from distributed.control.messages import split_line
-from distributed.control.supervisor import EXIT, KeptLines
+from distributed.control.supervisor import EXIT, WHOLE, KeptLines
 from distributed.ssh.machine import Process
 from whisper_tuner.errors import HostError
 from whisper_tuner.json_text import parse_json
 
 
 class WorkerLink:
-    """A WorkerProcess, see worker.py. `connect` gives it its first connection, and each later one.
+    """A WorkerProcess, see spawner.py. `connect` gives it its first connection, and each later one.
 
     No line is lost and none comes twice, see supervisor.py. One thread reads `lines`; any thread may call the rest.
     """
@@ -68,7 +68,10 @@ class WorkerLink:
         """Until the worker has ended, or this end is closed. None: the connection is gone, the worker may live."""
         relay = None
         while relay := self._next(relay):
-            for line in relay.lines():
+            for said in relay.lines():
+                if not said.endswith(WHOLE):
+                    continue
+                line = said.removesuffix(WHOLE).rstrip("\r")
                 with self._changed:
                     if relay is not self._relay:  # it will come again, over the other connection
                         break

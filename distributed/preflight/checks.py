@@ -12,7 +12,7 @@ from .report import WARNING, HostFacts, Problem
 
 SKEW_S = 2.0
 SHOWN = 3
-MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
+MIXED = "gloo cannot mix Macs with other systems: use hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
 IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
 

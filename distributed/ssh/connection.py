@@ -167,6 +167,7 @@ class Remote:
         """It is closed if it is not put to use in time: a host may fall asleep amid this, and paramiko would wait."""
         channel = self._transport.open_session(timeout=CONNECT_TIMEOUT_S)
         too_long = threading.Timer(CONNECT_TIMEOUT_S, channel.close)
+        too_long.daemon = True
         too_long.start()
         try:
             yield channel

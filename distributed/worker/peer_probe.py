@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from distributed.control.endpoint import Endpoint, endpoint
+from distributed.control.messages import Endpoint, endpoint
 from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
 from whisper_tuner.errors import HostError
 

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from distributed.launcher.follow import Attached
+from distributed.launcher.follow import Attached, Starter
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.summary import read_run
 from multimac.view.console import follow
 from whisper_tuner.errors import ExitStatus, RunError
+from whisper_tuner.interrupts import noted
 
 
-def detached(console: Console, run_dir: Path, launcher: subprocess.Popen) -> ExitStatus:
+def detached(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
     """Wait until others can tell that the run is going on, and say how to come back to it."""
-    try:
+    with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
+        launcher = launch()
         while launcher_pid(run_dir) is None:
-            if launcher.poll() is not None:
-                return follow(run_dir, launcher, console)  # its last words, or that there are none
+            if interrupts:
+                launcher.send_signal(signal.SIGTERM)
+                return ExitStatus.INTERRUPTED
+            if launcher.poll() is not None:  # its last words, or that there are none
+                return follow(run_dir, lambda: launcher, console, position=position)
             time.sleep(0.05)
-    except KeyboardInterrupt:
-        launcher.send_signal(signal.SIGTERM)
-        raise
     console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
@@ -36,7 +37,7 @@ def detached(console: Console, run_dir: Path, launcher: subprocess.Popen) -> Exi
 def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
     """Follow a run from its first line to its end; Ctrl-C stops it, as in its own terminal."""
     run_dir, pid = _going_on(folders, name)
-    return follow(run_dir, Attached(run_dir, pid), Console(highlight=False, markup=False))
+    return follow(run_dir, lambda: Attached(run_dir, pid), Console(highlight=False, markup=False))
 
 
 def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:

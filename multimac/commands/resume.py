@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -35,7 +36,7 @@ def resume(
     detach: bool = False,
 ) -> ExitStatus:
     """`name`, if given, must be the run's own; `hosts_file` may name other hosts than it had. Raises TunerError."""
-    from distributed.launcher.start import start_launcher
+    from distributed.launcher.follow import start_launcher
 
     console = Console(highlight=False, markup=False)
     run_dir = find_run(run, folders_of(config, None)).absolute()
@@ -49,8 +50,8 @@ def resume(
     hosts = ", ".join(rank.label for rank in launch.ranks)
     console.print(f"{launch.name}: resuming {launch.run_id} on {hosts}", soft_wrap=True)
     start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
-    launcher = start_launcher(run_dir, resume=True)
-    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console, position=start)
+    launch = partial(start_launcher, run_dir, resume=True)
+    return (detached if detach else follow)(run_dir, launch, console, position=start)
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:

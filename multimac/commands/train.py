@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from .attach_stop import detached
 
 
 def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
-    from distributed.launcher.start import start_launcher
+    from distributed.launcher.follow import start_launcher
 
     from .start import prepare_local
 
@@ -30,8 +31,7 @@ def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
     run_dir, prepared = prepare_local(job, ranks, console.status)
     _announce(console, job, prepared, run_dir)
-    launcher = start_launcher(run_dir)
-    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console)
+    return (detached if detach else follow)(run_dir, partial(start_launcher, run_dir), console)
 
 
 def distributed_train(
@@ -43,7 +43,7 @@ def distributed_train(
     no_sync: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
-    from distributed.launcher.start import start_launcher
+    from distributed.launcher.follow import start_launcher
     from distributed.preflight.run import preflight
 
     from .start import prepare_hosts, sync_hosts
@@ -67,8 +67,7 @@ def distributed_train(
                     reports = sync_hosts(prepared, report.remotes, show)
                 show_sync(console, reports)
             prepared.launch.save(run_dir)
-    launcher = start_launcher(run_dir)
-    return detached(console, run_dir, launcher) if detach else follow(run_dir, launcher, console)
+    return (detached if detach else follow)(run_dir, partial(start_launcher, run_dir), console)
 
 
 def show_preflight(console: Console, report: Report) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 
 from distributed.launcher import follow as follower
-from distributed.launcher.follow import Attached, PlainScreen
+from distributed.launcher.follow import PlainScreen, Starter
 from distributed.run_dir.run_view import RunView
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.text import duration, size
@@ -36,12 +35,12 @@ class _Live:
         self._live.update(table(view))
 
 
-def follow(run_dir: Path, launcher: subprocess.Popen | Attached, console: Console, *, position: int = 0) -> ExitStatus:
+def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
     """See launcher.follow."""
     if not console.is_terminal:
-        return follower.follow(run_dir, launcher, _Plain(console), position=position)
+        return follower.follow(run_dir, launch, _Plain(console), position=position)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
-        return follower.follow(run_dir, launcher, _Live(console, live), position=position)
+        return follower.follow(run_dir, launch, _Live(console, live), position=position)
 
 
 def table(view: RunView) -> Table:

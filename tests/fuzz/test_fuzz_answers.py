@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from damage import damaged_json
 from fuzzing import fuzz, outcome, parsed, same
@@ -13,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from distributed.hosts import environment
 from distributed.hosts.agent_call import agent_call
-from distributed.launcher.background import Background, Kind, Message
+from distributed.launcher.background import Background, Takes, ignore, outcome_of, throw
 from distributed.launcher.training import Training
 from distributed.preflight.session import Session
 from distributed.ssh.machine import Completed
@@ -121,7 +122,9 @@ class FakeSpawner:
         self.name, self.rank = f"host{rank}", rank
 
     def start(self, *, again: bool) -> FakeHost:
-        return FakeHost(b"")
+        host = FakeHost(b"")
+        host.name = self.name
+        return host
 
     def reconnect(self) -> bool:
         return True
@@ -135,17 +138,16 @@ class Inbox(Background):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lives: dict[str, int] = {}
+        self._hear: dict[str, Takes] = {}
 
-    def run(self, work: Callable[[], Message | None]) -> None:
-        if message := work():
-            self.put(message)
+    def run(self, work, then=ignore, failed=throw, late=ignore) -> None:
+        self.put(*outcome_of(work, then, failed, late))
 
-    def listen(self, name: str, life: int, process: FakeHost, grace_s: float) -> None:
-        self._lives[name] = life
+    def listen(self, process: FakeHost, hear: Takes, ended: Takes, grace_s: float) -> None:
+        self._hear[process.name] = hear
 
     def hear(self, name: str, line: str) -> None:
-        self.put(Message(name, self._lives[name], Kind.LINE, line))
+        self.put(partial(self._hear[name], line))
 
 
 def followed(data: bytes) -> list[dict]:

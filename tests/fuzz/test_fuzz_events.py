@@ -229,7 +229,7 @@ def followed(run: Path, data: bytes) -> None:
     console = Console(file=io.StringIO(), width=200, markup=False)
     outcome(lambda: console.print(table(view)))
     assert not re.search(r"\b(nan|inf|None)\b", console.file.getvalue()) or b"nan" in data.lower() or b"None" in data
-    status = outcome(follow, run, SimpleNamespace(poll=lambda: 0, returncode=0), console)
+    status = outcome(follow, run, lambda: SimpleNamespace(poll=lambda: 0, returncode=0), console)
     assert status is None or status == view.end["status"]
     assert status is not None or view.end is None or view.end["status"] not in (0, 130)
 

@@ -2,15 +2,23 @@
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from distributed.control import supervisor
 from distributed.control.messages import split_line
-from distributed.control.supervisor import KeptLines, Supervisor
+from distributed.control.relay import connect, start_supervisor
+from distributed.control.supervisor import END, KeptLines, Supervisor
 from distributed.control.timeouts import Timeouts
+from distributed.hosts.paths import PROJECT
+from distributed.plan.launch_env import environment
 
 QUICK = Timeouts(orphaned_s=0.3, rescue_s=0.3, grace_s=0.3, last_lines_s=0.3)
 
@@ -80,7 +88,32 @@ def test_the_last_words_are_heard_long_after_the_connection_began(supervise):
     async def launcher(reader, writer):
         await reader.readline()
         writer.write(json.dumps({"arrived": 0, "first": 0}).encode() + b"\n")
-        return [split_line(line.decode())[1] for line in (await reader.read()).splitlines()]
+        return [split_line(line.decode())[1] for line in (await reader.read()).split(END)[:-1]]
 
     program = "import time; time.sleep(1); raise SystemExit(3)"
     assert supervise([sys.executable, "-c", program], launcher) == [{"type": "exit", "status": 3}]
+
+
+def test_one_that_ends_leaves_the_socket_of_another_that_has_taken_its_path(tmp_path, monkeypatch):
+    for key, value in environment(PROJECT).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(tmp_path)
+    path = Path("sock")
+
+    def start(seconds: int) -> subprocess.Popen:
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        process = start_supervisor(path, [sys.executable, "-c", f"import time; time.sleep({seconds})"])
+        wait_until(lambda: path.exists() and path.stat().st_mtime_ns != before)
+        return process
+
+    first = start(2)
+    launcher = connect(path, None)
+    launcher.sendall(b'{"arrived": 0, "first": 0}\n')
+    second = start(60)
+    first.wait(10)
+    other = connect(path, None)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.wait()
+    launcher.close()
+    assert other
+    other.close()

@@ -7,16 +7,15 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from distributed.control.messages import event_line
-from distributed.launcher.background import Kind, Message
+from distributed.launcher.background import Act, Takes, ignore, outcome_of, throw
 from distributed.launcher.training import Training
 from exogym.membership.messages import END, ROUND, STATE_SYNC
 from whisper_tuner.errors import HostError
 
 STEP_S, BEAT_S, LATENCY_S = 0.2, 0.5, 0.01
-Act = Callable[[], None]
 
 
 class Clock:
@@ -50,29 +49,31 @@ class SimulatedBackground(Clock):
     def sleep(self, seconds: float) -> None:
         self.took += seconds
 
-    def put(self, message: Message) -> None:
+    def put(self, tell: Act, instead: Act | None = None) -> None:
         if not self.closed:
-            self.inbox.append(message)
-        elif message.kind is Kind.STARTED:
-            message.content.kill()
+            self.inbox.append((tell, instead))
+        elif instead:
+            instead()
 
-    def take(self, timeout: float) -> list[Message]:
+    def take(self, timeout: float) -> list[Act]:
         self.pass_until(self.time + timeout, lambda: self.inbox)
-        messages, self.inbox = self.inbox, []
-        return messages
+        taken, self.inbox = self.inbox, []
+        return [tell for tell, _ in taken]
 
-    def close(self) -> list[Message]:
+    def close(self) -> None:
         self.closed = True
-        return self.take(0)
+        for _, instead in self.inbox:
+            if instead:
+                instead()
 
-    def run(self, work: Callable[[], Message | None]) -> None:
-        message = work()
+    def run(self, work, then=ignore, failed=throw, late=ignore) -> None:
+        told = outcome_of(work, then, failed, late)
         took, self.took = self.took, 0.0
-        if message:
-            self.at(took, lambda: self.put(message))
+        self.at(took, lambda: self.put(*told))
 
-    def listen(self, name, life, process, grace_s) -> None:
-        process.tell = lambda kind, content=None: self.put(Message(name, life, kind, content))
+    def listen(self, process, hear, ended, grace_s) -> None:
+        process.hear = lambda line: self.put(partial(hear, line))
+        process.ended = lambda status: self.put(partial(ended, status))
         process.begin()
 
 
@@ -92,6 +93,7 @@ class Host:
         self.wanted, self.unsendable, self.fetched = [], [], []
         self.fetch_error: HostError | None = None
         self.fetch_s = 0.0
+        self.left = ""
 
     @property
     def toy(self) -> Toy:
@@ -129,6 +131,9 @@ class Host:
         for name in files:
             yield 1, [name] if name in self.unsendable else []
 
+    def leave(self, *, finished: bool) -> None:
+        self.left = "finished" if finished else "left"
+
     def fetch(self, folder: str) -> None:
         self.run.background.took += self.fetch_s
         self.fetched.append(folder)
@@ -143,7 +148,8 @@ class Toy:
         self.host, self.life = host, len(host.toys) + 1
         self.background = host.run.background
         self.status: int | None = None
-        self.tell: Callable[..., None] = lambda kind, content=None: None  # the launcher, once it listens
+        self.hear: Takes = lambda line: None  # of the launcher, once it listens
+        self.ended: Takes = lambda status: None
         self.is_frozen = self.is_cut = self.is_deaf = False
         self._waiting: list[Act] = []  # until it thaws
         self._unsaid: list[str] = []  # until it is connected again
@@ -180,13 +186,13 @@ class Toy:
         if self.is_cut:
             self._unsaid.append(text)
         elif self.status is None:
-            self.tell(Kind.LINE, text)
+            self.hear(text)
 
     def exit(self, status: int) -> None:
         if self.status is None:
             self.status = status
             if not self.is_cut:
-                self.tell(Kind.EXITED, status)
+                self.ended(status)
 
     def train(self, *, rounds: int | None = None, then: Callable[[Toy], None] = lambda toy: None) -> None:
         """Until the end, or until so many rounds have counted; then something else."""
@@ -287,13 +293,6 @@ class Toy:
 
     def kill(self) -> None:
         self.exit(-9)
-
-
-@dataclass
-class Planned:
-    kind: str
-    number: int
-    act: Act
 
 
 class Run:

@@ -6,7 +6,7 @@ import pytest
 from simulated import Clock
 
 from distributed.launcher.audio_push import AGAIN_S, GIVE_UP_S, AudioPush
-from distributed.launcher.background import Background, Kind
+from distributed.launcher.background import Background
 from whisper_tuner.errors import HostError, RunError
 
 LOST = HostError("host", "the connection was lost")
@@ -17,8 +17,7 @@ class Waiting(Clock):
 
     def __init__(self):
         super().__init__()
-        self.messages = []
-        self.now, self.put = lambda: self.time, self.messages.append
+        self.now, self.put = lambda: self.time, lambda tell: tell()
 
     def sleep(self, seconds):
         self.pass_until(self.time + seconds, lambda: False)
@@ -43,49 +42,59 @@ def background():
     return Waiting()
 
 
+@pytest.fixture
+def unsent():
+    """The lists of files of which the worker is told that they do not come."""
+    return []
+
+
+@pytest.fixture
+def push_to(background, unsent):
+    return lambda host: AudioPush(host, background, unsent=unsent.append, failed=pytest.fail)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "wanted"),
     [([], ["ab"]), ([LOST], ["ab", "ab"]), ([None, LOST], ["ab", "b"])],
     ids=["at once", "again", "what has arrived is not sent again"],
 )
-def test_files_are_sent_and_those_that_cannot_be_are_named(background, outcomes, wanted):
+def test_files_are_sent_and_those_that_cannot_be_are_named(push_to, unsent, outcomes, wanted):
     host = Host(*outcomes)
-    assert AudioPush(host, 1, background).send(["a", "b"]) is None
+    assert push_to(host).send(["a", "b"]) is None
     assert host.wanted == [list(names) for names in wanted]
-    assert [(message.kind, message.content) for message in background.messages] == [(Kind.UNSENT, ["b"])]
+    assert unsent == [["b"]]
 
 
-def test_a_host_that_takes_none_is_given_up_after_a_while(background):
+def test_a_host_that_takes_none_is_given_up_after_a_while(background, push_to):
     host = Host(*[LOST] * 1000)
-    message = AudioPush(host, 1, background).send(["a"])
-    assert (message.kind, message.content) == (Kind.NOT_SENT, LOST)
+    assert push_to(host).send(["a"]) is LOST
     assert GIVE_UP_S < background.time <= GIVE_UP_S + AGAIN_S
 
 
-def test_a_host_that_takes_its_files_slowly_is_not_given_up(background):
+def test_a_host_that_takes_its_files_slowly_is_not_given_up(background, push_to):
     host = Host(*[LOST] * 8, None, *[LOST] * 8)
-    assert AudioPush(host, 1, background).send(["a", "c"]) is None and background.time > GIVE_UP_S
+    assert push_to(host).send(["a", "c"]) is None and background.time > GIVE_UP_S
 
 
-def test_a_host_that_sleeps_is_sent_its_files_when_it_wakes_up(background):
+def test_a_host_that_sleeps_is_sent_its_files_when_it_wakes_up(background, push_to):
     host = Host(*[LOST] * 100)
-    push = AudioPush(host, 1, background)
-    push.set_silent(True)
-    background.at(100 * AGAIN_S, lambda: push.set_silent(False))
+    push = push_to(host)
+    push.silent.set()
+    background.at(100 * AGAIN_S, push.silent.clear)
     assert push.send(["a"]) is None and len(host.wanted) == 101
 
 
-def test_nothing_more_is_sent_once_the_worker_has_ended(background):
+def test_nothing_more_is_sent_once_the_worker_has_ended(background, push_to):
     host = Host(*[LOST] * 100)
-    push = AudioPush(host, 1, background)
-    background.at(10, push.end)
+    push = push_to(host)
+    background.at(10, push.over.set)
     assert push.send(["a"]) is None and background.time < 10 + AGAIN_S + 1
 
 
-def test_no_file_is_sent_of_a_run_that_does_not_know_them(background):
+def test_no_file_is_sent_of_a_run_that_does_not_know_them(push_to, unsent):
     host = Host(RunError("no list of audio"))
-    assert AudioPush(host, 1, background).send(["a", "b"]) is None
-    assert background.messages[0].content == ["a", "b"]
+    assert push_to(host).send(["a", "b"]) is None
+    assert unsent == [["a", "b"]]
 
 
 def test_two_lists_are_sent_in_turns_and_never_side_by_side():
@@ -101,7 +110,7 @@ def test_two_lists_are_sent_in_turns_and_never_side_by_side():
                 yield 1, []
 
     background = Background()
-    push = AudioPush(Slow(), 1, background)
+    push = AudioPush(Slow(), background, unsent=print, failed=print)
     threads = [threading.Thread(target=push.send, args=([name] * 5,)) for name in "ab"]
     for thread in threads:
         thread.start()

@@ -3,9 +3,8 @@
 import time
 
 import pytest
-from waiting import wait_until
 
-from distributed.launcher.background import Background, Kind, Message
+from distributed.launcher.background import Background
 
 
 class Process:
@@ -22,30 +21,29 @@ class Process:
         self.killed = True
 
 
-def taken(background: Background, count: int) -> list[Message]:
-    messages: list[Message] = []
-    wait_until(lambda: messages.extend(background.take(0.1)) or len(messages) >= count)
-    return messages
+def told(background: Background, count: int, told_of: list) -> list:
+    """What was told, once it is so much."""
+    while len(told_of) < count:
+        for tell in background.take(5):
+            tell()
+    return told_of
 
 
 def test_lines_and_the_end_of_a_process_come_in_order():
-    background = Background()
-    background.listen("host", 7, Process("a", None, "b"), 1.0)
-    assert [(message.kind, message.content) for message in taken(background, 4)] == [
-        (Kind.LINE, "a"),
-        (Kind.CUT_OFF, None),
-        (Kind.LINE, "b"),
-        (Kind.EXITED, 3),
-    ]
+    background, heard = Background(), []
+    background.listen(Process("a", None, "b"), heard.append, heard.append, 1.0)
+    assert told(background, 4, heard) == ["a", None, "b", 3]
 
 
-def test_what_a_thread_returns_is_reported_and_what_it_raises_too():
-    background = Background()
-    background.run(lambda: Message("host", 1, Kind.RECONNECTED))
-    assert taken(background, 1)[0].kind is Kind.RECONNECTED
+def test_what_a_thread_returns_or_raises_is_told_where_it_is_taken():
+    background, results = Background(), []
+    background.run(lambda: 5, results.append)
+    assert told(background, 1, results) == [5]
+    background.run(lambda: 1 / 0, failed=results.append)
+    assert isinstance(told(background, 2, results)[1], ZeroDivisionError)
     background.run(lambda: 1 / 0)
-    [broken] = taken(background, 1)
-    assert broken.kind is Kind.BROKEN and isinstance(broken.content, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        told(background, 3, results)
 
 
 def test_nothing_to_take_is_waited_for():
@@ -56,11 +54,9 @@ def test_nothing_to_take_is_waited_for():
 @pytest.mark.parametrize("late", [True, False])
 def test_a_process_that_starts_as_the_run_ends_is_not_left_behind(late):
     background, process = Background(), Process()
-    started = Message("host", 1, Kind.STARTED, process)
     if late:
-        assert background.close() == []
-        background.put(started)
-        assert process.killed
-    else:
-        background.put(started)
-        assert background.close() == [started]
+        background.close()
+    background.put(pytest.fail, process.kill)
+    if not late:
+        background.close()
+    assert process.killed and background.take(0) == []

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,7 @@ def spawner(ssh_server, tmp_path, there, monkeypatch):
     monkeypatch.setattr(host_spawner, "WORKER", "test_host_spawner")
     spawner = HostSpawner(Rank(label="host", spec=spec, host=host), tmp_path, None, resume=False)
     yield spawner
-    spawner.leave()
+    spawner.leave(finished=False)
 
 
 def clips(count: int) -> list[str]:
@@ -115,7 +116,7 @@ def test_parts_of_clips_whose_sending_broke_off_are_removed(spawner, there, tmp_
         list(spawner.send(clips(40), lambda: next(asked, False)))
     (there / ".sync" / "another-run.part").touch()
     assert len(list((there / ".sync").glob("*.part"))) > 1
-    spawner.leave()
+    spawner.leave(finished=False)
     assert [part.name for part in (there / ".sync").glob("*.part")] == ["another-run.part"]
     process.kill()
 
@@ -170,6 +171,20 @@ def test_a_worker_that_is_frozen_is_there_and_is_not_reached(spawner):
     os.killpg(process._pid, signal.SIGCONT)
     assert spawner.reconnect() and spawner._remote is not before
     process.kill()
+
+
+def test_a_host_that_is_cut_off_is_left_soon(spawner, ssh_server, monkeypatch):
+    monkeypatch.setattr(host_spawner, "LEAVE_S", 1.0)
+    process = spawner.start(again=False)
+    sessions = [one for one in psutil.Process(ssh_server.process.pid).children(True) if one.name().startswith("sshd")]
+    for session in sessions:
+        session.suspend()
+    began = time.monotonic()
+    spawner.leave(finished=True)
+    assert sessions and time.monotonic() - began < 3
+    for session in sessions:
+        session.resume()
+    os.killpg(process._pid, signal.SIGKILL)
 
 
 def test_another_start_ends_the_worker_before(spawner):

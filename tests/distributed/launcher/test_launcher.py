@@ -28,10 +28,6 @@ def launcher_of(tmp_path, monkeypatch):
         spec = RunSpec(run_id="run", run_dir=str(tmp_path), cache_dir="cache", bundle=bundle)
         ranks = tuple(Rank(label=host.name, spec=spec) for host in simulated.hosts)
         Launch(run_id="run", name="tiny", ranks=ranks, **about).save(tmp_path)
-        for host in simulated.hosts:
-            host.dropped = host.left = False
-            host.drop_checkpoints = functools.partial(setattr, host, "dropped", True)
-            host.leave = functools.partial(setattr, host, "left", True)
         hosts = {host.name: host for host in simulated.hosts}
         monkeypatch.setattr(main, "spawner_of", lambda rank, *_, **__: hosts[rank.label])
         monkeypatch.setattr(main, "Training", functools.partial(Training, background=simulated.background))
@@ -52,7 +48,7 @@ def test_a_run_that_ends_well_leaves_the_model_and_no_checkpoints(launcher_of):
     assert launcher.run() == ExitStatus.OK
     events, _ = read_events(launcher.run_dir / "events.jsonl", 0)
     assert [event["path"] for event in events if event["type"] == "model"] == [str(launcher.run_dir / "final")]
-    assert all(host.dropped and host.left and host.toy.status == 75 for host in simulated.hosts)
+    assert all(host.left == "finished" and host.toy.status == 75 for host in simulated.hosts)
     assert not any(host.toy.saved for host in simulated.hosts)
     assert end_of(launcher)["message"] == ""
 
@@ -62,8 +58,7 @@ def test_a_run_that_ends_well_leaves_the_model_and_no_checkpoints(launcher_of):
 )
 def test_whatever_breaks_a_run_off_the_workers_save_what_was_agreed(launcher_of, monkeypatch, error):
     launcher, simulated = launcher_of(train, train)
-    (launcher.run_dir / CHECKPOINTS / "host0").mkdir(parents=True)
-    (launcher.run_dir / CHECKPOINTS / "host0" / "1.json").touch()
+    keep_a_checkpoint(launcher)
 
     def decide(event: dict) -> None:
         if event["type"] == "commit":
@@ -71,7 +66,7 @@ def test_whatever_breaks_a_run_off_the_workers_save_what_was_agreed(launcher_of,
 
     monkeypatch.setattr(launcher, "events", Failing(launcher.events, decide))
     assert launcher.run() == ExitStatus.ERROR
-    assert all(host.toy.saved and host.left and not host.dropped for host in simulated.hosts)
+    assert all(host.toy.saved and host.left == "left" for host in simulated.hosts)
     assert type(error).__name__ in end_of(launcher)["message"] and "--resume" in end_of(launcher)["message"]
 
 
@@ -94,11 +89,30 @@ def test_an_error_that_was_foreseen_is_told_in_its_own_words(launcher_of):
     assert end_of(launcher)["message"] == "host1: the loss is nan" and simulated.hosts[0].toy.saved
 
 
+@pytest.mark.parametrize(("kind", "cured"), [("CheckpointError", False), ("NotFinite", False), ("ModelError", True)])
+def test_to_go_on_is_proposed_only_where_that_may_help(launcher_of, kind, cured):
+    def body(toy):
+        toy.say({"type": "error", "kind": kind, "foreseen": True, "message": "it is so"})
+        toy.exit(6)
+
+    launcher, _ = launcher_of(train, body)
+    keep_a_checkpoint(launcher)
+    assert launcher.run() == ExitStatus.RUN
+    assert ("--resume" in end_of(launcher)["message"]) == cured
+
+
+def keep_a_checkpoint(launcher: Launcher) -> None:
+    (launcher.run_dir / CHECKPOINTS / "host0").mkdir(parents=True)
+    (launcher.run_dir / CHECKPOINTS / "host0" / "1.json").touch()
+
+
 def test_a_host_that_cannot_be_reached_at_first_is_an_error_of_its_own(launcher_of):
     launcher, simulated = launcher_of(train, train)
     simulated.hosts[1].start_errors[1] = HostError("host1", "no route to host")
     assert launcher.run() == HostError.exit_status
-    assert "host1: no route to host" in end_of(launcher)["message"] and all(host.left for host in simulated.hosts)
+    assert "host1: no route to host" in end_of(launcher)["message"] and all(
+        host.left == "left" for host in simulated.hosts
+    )
 
 
 def test_the_first_interrupt_ends_in_order_and_keeps_the_checkpoints(launcher_of):
@@ -106,7 +120,7 @@ def test_the_first_interrupt_ends_in_order_and_keeps_the_checkpoints(launcher_of
     simulated.background.at(5, launcher.interrupt)
     assert launcher.run() == ExitStatus.INTERRUPTED
     assert end_of(launcher)["message"].startswith("stopped as asked")
-    assert all(host.toy.stopping and not host.dropped and host.left for host in simulated.hosts)
+    assert all(host.toy.stopping and host.left == "left" for host in simulated.hosts)
 
 
 def test_the_second_interrupt_ends_at_once(launcher_of):

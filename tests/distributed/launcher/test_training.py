@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
 from simulated import Run, Toy
 
 from distributed.control.timeouts import Timeouts
-from distributed.launcher.background import Kind
+from distributed.launcher import worker_group
 from distributed.launcher.pace import Pace
 from distributed.launcher.worker_group import TURN_S
 from exogym.membership import coordinator
@@ -85,7 +86,7 @@ def test_a_killed_worker_is_lost_and_another_one_joins():
     assert run.generations() == ["01", "0", "01"]
     [lost] = run.of("lost")
     assert (lost["host"], lost["rank"], lost["given_up"]) == ("host1", 1, False)
-    reason = "the worker was killed by signal 9 (most often by a system that has run out of memory); its last lines:"
+    reason = "the worker was killed by signal 9 (usually because the system ran out of memory); its last lines:"
     assert lost["reason"] == f"{reason}\n  host1: last words"
     assert run.hosts[1].again == [False, True] and run.hosts[0].again == [False]
 
@@ -155,7 +156,7 @@ def test_a_connection_that_ends_is_a_loss_and_the_same_worker_goes_on_over_anoth
 
     def end_connection() -> None:
         run.hosts[1].toy.is_cut = True
-        run.hosts[1].toy.tell(Kind.CUT_OFF)
+        run.hosts[1].toy.hear(None)
 
     run.at("commit", 2, end_connection)
     run.run()
@@ -434,12 +435,12 @@ def test_one_that_fell_back_to_a_checkpoint_is_not_blamed_by_its_old_number_of_s
     pace.entered(["a", "b", "newcomer"])
     for host in ("a", "b", "newcomer"):
         pace.moved(host, 0.0)
-    assert pace.stuck(["newcomer", "a", "b"], 21.0, entering=False).host is None  # nobody is behind anybody
+    assert pace.stuck(["newcomer", "a", "b"], 21.0, entering=False)[0] is None  # nobody is behind anybody
     pace.step("b", 301, 1.0)
     pace.step("newcomer", 301, 1.0)
     for host in ("a", "b", "newcomer"):
         pace.moved(host, 30.0)
-    assert pace.stuck(["newcomer", "a", "b"], 51.0, entering=False).host == "a"
+    assert pace.stuck(["newcomer", "a", "b"], 51.0, entering=False)[0] == "a"
 
 
 def test_one_with_whom_no_group_forms_is_replaced():
@@ -505,7 +506,7 @@ def test_the_first_stop_ends_a_run_whose_hosts_cannot_be_started(error):
     run.hosts[0].start_errors = dict.fromkeys(range(2, 100), error)
     run.at("commit", 1, lambda: run.hosts[0].toy.exit(-9))
     run.at("lost", 1, lambda: run.background.at(30, run.stop))
-    with pytest.raises(RunError, match="stopped while no host was there"):
+    with pytest.raises(RunError, match="stopped while no host was connected"):
         run.run()
 
 
@@ -610,7 +611,7 @@ def test_a_stop_while_no_host_is_there_ends_the_run():
     run.hosts[0].start_errors = dict.fromkeys(range(2, 100), HostError("host0", "no route"))
     run.at("commit", 1, lambda: run.hosts[0].toy.exit(-9))
     run.at("lost", 1, run.stop)
-    with pytest.raises(RunError, match="stopped while no host was there"):
+    with pytest.raises(RunError, match="stopped while no host was connected"):
         run.run()
 
 
@@ -650,7 +651,7 @@ def test_another_one_saves_when_the_model_cannot_be_fetched_and_it_has_heard_the
     run.run()
     assert run.training.exporter.name == "host1" and run.hosts[1].fetched == ["final"]
     [warning] = run.of("warning")
-    assert warning["what"] == "the model that it saved cannot be fetched: host0: the connection was lost"
+    assert warning["what"] == "the model it saved cannot be fetched: host0: the connection was lost"
     assert run.hosts[1].toy.last_beat > 190
 
 
@@ -703,6 +704,21 @@ def test_the_end_leaves_no_process():
     run.training.end()
     run.background.pass_until(run.background.time + 10, lambda: False)
     assert [[toy.status is not None for toy in host.toys] for host in run.hosts] == [[True], [True], [True, True]]
+
+
+@pytest.mark.parametrize(("seconds", "at_most"), [(0.5, 1.4), (60.0, 3.0)], ids=["slow", "out of reach"])
+def test_silent_hosts_are_killed_side_by_side_and_not_waited_for_for_long(monkeypatch, seconds, at_most):
+    run = Run(*[train] * 4)
+    run.at("commit", 2, lambda: [host.toy.freeze() for host in run.hosts[1:]])
+    run.at("lost", 3, run.stop)
+    run.run()
+    killed = []
+    for host in run.hosts[1:]:
+        host.toy.kill = lambda toy=host.toy: (killed.append(toy), time.sleep(seconds))
+    began = time.monotonic()
+    monkeypatch.setattr(worker_group, "KILL_S", 2.0)
+    run.training.end()
+    assert len(killed) == 3 and time.monotonic() - began < at_most
 
 
 # those who cannot reach each other

@@ -170,6 +170,19 @@ def test_a_line_longer_than_all_that_is_kept_arrives_with_those_around_it(nobody
     assert [len(text) for text in nobody.text] == [1, KEPT + 1000, 1, 1]
 
 
+def test_a_line_of_which_a_killed_relay_has_passed_on_the_half_comes_whole_over_the_next(nobody):
+    program = "import time; time.sleep(0.5); print('a', 'x' * 1_000_000, 'b', sep=chr(10), flush=True); time.sleep(60)"
+    assert nobody.connect(sys.executable, "-c", program)
+    nobody.connections[0].dead = True  # nobody reads on after the first line, so that the relay is amid the second
+    time.sleep(1.5)
+    nobody.connections[0].kill()
+    nobody.connections[0].dead = False
+    wait_until(lambda: nobody.cuts == 1)
+    assert nobody.connect()
+    wait_until(lambda: len(nobody.text) == 3, tell=lambda: [len(text) for text in nobody.text])
+    assert [len(text) for text in nobody.text] == [1, 1_000_000, 1]
+
+
 def test_a_connection_that_ends_does_not_end_the_worker(launcher):
     launcher.connections[-1].end()
     wait_until(lambda: launcher.cuts == 1)
@@ -305,6 +318,18 @@ def test_a_start_ends_the_worker_that_is_still_there_frozen_or_not(launcher, tmp
     assert other.connect(*ECHO)
     other.wait_for_counts(10)
     assert is_gone(first) and other.counts[0] == 0
+    other.link.kill()
+
+
+def test_a_start_ends_a_frozen_worker_whose_supervisor_was_killed_alone(launcher, tmp_path):
+    [first] = psutil.Process(launcher.link._pid).children()
+    first.suspend()
+    os.kill(launcher.link._pid, signal.SIGKILL)
+    wait_until(lambda: launcher.cuts == 1)
+    other = Launcher(tmp_path)
+    assert other.connect(*ECHO)
+    other.wait_for_counts(10)
+    assert is_gone(first.pid)
     other.link.kill()
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from waiting import wait_until
 
-from distributed.control.endpoint import endpoint
+from distributed.control.messages import endpoint
 from distributed.worker import peer_probe
 from distributed.worker.peer_probe import PeerProbe
 from exogym.membership import waiting

@@ -3,13 +3,18 @@
 import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from waiting import wait_until
 
 import cli_typer
 from distributed.run_dir.folder import is_running, launcher_pid
+from multimac.commands.attach_stop import detached
 from whisper_tuner.errors import ExitStatus
 
 PROJECT = Path(__file__).parents[3]
@@ -64,3 +69,16 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     last = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
     assert last["status"] == ExitStatus.INTERRUPTED and "the model is in final/" in last["message"]
     assert (run / "final/model.safetensors").is_file() and not (run / "wer.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_as_a_run_is_detached_ends_its_launcher(tmp_path, number):
+    started = []
+
+    def launch() -> subprocess.Popen:
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        os.kill(os.getpid(), number)
+        return started[0]
+
+    assert detached(tmp_path, launch, Console()) == ExitStatus.INTERRUPTED
+    assert started[0].wait(10) == -signal.SIGTERM

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from rich.console import Console
+from waiting import wait_until
 
 from distributed.run_dir.run_view import RunView
 from multimac.view.console import follow, table
@@ -30,7 +31,7 @@ def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str
     (tmp_path / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events))
     launcher = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
     console = Console(file=io.StringIO(), width=100, highlight=False)
-    return follow(tmp_path, launcher, console), console.file.getvalue()
+    return follow(tmp_path, lambda: launcher, console), console.file.getvalue()
 
 
 def test_a_run_in_plain_lines(tmp_path):
@@ -46,9 +47,48 @@ def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_
     launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     console = Console(file=io.StringIO(), width=100)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert follow(tmp_path, launcher, console) == ExitStatus.INTERRUPTED
+    assert follow(tmp_path, lambda: launcher, console) == ExitStatus.INTERRUPTED
     assert launcher.wait() == -signal.SIGTERM
     assert "stopped at once; what it has: multimac runs show" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_as_the_launcher_is_started_reaches_it(tmp_path, number):
+    (tmp_path / "events.jsonl").write_text("")
+    started = []
+
+    def launch() -> subprocess.Popen:
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        os.kill(os.getpid(), number)
+        return started[0]
+
+    assert follow(tmp_path, launch, Console(file=io.StringIO())) == ExitStatus.INTERRUPTED
+    assert started[0].wait() == -signal.SIGTERM
+
+
+def test_two_signals_in_a_row_both_reach_the_launcher(tmp_path):
+    """The second may come while the first is passed on."""
+    words = json.dumps({"time": 1.0, "type": "end", "status": 130, "message": "stopped at once"})
+    program = (
+        "import signal, sys, time\n"
+        "signals = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: signals.append(1))\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "while len(signals) < 2: time.sleep(0.01)\n"
+        f"open({str(tmp_path / 'events.jsonl')!r}, 'a').write({words!r} + chr(10))\n"
+    )
+    (tmp_path / "events.jsonl").write_text("")
+
+    def launch() -> subprocess.Popen:
+        launcher = subprocess.Popen([sys.executable, "-c", program])
+        wait_until((tmp_path / "ready").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return launcher
+
+    console = Console(file=io.StringIO())
+    assert follow(tmp_path, launch, console) == ExitStatus.INTERRUPTED
+    assert "stopped at once" in console.file.getvalue()
 
 
 START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"}

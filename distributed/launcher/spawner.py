@@ -1,0 +1,104 @@
+"""How a worker is started: what the launcher asks of each host, and the way on its own machine. See host_spawner.py."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from distributed.hosts.paths import PROJECT
+from distributed.plan.launch import Rank
+from distributed.plan.launch_env import environment
+from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
+from distributed.ssh.machine import LocalMachine, LocalProcess
+
+WORKER = "distributed.worker.main"
+
+
+class WorkerProcess(Protocol):
+    """A worker that runs. On another host it outlives the connections to it."""
+
+    def write(self, data: bytes) -> None:
+        """A line. Raises HostError if it cannot be written now."""
+
+    def lines(self) -> Iterator[str | None]:
+        """What it writes, until it has ended. None: its connection is gone, and it may live."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Exit status; below 0 or from 128 on after a signal. None if it is not known within `timeout` seconds."""
+
+    def kill(self) -> None:
+        """It and all that it has started."""
+
+
+class Spawner(Protocol):
+    """How to get a worker on one host. Each method may block, and is called from a thread of its own.
+
+    `start` and `reconnect` are never called at once.
+    """
+
+    name: str
+    rank: int
+
+    def start(self, *, again: bool) -> WorkerProcess:
+        """Connect, end a worker that may still be there, start one, and hand over its RunSpec.
+
+        again: in place of one that was lost, so files may have to be sent again. Raises HostError, DataError.
+        """
+
+    def reconnect(self) -> bool:
+        """Reach the host over a new connection. Raises HostError if it cannot be reached.
+
+        False if no worker is there any more. True if one is; if it answers, it is then reached over this connection.
+        """
+
+    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+        """Bring files of the run to the host, a few at a time, in this order and as long as they are wanted.
+
+        Yields how many are done with each time, and which of these cannot be sent. Raises HostError, RunError.
+        """
+
+    def fetch(self, folder: str) -> None:
+        """Copy a folder of the run's folder there to the one here. Raises HostError."""
+
+    def leave(self, *, finished: bool) -> None:
+        """Remove what the run leaves there, after its workers. finished: also the checkpoints, of no use any more."""
+
+
+class LocalSpawner:
+    """Workers on the launcher's own machine: its children, which end with it."""
+
+    host = None
+
+    def __init__(self, rank: Rank, rendezvous: Rendezvous | None, *, resume: bool):
+        self.name, self.rank = rank.label, rank.spec.rank
+        self._spec = dataclasses.replace(rank.spec, rendezvous=rendezvous, resume=resume)
+        self._process: LocalProcess | None = None
+
+    def start(self, *, again: bool) -> LocalProcess:
+        if self._process:
+            self._process.kill()
+        spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
+        command = [sys.executable, "-m", WORKER, spec.run_id]
+        self._process = LocalMachine(self.name).start(command, env=environment(PROJECT), cwd=str(PROJECT))
+        self._process.write(spec.to_json().encode() + b"\n")
+        return self._process
+
+    def reconnect(self) -> bool:
+        """There is no connection that could be lost."""
+        return self._process is not None and self._process.poll() is None
+
+    def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
+        """What is not on this machine cannot be sent to it."""
+        yield len(files), list(files)
+
+    def fetch(self, folder: str) -> None:
+        """It is here already."""
+
+    def leave(self, *, finished: bool) -> None:
+        if finished:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(PROJECT / self._spec.run_dir / CHECKPOINTS)
