@@ -47,19 +47,18 @@ def load_answers(path: Path) -> dict[str, str]:
     """Raises ConfigError for a file that cannot be read, and for an unknown key."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        remedy = "--answers names a UTF-8 file; the wizard's --save-answers writes one."
-        raise ConfigError(f"{path}: cannot be read: {reason}", remedy=remedy) from None
-    values = _from_json(path, text) if text.lstrip().startswith(("{", '["', "[{")) else _from_ini(path, text)
-    for key, value in values.items():
+        values = parse_json(text) if text.lstrip().startswith("{") else _from_ini(text)
+    except json.JSONDecodeError as error:
+        what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
+        raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
+    except (OSError, ValueError, configparser.Error) as error:
+        reason = " ".join(str(getattr(error, "strerror", error)).split())
+        raise ConfigError(f"{path}: cannot be read: {reason}", remedy=f"--answers names a file. {EXAMPLE}") from None
+    for key in values:
         if key not in KEYS:
-            raise ConfigError(
-                f"{path}: unknown key {key!r}{nearest(key, KEYS)}", remedy=f"Known keys: {', '.join(KEYS)}."
-            )
-        if not is_unicode(value):
-            raise ConfigError(f"{path}: {key} holds half a character (a lone surrogate)", remedy="Type it again.")
-    return values
+            what = f"{path}: unknown key {key!r}{nearest(key, KEYS)}"
+            raise ConfigError(what, remedy=f"Known keys: {', '.join(KEYS)}.")
+    return {key: _plain(path, key, value) for key, value in values.items()}
 
 
 def save_answers(path: Path, answers: Mapping[str, str]) -> None:
@@ -71,36 +70,20 @@ def save_answers(path: Path, answers: Mapping[str, str]) -> None:
     write_atomically(path, text)
 
 
-def _from_json(path: Path, text: str) -> dict[str, str]:
-    try:
-        values = parse_json(text)
-    except json.JSONDecodeError as error:
-        what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
-        raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}", remedy=EXAMPLE) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: the file must hold one object: {{...}}", remedy=EXAMPLE)
-    return {key: _plain(path, key, value) for key, value in values.items()}
+def _from_ini(text: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    parser.optionxform = str
+    parser.read_string(text)
+    if parser.sections() != [SECTION]:
+        raise ValueError(f"expected one section [{SECTION}], found: {', '.join(parser.sections()) or 'none'}")
+    return dict(parser.items(SECTION))
 
 
 def _plain(path: Path, key: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ", ".join(value)
-    if isinstance(value, str | int | float):
-        return str(value)
-    raise ConfigError(f"{path}: {key}: expected a text or a number", remedy=KEYS.get(key, ""))
-
-
-def _from_ini(path: Path, text: str) -> dict[str, str]:
-    parser = configparser.ConfigParser(interpolation=None, default_section="")
-    parser.optionxform = str
-    try:
-        parser.read_string(text, source=str(path))
-    except configparser.Error as error:
-        raise ConfigError(str(error).replace("\n", " ")) from None
-    if parser.sections() != [SECTION]:
-        raise ConfigError(f"{path}: expected one section [{SECTION}], found: {', '.join(parser.sections()) or 'none'}")
-    return dict(parser.items(SECTION))
+        value = ", ".join(value)
+    if not isinstance(value, str | int | float) or not is_unicode(str(value)):
+        raise ConfigError(f"{path}: {key}: expected a text or a number", remedy=f"{key}: {KEYS[key]}.")
+    return str(value)

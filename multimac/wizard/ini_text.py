@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.config import ConfigFile
 
-HEADER = re.compile(r"\[([^\]]+)\]")
+HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
 Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 
 
@@ -17,42 +18,35 @@ def with_sections(text: str, sections: Sequence[Section]) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     for header, keys in sections:
         body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
-        span = _span(text, header)
-        if span:
-            text = text[: span[0]] + body + text[span[1] :]
+        parts = HEADER.split(text)
+        old = next((number for number, part in enumerate(parts) if part.startswith(f"[{header}]")), None)
+        if old is not None:
+            parts[old] = body + _tail(parts[old])
+            text = "".join(parts)
         else:
-            gap = "" if not text else newline if text.endswith(("\n", "\r")) else newline * 2
+            gap = "" if not text else newline if text.endswith("\n") else newline * 2
             text = f"{text}{gap}{body}"
     return text
 
 
 def existing(text: str, sections: Sequence[Section]) -> list[str]:
     """The headers among these that the text has already."""
-    return [header for header, _ in sections if _span(text, header)]
+    return [header for header, _ in sections if re.search(rf"^\[{re.escape(header)}\]", text, re.MULTILINE)]
 
 
 def read_text(path: Path) -> str:
     """The text of a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode()
     except FileNotFoundError:
         return ""
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (OSError, UnicodeDecodeError):
+        ConfigFile(path)  # says what is wrong with it, and where
+        raise
 
 
-def _span(text: str, header: str) -> tuple[int, int] | None:
-    """Where a section begins and ends; comments and blank lines before the next header belong to the next section."""
-    start, end, position = None, 0, 0
-    for line in text.splitlines(keepends=True):
-        if match := HEADER.match(line):
-            if start is not None:
-                break
-            if match[1] == header:
-                start, end = position, position + len(line)
-        position += len(line)
-        if start is not None and line.strip() and not line.lstrip().startswith(("#", ";")):
-            end = position
-    return None if start is None else (start, end)
+def _tail(section: str) -> str:
+    """The comments and blank lines at its end: they belong to the next section."""
+    lines = reversed(section.splitlines(keepends=True))
+    tail = takewhile(lambda line: not line.strip() or line.lstrip().startswith(("#", ";")), lines)
+    return "".join(reversed(list(tail)))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.formats import AUDIO_COLUMNS, TEXT_COLUMNS
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.data.formats import READERS, BadRow
+from whisper_tuner.errors import DataError
+
+from .draft import numbered
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 DEPTH = 4  # levels of folders below the current one
@@ -29,40 +30,20 @@ KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 PART = 0.1  # of the clips, for validation and for test each
 
-
-@dataclass(frozen=True)
-class Found:
-    """A training manifest, with the others that belong to it by name."""
-
-    files: dict[str, Path]
-
-    @property
-    def train(self) -> Path:
-        return self.files["train"]
+Manifests = dict[str, Path]
+"""A training manifest, with the others that belong to it by name; by kind."""
 
 
-def find(folder: Path) -> list[Found]:
+def find(folder: Path) -> list[Manifests]:
     """The nearest first; after SEARCH_S seconds, those found by then."""
-    groups: dict[tuple[Path, str, str], dict[str, Path]] = {}
-    for path in _candidates(folder):
-        match = STEM.fullmatch(path.stem)
-        prefix, kind = (match[1], KIND_OF[match[2].lower()]) if match else (path.stem, "train")
-        key = (path.parent, prefix, "" if match else path.suffix)
-        groups.setdefault(key, {}).setdefault(kind, path)
-    return [Found(files) for files in groups.values() if "train" in files]
+    return [files for files in _grouped(filter(is_manifest, _files(folder))) if "train" in files]
 
 
-def beside(manifest: Path) -> Found:
-    """The manifest that the user named, to train on, with those that belong to it by name."""
-    siblings = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
-    match = STEM.fullmatch(manifest.stem)
-    files = {"train": manifest}
-    if match and KIND_OF[match[2].lower()] == "train":
-        for path in siblings:
-            other = STEM.fullmatch(path.stem)
-            if other and other[1] == match[1] and is_manifest(path):
-                files.setdefault(KIND_OF[other[2].lower()], path)
-    return Found(files)
+def beside(manifest: Path) -> Manifests:
+    """The manifest that the user named, to train on, with those of its format that belong to it by name."""
+    same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
+    groups = _grouped([manifest, *filter(is_manifest, same)])
+    return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
 
 
 def is_manifest(path: Path) -> bool:
@@ -70,15 +51,10 @@ def is_manifest(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             line = file.read(HEADER_BYTES).split(b"\n")[0].decode("utf-8-sig")
-        if path.suffix.lower() in (".jsonl", ".ndjson"):
-            row = parse_json(line)
-            names = list(row) if isinstance(row, dict) else []
-        else:
-            names = next(csv.reader([line], delimiter="\t" if path.suffix.lower() == ".tsv" else ","), [])
-    except (OSError, ValueError, csv.Error):
+        row = next(READERS[path.suffix.lower()](path, line), None)
+    except (OSError, ValueError, DataError):
         return False
-    lowered = {str(name).strip().lower() for name in names}
-    return bool(lowered & set(AUDIO_COLUMNS)) and bool(lowered & set(TEXT_COLUMNS))
+    return row is None or not isinstance(row[1], BadRow)
 
 
 def rows(path: Path) -> int:
@@ -105,48 +81,45 @@ def split(samples: Sequence[Sample], kinds: Sequence[str]) -> dict[str, tuple[Sa
     return {kind: tuple(part) for kind, part in parts.items()}
 
 
-def new_names(manifest: Path, kinds: Sequence[str]) -> dict[str, Path]:
+def new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
     """Files beside a manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv."""
     match = STEM.fullmatch(manifest.stem)
     stem = (match[1] if match else manifest.stem) or "split"
-    for number in ("", *(f"{n}-" for n in range(2, 100))):
-        names = {kind: manifest.with_name(f"{stem}-{number}{kind}.csv") for kind in kinds}
-        if not any(path.exists() for path in names.values()):
-            return names
-    raise ValueError(f"no free name beside {manifest}")
+    offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in kinds} for name in numbered(stem))
+    return next(files for files in offers if not any(path.exists() for path in files.values()))
 
 
 def _key(sample: Sample) -> str:
     return " ".join(sample.text.casefold().split())
 
 
-def _candidates(folder: Path) -> Iterator[Path]:
+def _grouped(paths: Iterable[Path]) -> list[Manifests]:
+    """Files of one folder whose names differ only in their kind; of two of a kind, the first one."""
+    groups: dict[tuple[Path, str, str], Manifests] = {}
+    for path in paths:
+        match = STEM.fullmatch(path.stem)
+        prefix, kind = (match[1], KIND_OF[match[2].lower()]) if match else (path.stem, "train")
+        key = (path.parent, prefix, "" if match else path.suffix)
+        groups.setdefault(key, {}).setdefault(kind, path)
+    return list(groups.values())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Those that may be manifests, level by level."""
     deadline = time.monotonic() + SEARCH_S
-    level = [folder]
-    for _ in range(DEPTH + 1):
-        below = []
-        for place in level:
-            if time.monotonic() > deadline:
-                return
-            files, folders = _entries(place)
-            below += folders
-            yield from (path for path in files if is_manifest(path))
-        level = below
-
-
-def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files that may be manifests, and folders to look into."""
-    files, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(".") or entry.name in SKIPPED:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    if not Path(entry.path, "pyvenv.cfg").exists():
-                        folders.append(Path(entry.path))
-                elif Path(entry.name).suffix.lower() in SUFFIXES:
-                    files.append(Path(entry.path))
-    except OSError:
-        pass
-    return sorted(files), sorted(folders)
+    waiting = deque([(folder, 0)])
+    while waiting and time.monotonic() < deadline:
+        place, depth = waiting.popleft()
+        try:
+            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if depth and any(entry.name == "pyvenv.cfg" for entry in entries):
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in SKIPPED:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                waiting += [(Path(entry.path), depth + 1)] if depth < DEPTH else []
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
+                yield Path(entry.path)

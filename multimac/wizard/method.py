@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import Profile
 from whisper_tuner.languages import language_code
 from whisper_tuner.settings import parse
 from whisper_tuner.text import size
 
 from .draft import Draft, Model
-from .machine import this_machine
-from .model import fits, memory_needed
+from .model import METHODS, fits, is_multilingual, memory_here, memory_needed
 from .questions import Option, Questions
 
-METHODS = {
-    "full": "all weights: best with hours of speech, most memory",
-    "lora": "LoRA, small matrices beside the weights: little memory, little to send",
-    "decoder": "the decoder only: new words and spelling rather than new sounds",
-}
 # (parameters up to, rate of full fine-tuning, rate of LoRA), as commonly used; small models bear larger rates.
 LEARNING_RATES = (
     (20e6, 1.5e-3, 5e-3),
@@ -28,7 +24,7 @@ LEARNING_RATES = (
     (1e9, 6.25e-6, 5e-4),
     (1e12, 5e-6, 1e-4),
 )
-EXPLAINED = {
+SETTINGS = {
     "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
     "batch_size": "Clips per machine and step (fewer need less memory, more are faster):",
@@ -36,29 +32,27 @@ EXPLAINED = {
 
 
 def ask_language(questions: Questions, draft: Draft) -> str:
-    if not draft.model.multilingual:
+    if not is_multilingual(draft.model):
         return ""
-    default = draft.data.language or "en"
-    answer = questions.text("language", "Language of the speech (en, fr, German, ...):", default, _check_language)
-    return language_code(answer)
+    message, default = "Language of the speech (en, fr, German, ...):", draft.data.language or "en"
+    return language_code(questions.text("language", message, default, language_code))
 
 
 def ask_method(questions: Questions, model: Model) -> str:
     options = []
     for method, words in METHODS.items():
-        needed = memory_needed(model, method)
-        unfit = "" if fits(model, method) else f"needs {size(needed)}, this machine has {size(this_machine().memory)}"
-        cost = f" ({size(needed)})" if needed and needed > 4e9 else ""
+        needed, here = memory_needed(model, method) or 0, memory_here()
+        unfit = f"needs {size(needed)}, this machine has {size(here)}" if needed > here else ""
+        cost = f" ({size(needed)})" if needed > 4e9 else ""
         options.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
-    default = "full" if (memory_needed(model, "full") or 1e12) <= this_machine().memory / 2 else "lora"
+    default = "full" if (memory_needed(model, "full") or 1e12) <= memory_here() / 2 else "lora"
     return questions.select("method", "Which weights do you want to train?", options, default)
 
 
 def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
-    defaults = _defaults(draft)
-    settings = {}
-    for key, message in EXPLAINED.items():
-        settings[key] = questions.text(key, message, defaults[key], lambda text, key=key: _check_setting(key, text))
+    defaults, settings = _defaults(draft), {}
+    for key, message in SETTINGS.items():
+        settings[key] = questions.text(key, message, defaults[key], lambda text, key=key: _check(key, text))
     batch = int(settings["batch_size"])
     if not fits(draft.model, draft.method, batch):
         needed = size(memory_needed(draft.model, draft.method, batch))
@@ -68,41 +62,25 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
 
 def _defaults(draft: Draft) -> dict[str, str]:
     """Those of a profile with the same model, data and method if there is one, else what suits the model's size."""
-    model, method = draft.model, draft.method
+    model, data, method = draft.model, draft.data, draft.method
     batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
-    found = {"epochs": "5", "learning_rate": f"{_learning_rate(model, method):g}", "batch_size": str(batch)}
-    return found | _of_similar_profile(draft.config, draft)
+    found = {"epochs": "5", "learning_rate": _learning_rate(model, method), "batch_size": str(batch)}
+    for name in draft.config.names("profile") if model.section and data.section else ():
+        own = draft.config.section("profile", name).values
+        if (own.get("model"), own.get("dataset"), own.get("method", "full")) == (model.section, data.section, method):
+            return found | {key: own[key] for key in SETTINGS if key in own}
+    return found
 
 
-def _of_similar_profile(config: ConfigFile, draft: Draft) -> dict[str, str]:
-    for name in config.names("profile"):
-        own = config.section("profile", name).values
-        same = own.get("model") == draft.model.section and own.get("dataset") == draft.data.section
-        if same and draft.model.section and draft.data.section and own.get("method", "full") == draft.method:
-            return {key: own[key] for key in EXPLAINED if key in own}
-    return {}
-
-
-def _learning_rate(model: Model, method: str) -> float:
+def _learning_rate(model: Model, method: str) -> str:
     if model.learning_rate and method != "lora":
         return model.learning_rate
     count = model.shape.parameters if model.shape else 250e6
     _, full, lora = next(row for row in LEARNING_RATES if count <= row[0])
-    return lora if method == "lora" else full
+    return f"{lora if method == 'lora' else full:g}"
 
 
-def _check_setting(key: str, text: str) -> None:
-    import dataclasses
-    import typing
-    from pathlib import Path
-
-    from whisper_tuner.config import Profile
-
-    field = next(field for field in dataclasses.fields(Profile) if field.name == key)
-    value = parse(field, typing.get_type_hints(Profile)[key], text, Path())
-    if not value:
+def _check(key: str, text: str) -> None:
+    field = Profile.__dataclass_fields__[key]
+    if not parse(field, type(field.default), text, Path()):
         raise ValueError("expected a number above 0")
-
-
-def _check_language(text: str) -> None:
-    language_code(text)

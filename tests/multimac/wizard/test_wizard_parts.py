@@ -65,12 +65,12 @@ def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
         path.write_text("day,note\n" if "notes" in name else header)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "train.csv").write_text("audio,text\n")
-    found = [{kind: path.name for kind, path in item.files.items()} for item in find(tmp_path)]
+    found = [{kind: path.name for kind, path in files.items()} for files in find(tmp_path)]
     assert found == [
         {"train": "train.csv", "validation": "dev.csv", "test": "test.tsv"},
         {"train": "fr_train.jsonl", "test": "fr_test.jsonl"},
     ]
-    assert beside(tmp_path / "a/train.csv").files.keys() == {"train", "validation"}
+    assert beside(tmp_path / "a/train.csv").keys() == {"train", "validation"}
 
 
 def test_all_wait_for_the_slowest_and_for_the_network():
