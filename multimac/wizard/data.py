@@ -78,7 +78,6 @@ def _check(text: str) -> None:
 
 def _read(data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
-    data.source = data.manifests["train"]
     for kind, path in data.manifests.items():
         with console.status(f"reading {shown(path)}"):
             manifest = load_manifest(path)
@@ -124,12 +123,10 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         return
     try:
         parts = split(data.samples["train"], missing)
-        names = new_names(data.source, parts)
+        data.split = new_names(data.manifests["train"], parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
         return
-    data.manifests |= names
     data.samples |= parts
-    data.new = tuple(parts)
-    listed = ", ".join(f"{shown(names[kind])}: {len(part)} clips" for kind, part in parts.items())
+    listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in parts.items())
     console.print(f"{listed} (written at the end)")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,8 @@ from whisper_tuner.files import write_shared
 from whisper_tuner.model.memory import ModelShape
 from whisper_tuner.paths import shown
 
-from .ini_text import Section, read_text, with_sections
-
+HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
+Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 KINDS = ("train", "validation", "test")
 
 
@@ -36,17 +37,13 @@ class Model:
 
 @dataclass(kw_only=True)
 class Data:
-    """`manifests` and `samples` by kind; those of the `new` kinds are still to be written.
-
-    `source` is the training manifest as it was found, before a split.
-    """
+    """By kind: `manifests` as they were found, those of a `split` that are still to be written, and all `samples`."""
 
     section: str = ""
     language: str = ""
     manifests: dict[str, Path] = field(default_factory=dict)
+    split: dict[str, Path] = field(default_factory=dict)
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
-    source: Path = Path()
-    new: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -88,7 +85,8 @@ class Draft:
     def sections(self) -> list[Section]:
         """Those to be added to config.ini, or replaced in it."""
         data, found = self.data, []
-        manifests = {kind: self._inside(data.manifests[kind]) for kind in KINDS if kind in data.manifests}
+        paths = data.manifests | data.split
+        manifests = {kind: self._inside(paths[kind]) for kind in KINDS if kind in paths}
         model = self.model
         profile = {"model": model.section} if model.section else {"base_model": self._inside(Path(model.base_model))}
         profile["dataset"] = data.section or self.name
@@ -97,7 +95,7 @@ class Draft:
         elif self.language != data.language:
             profile["language"] = self.language
         profile |= {"method": self.method} | self.settings
-        if data.section and data.new:
+        if data.section and data.split:
             profile |= manifests
         found.append((f"profile:{self.name}", profile))
         if self.group:
@@ -113,7 +111,7 @@ class Draft:
         """What it resolves to. Raises ConfigError, also for paths that an INI file cannot hold."""
         job = resolve(self.extended_config(), self.run_name, strategy="diloco" if self.group else "allreduce")
         held = vars(job.profile) | vars(job.distribution)
-        meant = {"base_model": self.model.base_model} | self.data.manifests
+        meant = {"base_model": self.model.base_model} | self.data.manifests | self.data.split
         meant |= {"hosts_config": self.group.path} if self.group else {}
         for key, path in meant.items():
             if held[key] != path:
@@ -142,7 +140,7 @@ class Draft:
     def _new_files(self) -> dict[Path, Callable[[Path], None]]:
         """What is written beside config.ini, and how."""
         data, group = self.data, self.group
-        new = {data.manifests[kind]: partial(write_manifest, samples=data.samples[kind]) for kind in data.new}
+        new = {path: partial(write_manifest, samples=data.samples[kind]) for kind, path in data.split.items()}
         return new | ({group.path: partial(write_shared, text=group.text)} if group and group.text else {})
 
     def _inside(self, path: Path) -> str:
@@ -160,3 +158,37 @@ def numbered(name: str) -> Iterator[str]:
 def replaced(job: Job, **values) -> Job:
     """The same job with other values in its profile."""
     return dataclasses.replace(job, profile=dataclasses.replace(job.profile, **values))
+
+
+def with_sections(text: str, sections: Sequence[Section]) -> str:
+    """`text` with these sections: one that exists is replaced where it stands, a new one is added at the end."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    for header, keys in sections:
+        body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
+        parts = HEADER.split(text)
+        old = next((number for number, part in enumerate(parts) if part.startswith(f"[{header}]")), None)
+        if old is not None:
+            parts[old] = body + _tail(parts[old])
+            text = "".join(parts)
+        else:
+            gap = "" if not text else newline if text.endswith("\n") else newline * 2
+            text = f"{text}{gap}{body}"
+    return text
+
+
+def read_text(path: Path) -> str:
+    """The text of a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError):
+        ConfigFile(path)  # says what is wrong with it, and where
+        raise
+
+
+def _tail(section: str) -> str:
+    """The comments and blank lines at its end: they belong to the next section."""
+    lines = reversed(section.splitlines(keepends=True))
+    tail = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith(("#", ";")), lines)
+    return "".join(reversed(list(tail)))

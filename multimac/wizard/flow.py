@@ -19,14 +19,11 @@ from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.paths import shown
 
-from .answers import save_answers
 from .data import ask_data
-from .draft import Draft, numbered
+from .draft import Draft, numbered, read_text
 from .hosts import ask_hosts
-from .ini_text import existing, read_text
-from .method import ask_language, ask_method, ask_settings
-from .model import ask_model, this_machine
-from .questions import Option, Questions
+from .model import ask_language, ask_method, ask_model, ask_settings, this_machine
+from .questions import Option, Questions, save_answers
 from .strategy import ask_strategy
 
 NOW, LATER, LEAVE = "now", "later", "leave"
@@ -50,12 +47,11 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
             with contextlib.suppress(OSError):  # the terminal may be gone
                 console.print("Stopped: nothing was written.")
             return ExitStatus.INTERRUPTED
-        written = draft.save()
+        for line in draft.save():
+            console.print(f"written: {line}", markup=False, soft_wrap=True)
     if save_answers_to:
         save_answers(save_answers_to, questions.taken)
-        written.append(str(save_answers_to))
-    for line in written:
-        console.print(f"written: {line}", markup=False, soft_wrap=True)
+        console.print(f"written: {save_answers_to}", markup=False, soft_wrap=True)
     if start == NOW:
         return _run(draft, console)
     console.print(f"Start it with: {_command(draft)}", markup=False, soft_wrap=True)
@@ -101,7 +97,8 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
     """Ask for the name of the new sections; existing ones are replaced only if the user says so."""
     while True:
         draft.name = questions.text("name", "Name for this profile:", _free_name(draft), _check_name)
-        taken = ", ".join(f"[{header}]" for header in existing(draft.config_text, draft.sections()))
+        headers = [header for header, _ in draft.sections()]
+        taken = ", ".join(f"[{header}]" for header in headers if draft.config.has(*header.split(":", 1)))
         if not taken or questions.confirm("overwrite", f"{taken} would be replaced. Go ahead?", False):
             return
         if not questions.interactive:
@@ -116,7 +113,7 @@ def _check_name(text: str) -> None:
 
 def _free_name(draft: Draft) -> str:
     known = {name for kind in SECTION_KINDS for name in draft.config.names(kind)}
-    title = f"{draft.data.section or draft.data.source.parent.name}-{draft.method}"
+    title = f"{draft.data.section or draft.data.manifests['train'].parent.name}-{draft.method}"
     stem = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-._")
     return next(name for name in numbered(stem) if not known & {name, f"{name}-hosts"})
 

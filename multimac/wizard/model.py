@@ -1,4 +1,4 @@
-"""Asks which model: those of config.ini, the bundled one, published sizes, or a folder; shows the memory of each."""
+"""Asks what to train: model, language, method, and the few settings that matter; shows the memory of each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from rich.console import Console
+
 from distributed.hosts.paths import PROJECT
 from multimac.doctor.macos import is_macos, output_of
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.languages import language_code
 from whisper_tuner.model.memory import available_memory, shape_of, training_memory
 from whisper_tuner.paths import expanded, shown
+from whisper_tuner.settings import parse
 from whisper_tuner.text import size
 
-from .draft import Model
+from .draft import Draft, Model
 from .questions import Option, Questions
 
 BUNDLED = PROJECT / "bundled" / "model"
@@ -28,6 +32,20 @@ METHODS = {
     "full": "all weights: best with hours of speech, most memory",
     "lora": "LoRA, small matrices beside the weights: little memory, little to send",
     "decoder": "the decoder only: new words and spelling rather than new sounds",
+}
+# (parameters up to, rate of full fine-tuning, rate of LoRA), as commonly used; small models bear larger rates.
+LEARNING_RATES = (
+    (20e6, 1.5e-3, 5e-3),
+    (50e6, 3.75e-5, 1e-3),
+    (100e6, 2.5e-5, 1e-3),
+    (300e6, 1.25e-5, 1e-3),
+    (1e9, 6.25e-6, 5e-4),
+    (1e12, 5e-6, 1e-4),
+)
+SETTINGS = {
+    "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
+    "learning_rate": "Learning rate (too high forgets, too low learns little):",
+    "batch_size": "Clips per machine and step (fewer need less memory, more are faster):",
 }
 
 
@@ -39,9 +57,41 @@ def ask_model(questions: Questions, config: ConfigFile) -> Model:
         options(models),
         next((name for name, model in models.items() if _fitting(model)), ""),
         other="another: a folder, or a hub id",
-        check=lambda text: _check(text, config),
+        check=lambda text: _check_model(text, config),
     )
     return models.get(answer) or _model_of(answer, config)
+
+
+def ask_language(questions: Questions, draft: Draft) -> str:
+    if not is_multilingual(draft.model):
+        return ""
+    message, default = "Language of the speech (en, fr, German, ...):", draft.data.language or "en"
+    return language_code(questions.text("language", message, default, language_code))
+
+
+def ask_method(questions: Questions, model: Model) -> str:
+    here, choices = memory_here(), []
+    for method, words in METHODS.items():
+        needed = memory_needed(model, method)
+        unfit = f"needs {size(needed)}, this machine has {size(here)}" if needed > here else ""
+        cost = f" ({size(needed)})" if needed > 4e9 else ""
+        choices.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
+    fitting = _fitting(model)
+    default = "lora" if "lora" in fitting else fitting[0]
+    if 0 < memory_needed(model, "full") <= here / 2:
+        default = "full"
+    return questions.select("method", "Which weights do you want to train?", choices, default)
+
+
+def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
+    defaults, settings = _defaults(draft), {}
+    for key, message in SETTINGS.items():
+        settings[key] = questions.text(key, message, defaults[key], lambda text, key=key: _check_setting(key, text))
+    batch = int(settings["batch_size"])
+    if not fits(draft.model, draft.method, batch):
+        needed = size(memory_needed(draft.model, draft.method, batch))
+        console.print(f"{batch} clips of 30 s at once would need {needed}; shorter ones need less.", style="yellow")
+    return settings
 
 
 def offered(config: ConfigFile) -> dict[str, Model]:
@@ -57,13 +107,13 @@ def options(models: dict[str, Model]) -> list[Option]:
     return [_option(name, model) for name, model in models.items()]
 
 
-def memory_needed(model: Model, method: str, batch_size: int = 1) -> int | None:
-    """Bytes; None if the model's size is not known here."""
-    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else None
+def memory_needed(model: Model, method: str, batch_size: int = 1) -> int:
+    """Bytes; 0 if the model's size is not known here."""
+    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else 0
 
 
 def fits(model: Model, method: str, batch_size: int = 1) -> bool:
-    return (memory_needed(model, method, batch_size) or 0) <= memory_here()
+    return memory_needed(model, method, batch_size) <= memory_here()
 
 
 def is_multilingual(model: Model) -> bool:
@@ -130,12 +180,14 @@ def _option(name: str, model: Model) -> Option:
     if not _fitting(model):
         return Option(value=name, title=label, unfit=_unfit(model))
     count = model.shape.parameters / 1e6
-    method, words = ("full", "needs") if fits(model, "full") else ("lora", "LoRA only: needs")
-    needs = f"{words} {size(memory_needed(model, method))}"
+    method = _fitting(model)[0]
+    limit = {"full": "", "lora": "LoRA only: ", "decoder": "decoder only: "}[method]
+    needs = f"{limit}needs {size(memory_needed(model, method))}"
     return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")
 
 
 def _fitting(model: Model) -> list[str]:
+    """The methods for which there is enough memory, in the order of METHODS."""
     return [method for method in METHODS if fits(model, method)]
 
 
@@ -144,7 +196,7 @@ def _unfit(model: Model) -> str:
     return f"does not fit: needs {size(least)} of memory, this machine has {size(memory_here())}"
 
 
-def _check(text: str, config: ConfigFile) -> None:
+def _check_model(text: str, config: ConfigFile) -> None:
     model = _model_of(text, config)
     is_folder = _is_folder(model.base_model)
     if not is_folder and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
@@ -153,3 +205,29 @@ def _check(text: str, config: ConfigFile) -> None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
     if not _fitting(model):
         raise ValueError(_unfit(model))
+
+
+def _defaults(draft: Draft) -> dict[str, str]:
+    """Those of a profile with the same model, data and method if there is one, else what suits the model's size."""
+    model, data, method = draft.model, draft.data, draft.method
+    batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
+    found = {"epochs": "5", "learning_rate": _learning_rate(model, method), "batch_size": str(batch)}
+    for name in draft.config.names("profile") if model.section and data.section else ():
+        own = draft.config.section("profile", name).values
+        if (own.get("model"), own.get("dataset"), own.get("method", "full")) == (model.section, data.section, method):
+            return found | {key: own[key] for key in SETTINGS if key in own}
+    return found
+
+
+def _learning_rate(model: Model, method: str) -> str:
+    if model.learning_rate and method != "lora":
+        return model.learning_rate
+    count = model.shape.parameters if model.shape else 250e6
+    _, full, lora = next(row for row in LEARNING_RATES if count <= row[0])
+    return f"{lora if method == 'lora' else full:g}"
+
+
+def _check_setting(key: str, text: str) -> None:
+    field = Profile.__dataclass_fields__[key]
+    if not parse(field, type(field.default), text, Path()):
+        raise ValueError("expected a number above 0")

@@ -22,14 +22,10 @@ from .estimate import HOME_NETWORK, Work, exchange_s, speed_up, suggested_interv
 from .probe import Speed, measure
 from .questions import Option, Questions
 
-STRATEGIES = [
-    Option(value="diloco", short="DiLoCo", title="DiLoCo: agree every few steps; for home networks and large models"),
-    Option(
-        value="allreduce",
-        short="AllReduce",
-        title="AllReduce: agree at every step; the same as one big batch, but much traffic",
-    ),
-]
+STRATEGIES = {
+    "diloco": "DiLoCo: agree every few steps; for home networks and large models",
+    "allreduce": "AllReduce: agree at every step; the same as one big batch, but much traffic",
+}
 
 
 def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
@@ -98,8 +94,9 @@ def _show_promise(work: Work, group: Group, times: float | None, console: Consol
 
 
 def _choose(questions: Questions, work: Work, suggested: str, steps: int) -> dict[str, str]:
+    options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
     message = "How should the machines agree on their weights?"
-    settings = {"strategy": questions.select("strategy", message, STRATEGIES, suggested)}
+    settings = {"strategy": questions.select("strategy", message, options, suggested)}
     if settings["strategy"] == "diloco":
         key, most = "communication_interval", max(1, work.steps)
         message = f"Steps between two agreements (of {work.steps}; fewer learn better but send more):"

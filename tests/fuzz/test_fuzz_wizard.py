@@ -11,9 +11,9 @@ from hypothesis import example
 from test_fuzz_config import CONFIG
 from test_fuzz_manifests import CSV, LINES
 
-from multimac.wizard.answers import KEYS, load_answers, save_answers
 from multimac.wizard.manifests import is_manifest
 from multimac.wizard.model import offered, options
+from multimac.wizard.questions import KEYS, load_answers, save_answers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import DataError

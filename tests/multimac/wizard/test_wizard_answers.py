@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cli_typer
-from multimac.wizard.answers import KEYS
+from multimac.wizard.questions import KEYS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
 
@@ -77,6 +77,14 @@ def test_saved_answers_give_the_same_again(folder, tmp_path):
     done = wizard(copy, answers.replace(str(folder), str(copy)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert files(copy) == files(folder)
+
+
+def test_a_test_set_that_all_profiles_share_is_used(folder):
+    text = CONFIG.replace("[DEFAULT]\n", "[DEFAULT]\ntest = clips/all.csv\n")
+    (folder / "config.ini").write_text(text)
+    done = wizard(folder, {"start": "later", "split": "no", "name": "mine"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ConfigFile(folder / "config.ini").profile("mine").test == folder / "clips/all.csv"
 
 
 def test_a_section_is_replaced_only_when_told_to(folder):
