@@ -136,8 +136,8 @@ def _show(draft: Draft, console: Console) -> None:
         table.add_row("machines", escape(addresses), escape(draft.group.path.name))
     console.print(table)
     console.print("Everything else has its default; `python cli_typer.py config show` lists all settings.")
-    header = ", ".join(f"[{header}]" for header, _ in draft.sections())
-    console.print(f"To be added to {draft.config_path.name}: {escape(header)}", soft_wrap=True)
+    headers = ", ".join(f"[{header}]" for header, _ in draft.sections())
+    console.print(f"To be written to {draft.config_path.name}: {headers}", markup=False, soft_wrap=True)
 
 
 def _command(draft: Draft) -> str:

@@ -11,7 +11,7 @@ from hypothesis import example
 from test_fuzz_config import CONFIG
 from test_fuzz_manifests import CSV, LINES
 
-from multimac.wizard.manifests import is_manifest
+from multimac.wizard.data import is_manifest
 from multimac.wizard.model import offered, options
 from multimac.wizard.questions import KEYS, load_answers, save_answers
 from whisper_tuner.config import ConfigFile

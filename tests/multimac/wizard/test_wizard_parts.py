@@ -8,9 +8,9 @@ import pytest
 
 from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
+from multimac.wizard.data import beside, find, split
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.estimate import Work, exchange_s, speed_up, suggested_interval, suggested_strategy
-from multimac.wizard.manifests import beside, find, split
 from multimac.wizard.probe import Speed
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
@@ -116,7 +116,9 @@ def test_a_file_that_appears_while_somebody_answers_is_not_replaced(draft, tmp_p
 
 
 def test_what_cannot_all_be_written_is_not_written_at_all(draft, tmp_path):
-    draft.group = Group(hosts=Hosts(master=Host(address="a"), workers=()), path=tmp_path / "gone" / "hosts.json", text="{}")
+    draft.group = Group(
+        hosts=Hosts(master=Host(address="a"), workers=()), path=tmp_path / "gone" / "hosts.json", text="{}"
+    )
     with pytest.raises(ConfigError, match="No such file"):
         draft.save()
     assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]
