@@ -61,7 +61,9 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
 def ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
     """Every question, to the last one."""
     draft = Draft(config_path=config, config_text=read_text(config))
-    _banner(console)
+    keys = "Enter accepts the suggestion; Esc or Ctrl-C quits and changes nothing."
+    banner = f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}"
+    console.print(Panel(escape(banner), expand=False))
     draft.model = ask_model(questions, draft.config)
     draft.data = ask_data(questions, draft.config, console)
     draft.language = ask_language(questions, draft)
@@ -84,15 +86,6 @@ def ask(questions: Questions, config: Path, scratch: Path, console: Console) -> 
     return draft, start
 
 
-def _banner(console: Console) -> None:
-    lines = [
-        "Fine-tune Whisper on your own speech",
-        this_machine(),
-        "Enter accepts the suggestion; Esc or Ctrl-C quits and changes nothing.",
-    ]
-    console.print(Panel("\n".join(map(escape, lines)), expand=False))
-
-
 def _ask_name(questions: Questions, draft: Draft) -> None:
     """Ask for the name of the new sections; existing ones are replaced only if the user says so."""
     while True:
@@ -102,8 +95,8 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
         if not taken or questions.confirm("overwrite", f"{taken} would be replaced. Go ahead?", False):
             return
         if not questions.interactive:
-            what, remedy = f"{taken} would be replaced", "Choose another name, or answer overwrite = yes."
-            raise ConfigError(f"name = {draft.name}: {what}", remedy=remedy)
+            what = f"name = {draft.name}: {taken} would be replaced"
+            raise ConfigError(what, remedy="Choose another name, or answer overwrite = yes.")
 
 
 def _check_name(text: str) -> None:

@@ -14,9 +14,9 @@ from rich.console import Console
 from distributed.hosts.paths import PROJECT
 from multimac.doctor.macos import is_macos, output_of
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY
+from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY, settings_of
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.hub import HUB_ID
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.memory import available_memory, shape_of, training_memory
 from whisper_tuner.paths import expanded, shown
@@ -117,13 +117,10 @@ def fits(model: Model, method: str, batch_size: int = 1) -> bool:
 
 
 def is_multilingual(model: Model) -> bool:
-    """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be."""
-    try:
-        stated = parse_json((Path(model.base_model) / "generation_config.json").read_text()).get("is_multilingual")
-    except (OSError, ValueError, AttributeError):
-        stated = None
-    if stated is not None:
-        return bool(stated)
+    """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be. Raises ModelError."""
+    stored = settings_of(model.base_model, "generation_config.json") if _is_folder(model.base_model) else {}
+    if stored.get("is_multilingual") is not None:
+        return bool(stored["is_multilingual"])
     return model.shape.vocab_size >= MULTILINGUAL_VOCABULARY if model.shape else not model.base_model.endswith(".en")
 
 
@@ -199,7 +196,7 @@ def _unfit(model: Model) -> str:
 def _check_model(text: str, config: ConfigFile) -> None:
     model = _model_of(text, config)
     is_folder = _is_folder(model.base_model)
-    if not is_folder and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
+    if not is_folder and not re.fullmatch(HUB_ID, text):
         raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
     if is_folder and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
