@@ -80,7 +80,8 @@ def is_manifest(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             line = file.read(HEADER_BYTES).split(b"\n")[0].decode("utf-8-sig")
-        row = next(READERS[path.suffix.lower()](path, line), None)
+        read = READERS.get(path.suffix.lower(), READERS[".csv"])
+        row = next(read(path, line), None)
     except (OSError, ValueError, DataError):
         return False
     return row is None or not isinstance(row[1], BadRow)

@@ -49,7 +49,7 @@ KEYS = {
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
 IF_NEEDED = {"setup", "overwrite", "master", "together"}
 OTHER = "\0other"
-Check = Callable[[str], object]  # raises ValueError or TunerError for an impossible answer; `str` accepts all
+Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Questions:
         def valid(answer: str) -> bool | str:
             try:
                 check(answer.strip())
-            except (ValueError, TunerError) as error:
+            except (OSError, ValueError, TunerError) as error:
                 return " ".join(str(error).split())
             return True
 
@@ -124,7 +124,7 @@ class Questions:
         answer = self.taken[key] = self.answers.get(key, default).strip()
         try:
             check(answer)
-        except (ValueError, TunerError) as error:
+        except (OSError, ValueError, TunerError) as error:
             what = f"{key} = {answer}" if answer else f"{key} is missing, and it has no default"
             raise ConfigError(f"{self.path}: {what}: {error}", remedy=f"{key}: {KEYS[key]}.") from None
         return answer

@@ -76,6 +76,13 @@ def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
     assert beside(tmp_path / "a/train.csv").keys() == {"train", "validation"}
 
 
+def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
+    for name in ("train.txt", "test.txt", "notes.txt"):
+        (tmp_path / name).write_text("day,note\n" if name == "notes.txt" else "audio,text\n")
+    assert beside(tmp_path / "train.txt") == {"train": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
+    assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
+
+
 def test_all_wait_for_the_slowest_and_for_the_network():
     fast, slow = Speed(host="a", clips_s=8.0, step_s=1.0), Speed(host="b", clips_s=4.0, step_s=2.0)
     work = Work(payload=12_500_000, steps=1000, hosts=2)
