@@ -50,7 +50,7 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     imported = {name: taker for tree in trees.values() for name, taker in _takers(tree.body, groups).items()}
     found = set()
     for path, tree in trees.items():
-        read_by_users = {"ValueError": "3"} if re.search("settings|wizard", str(path)) else {}
+        read_by_users = {"ValueError": "3"} if {path.stem, path.parent.name} & {"settings", "wizard"} else {}
         reader = _Reader(groups | read_by_users, imported | _takers(ast.walk(tree), groups))
         reader.visit(tree)  # learns what functions return
         reader.found.clear()

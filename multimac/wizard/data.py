@@ -1,7 +1,16 @@
-"""Asks which recordings: data sets of config.ini or manifests nearby. They are read, shown, and split if need be."""
+"""Asks which recordings: data sets of config.ini or manifests nearby. They are read, shown, and split if need be.
+
+Manifests are found by name and header alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -9,49 +18,127 @@ from rich.markup import escape
 from rich.table import Table
 
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.data.dataset import Manifest, load_manifest
-from whisper_tuner.data.problems import counts
+from whisper_tuner.data.check import described
+from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.formats import READERS, BadRow
 from whisper_tuner.errors import DataError, TunerError
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
 
-from .draft import KINDS, Data
-from .manifests import beside, find, new_names, rows, split
+from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
 
-SHOWN_ROWS = 3
-SHOWN_PROBLEMS = 3
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+DEPTH = 4  # levels of folders below the current one
+SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
+HEADER_BYTES = 1 << 16  # a header longer than this is no header
+SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
+KIND_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "eval"),
+}
+KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
+STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
+PART = 0.1  # of the clips, for validation and for test each
+SHOWN = 3  # clips, and rows that were left out
+AGAIN = Option(value="again", title="choose other data (or fix this first, then choose it again)")
+Manifests = dict[str, Path]  # by kind: one to train on, and those that belong to it by name
 
 
 def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data:
-    known = {name: _of_section(config, name) for name in config.names("dataset")}
-    covered = {data.manifests.get("train") for data in known.values()}
     with console.status("looking for manifests"):
-        found = {str(item.train): item for item in find(Path.cwd()) if item.train not in covered}
-    options = [
-        Option(value=name, short=name, title=_title(data.manifests, name))
-        for name, data in known.items()
-        if data.manifests
-    ]
-    options += [
-        Option(value=value, short=str(shown(item.train)), title=_title(item.files)) for value, item in found.items()
-    ]
+        offers = _offers(config)
+        options = [_option(name, data) for name, data in offers.items()]
     while True:
         answer = _choose(questions, options)
-        if answer in known:
-            data = known[answer]
-        else:
-            files = found[answer] if answer in found else beside(expanded(answer).absolute())
-            data = Data(manifests=dict(files.files))
+        data = offers.get(answer) or Data(manifests=beside(expanded(answer).absolute()))
         try:
             _read(data, console)
-            break
         except TunerError as error:
             console.print(f"[red]{escape(str(error))}[/red]")
-            choices = [Option(value="again", title="choose other data (or fix this first, then choose it again)")]
-            questions.again("This data cannot be used.", choices, error)
-    _ask_split(questions, data, console)
-    return data
+            questions.again("This data cannot be used.", [AGAIN], error)
+        else:
+            _ask_split(questions, data, console)
+            return data
+
+
+def find(folder: Path) -> list[Manifests]:
+    """The nearest first; after SEARCH_S seconds, those found by then."""
+    return [files for files in _grouped(filter(is_manifest, _files(folder))) if "train" in files]
+
+
+def beside(manifest: Path) -> Manifests:
+    """The manifest that the user named, to train on, with those of its format that belong to it by name."""
+    same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
+    groups = _grouped([manifest, *filter(is_manifest, same)])
+    return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether its first line names an audio and a text column."""
+    try:
+        with path.open("rb") as file:
+            line = file.read(HEADER_BYTES).split(b"\n")[0].decode("utf-8-sig")
+        read = READERS.get(path.suffix.lower(), READERS[".csv"])
+        row = next(read(path, line), None)
+    except (OSError, ValueError, DataError):
+        return False
+    return row is None or not isinstance(row[1], BadRow)
+
+
+def rows(path: Path) -> int:
+    """About how many clips a manifest names."""
+    with path.open("rb") as file:
+        lines = sum(1 for line in file if line.strip())
+    return lines if path.suffix.lower() in (".jsonl", ".ndjson") else lines - 1
+
+
+def split(samples: Sequence[Sample], kinds: Sequence[str]) -> dict[str, tuple[Sample, ...]]:
+    """`kinds` of validation and test get a tenth of the clips each, train the rest.
+
+    Decided by a hash of the text, so the same files always give the same parts, and no sentence is in two of them.
+    Raises ValueError where there are too few different texts.
+    """
+    texts = sorted({_key(sample) for sample in samples}, key=lambda text: hashlib.sha256(text.encode()).digest())
+    share = max(1, round(PART * len(texts)))
+    if len(texts) <= len(kinds) * share:
+        raise ValueError(f"{len(texts)} different texts are too few to split")
+    kind_of = {text: kind for number, kind in enumerate(kinds) for text in texts[number * share : (number + 1) * share]}
+    parts: dict[str, list[Sample]] = {kind: [] for kind in ("train", *kinds)}
+    for sample in samples:
+        parts[kind_of.get(_key(sample), "train")].append(sample)
+    return {kind: tuple(part) for kind, part in parts.items()}
+
+
+def new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
+    """Files beside a manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv."""
+    match = STEM.fullmatch(manifest.stem)
+    stem = (match[1] if match else manifest.stem) or "split"
+    offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in kinds} for name in numbered(stem))
+    return next(files for files in offers if not any(path.exists() for path in files.values()))
+
+
+def _offers(config: ConfigFile) -> dict[str, Data]:
+    """By section, else by the path of the training manifest. None stands there twice."""
+    offers = {}
+    for name in config.names("dataset"):
+        values, folder = config.section("dataset", name).values, config.path.parent
+        manifests = {kind: (folder / expanded(values[kind])).absolute() for kind in KINDS if values.get(kind)}
+        if "train" in manifests:
+            offers[name] = Data(section=name, language=values.get("language", ""), manifests=manifests)
+    known = {data.manifests["train"] for data in offers.values()}
+    found = {str(files["train"]): Data(manifests=files) for files in find(Path.cwd()) if files["train"] not in known}
+    return offers | found
+
+
+def _option(name: str, data: Data) -> Option:
+    train = data.manifests["train"]
+    count = f"{rows(train)} clips" if train.is_file() else "not there"
+    others = [kind for kind in KINDS[1:] if kind in data.manifests]
+    more = f", with {' and '.join(others)}" if others else ""
+    label = f"{name} ({shown(train)})" if data.section else str(shown(train))
+    return Option(value=name, short=data.section or label, title=f"{label}: {count}{more}")
 
 
 def _choose(questions: Questions, options: list[Option]) -> str:
@@ -67,53 +154,34 @@ def _check(text: str) -> None:
         raise ValueError("there is no such file")
 
 
-def _of_section(config: ConfigFile, name: str) -> Data:
-    values, folder = config.section("dataset", name).values, config.path.parent
-    manifests = {kind: (folder / expanded(values[kind])).absolute() for kind in KINDS if values.get(kind)}
-    return Data(section=name, language=values.get("language", ""), manifests=manifests if "train" in manifests else {})
-
-
-def _title(files: dict[str, Path], section: str = "") -> str:
-    train = files["train"]
-    count = f"{rows(train)} clips" if train.is_file() else "not there"
-    others = [kind for kind in KINDS[1:] if kind in files]
-    beside = f", with {' and '.join(others)}" if others else ""
-    name = f"{section} ({shown(train)})" if section else str(shown(train))
-    return f"{name}: {count}{beside}"
-
-
 def _read(data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
-    data.source = data.manifests["train"]
-    data.samples.clear()
     for kind, path in data.manifests.items():
         with console.status(f"reading {shown(path)}"):
             manifest = load_manifest(path)
+        problems = described(manifest.problems, SHOWN)
         if not manifest.samples:
-            listed = "\n  ".join(str(problem) for problem in manifest.problems[:SHOWN_PROBLEMS])
-            raise DataError(f"{shown(path)}: no usable row", remedy=listed)
+            raise DataError(f"{shown(path)}: no usable row", remedy="\n  ".join(problems))
         data.samples[kind] = manifest.samples
-        _show(console, kind, manifest)
+        if kind == "train":
+            _show_clips(manifest, console)
+        total = duration(sum(sample.duration_s for sample in manifest.samples))
+        unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
+        left_out, *listed = problems if manifest.problems else ["0 rows left out"]
+        clips = f"{kind}: {len(manifest.samples)} clips, {total} of speech ({unit}), {left_out}"
+        console.print(clips, markup=False)
+        for problem in listed:
+            console.print(f"  {problem}", markup=False, style="yellow")
 
 
-def _show(console: Console, kind: str, manifest: Manifest) -> None:
-    if kind == "train":
-        table = Table(header_style="bold")
-        table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
-        table.add_column("s", justify="right")
-        table.add_column("text", overflow="fold")
-        for sample in manifest.samples[:SHOWN_ROWS]:
-            table.add_row(escape(sample.audio.name), f"{sample.duration_s:.1f}", escape(sample.text))
-        console.print(table)
-    total = duration(sum(sample.duration_s for sample in manifest.samples))
-    unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
-    skipped = f": {counts(manifest.problems)}" if manifest.problems else ""
-    clips = f"{kind}: {len(manifest.samples)} clips, {total} of speech ({unit})"
-    console.print(f"{clips}, {len(manifest.problems)} rows skipped{skipped}")
-    for problem in manifest.problems[:SHOWN_PROBLEMS]:
-        console.print(f"  {escape(str(problem))}", style="yellow")
-    if len(manifest.problems) > SHOWN_PROBLEMS:
-        console.print(f"  and {len(manifest.problems) - SHOWN_PROBLEMS} more", style="yellow")
+def _show_clips(manifest: Manifest, console: Console) -> None:
+    table = Table(header_style="bold")
+    table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
+    table.add_column("s", justify="right")
+    table.add_column("text", overflow="fold")
+    for sample in manifest.samples[:SHOWN]:
+        table.add_row(escape(sample.audio.name), f"{sample.duration_s:.1f}", escape(sample.text))
+    console.print(table)
 
 
 def _ask_split(questions: Questions, data: Data, console: Console) -> None:
@@ -125,15 +193,48 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
     if not questions.confirm("split", message, True):
         console.print("Without a test set no WER is measured.")
         return
-    train = data.manifests["train"]
     try:
-        parts, names = split(data.samples["train"], missing), new_names(train, ["train", *missing])
+        parts = split(data.samples["train"], missing)
+        data.split = new_names(data.manifests["train"], parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
         return
-    for kind, samples in parts.items():
-        data.manifests[kind], data.samples[kind] = names[kind], samples
-        data.split[names[kind]] = samples
-    console.print(
-        ", ".join(f"{shown(names[kind])}: {len(part)} clips" for kind, part in parts.items()) + " (written at the end)"
-    )
+    data.samples |= parts
+    listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in parts.items())
+    console.print(f"{listed} (written at the end)")
+
+
+def _key(sample: Sample) -> str:
+    return " ".join(sample.text.casefold().split())
+
+
+def _grouped(paths: Iterable[Path]) -> list[Manifests]:
+    """Files of one folder whose names differ only in their kind; of two of a kind, the first one."""
+    groups: dict[tuple[Path, str, str], Manifests] = {}
+    for path in paths:
+        match = STEM.fullmatch(path.stem)
+        prefix, kind = (match[1], KIND_OF[match[2].lower()]) if match else (path.stem, "train")
+        key = (path.parent, prefix, "" if match else path.suffix)
+        groups.setdefault(key, {}).setdefault(kind, path)
+    return list(groups.values())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Those that may be manifests, level by level."""
+    deadline = time.monotonic() + SEARCH_S
+    waiting = deque([(folder, 0)])
+    while waiting and time.monotonic() < deadline:
+        place, depth = waiting.popleft()
+        try:
+            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if depth and any(entry.name == "pyvenv.cfg" for entry in entries):
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in SKIPPED:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                waiting += [(Path(entry.path), depth + 1)] if depth < DEPTH else []
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
+                yield Path(entry.path)

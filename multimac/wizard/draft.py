@@ -1,56 +1,49 @@
-"""What has been answered so far, and the sections of config.ini that follow from it."""
+"""What has been answered so far, and the files that follow from it: sections of config.ini, manifests, a hosts file."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from distributed.plan.job import Job, resolve
 from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.dataset import Sample, write_manifest
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.files import write_shared
 from whisper_tuner.model.memory import ModelShape
+from whisper_tuner.paths import shown
 
-from .ini_text import Section, with_sections
-
+HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
+Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 KINDS = ("train", "validation", "test")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """`section` is the name of its [model:NAME], if any; `base_model` is a folder's absolute path or a hub id."""
 
     base_model: str
     section: str = ""
-    shape: ModelShape | None = None
-    multilingual: bool = False
-    learning_rate: float | None = None
-
-    @property
-    def title(self) -> str:
-        return self.section or Path(self.base_model).name
+    shape: ModelShape | None = None  # None: not known without a download
+    learning_rate: str = ""  # as its section has it
 
 
 @dataclass(kw_only=True)
 class Data:
-    """`manifests` by kind. `split` holds those that are still to be written, with their clips.
-
-    `source` is the training manifest as it was found, before it is split.
-    """
+    """By kind: `manifests` as they were found, those of a `split` that are still to be written, and all `samples`."""
 
     section: str = ""
     language: str = ""
     manifests: dict[str, Path] = field(default_factory=dict)
+    split: dict[str, Path] = field(default_factory=dict)
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
-    split: dict[Path, tuple[Sample, ...]] = field(default_factory=dict)
-
-    source: Path = Path()
-
-    @property
-    def title(self) -> str:
-        return self.section or self.manifests["train"].parent.name
 
 
 @dataclass(kw_only=True)
@@ -92,8 +85,10 @@ class Draft:
     def sections(self) -> list[Section]:
         """Those to be added to config.ini, or replaced in it."""
         data, found = self.data, []
-        manifests = {kind: self._inside(data.manifests[kind]) for kind in KINDS if kind in data.manifests}
-        profile = {"model": self.model.section} if self.model.section else {"base_model": self._path(self.model)}
+        paths = data.manifests | data.split
+        manifests = {kind: self._inside(paths[kind]) for kind in KINDS if kind in paths}
+        model = self.model
+        profile = {"model": model.section} if model.section else {"base_model": self._inside(Path(model.base_model))}
         profile["dataset"] = data.section or self.name
         if not data.section:
             found.append((f"dataset:{self.name}", manifests | ({"language": self.language} if self.language else {})))
@@ -108,29 +103,92 @@ class Draft:
             found.append((f"distributed:{self.run_name}", {"base_profile": self.name} | self.strategy | hosts))
         return found
 
+    def extended_config(self) -> ConfigFile:
+        """What config.ini will be. Raises ConfigError."""
+        return ConfigFile(self.config_path, with_sections(self.config_text, self.sections()))
+
     def job(self) -> Job:
-        """What config.ini with these sections resolves to. Raises ConfigError."""
-        text = with_sections(self.config_text, self.sections())
-        config = ConfigFile(self.config_path, text)
-        job = resolve(config, self.run_name, strategy="diloco" if self.group else "allreduce")
-        for kind in KINDS:
-            meant = self.data.manifests.get(kind)
-            if getattr(job.profile, kind) != meant:
-                raise ConfigError(f"{meant}: config.ini cannot hold this path", remedy="Rename the file or folder.")
+        """What it resolves to. Raises ConfigError, also for paths that an INI file cannot hold."""
+        job = resolve(self.extended_config(), self.run_name, strategy="diloco" if self.group else "allreduce")
+        held = vars(job.profile) | vars(job.distribution)
+        meant = {"base_model": self.model.base_model} | self.data.manifests | self.data.split
+        meant |= {"hosts_config": self.group.path} if self.group else {}
+        for key, path in meant.items():
+            if held[key] != path:
+                raise ConfigError(f"{path}: config.ini cannot hold this path", remedy="Rename the file or folder.")
         return job
 
-    def _path(self, model: Model) -> str:
-        return self._inside(Path(model.base_model)) if Path(model.base_model).is_dir() else model.base_model
+    def save(self) -> list[str]:
+        """Write all of it, config.ini last, or nothing; returns what was written, in words. Raises ConfigError."""
+        config, new, sections = self.config_path, self._new_files(), self.sections()
+        changed = [path for path in new if path.exists()]
+        if changed or read_text(config) != self.config_text:
+            what = f"{changed[0].name if changed else config.name} was changed while you answered"
+            raise ConfigError(what, remedy="Nothing was written; start again.")
+        try:
+            with contextlib.ExitStack() as undo:
+                for path, write in new.items():
+                    undo.callback(path.unlink, missing_ok=True)
+                    write(path)
+                write_shared(config, with_sections(self.config_text, sections))
+                undo.pop_all()
+        except OSError as error:
+            remedy = "Check the free space and the folder's permissions."
+            raise ConfigError(f"{error.filename or config}: {error.strerror}", remedy=remedy) from None
+        return [*(str(shown(path)) for path in new), *(f"[{header}] in {config.name}" for header, _ in sections)]
+
+    def _new_files(self) -> dict[Path, Callable[[Path], None]]:
+        """What is written beside config.ini, and how."""
+        data, group = self.data, self.group
+        new = {path: partial(write_manifest, samples=data.samples[kind]) for kind, path in data.split.items()}
+        return new | ({group.path: partial(write_shared, text=group.text)} if group and group.text else {})
 
     def _inside(self, path: Path) -> str:
-        """Relative to config.ini where it is below its folder. Raises ConfigError for what an INI file cannot hold."""
+        """Relative to config.ini where it is below its folder."""
         folder = self.config_path.parent
-        text = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-        if any(mark in text for mark in (" #", " ;", "\n", "\t#", "\t;")) or text != text.strip():
-            raise ConfigError(f"{text!r}: config.ini cannot hold this path", remedy="Rename the file or folder.")
-        return text
+        return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+def numbered(name: str) -> Iterator[str]:
+    """mine, mine-2, mine-3, ..."""
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def replaced(job: Job, **values) -> Job:
     """The same job with other values in its profile."""
     return dataclasses.replace(job, profile=dataclasses.replace(job.profile, **values))
+
+
+def with_sections(text: str, sections: Sequence[Section]) -> str:
+    """`text` with these sections: one that exists is replaced where it stands, a new one is added at the end."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    for header, keys in sections:
+        body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
+        parts = HEADER.split(text)
+        old = next((number for number, part in enumerate(parts) if part.startswith(f"[{header}]")), None)
+        if old is not None:
+            parts[old] = body + _tail(parts[old])
+            text = "".join(parts)
+        else:
+            gap = "" if not text else newline if text.endswith("\n") else newline * 2
+            text = f"{text}{gap}{body}"
+    return text
+
+
+def read_text(path: Path) -> str:
+    """The text of a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError):
+        ConfigFile(path)  # says what is wrong with it, and where
+        raise
+
+
+def _tail(section: str) -> str:
+    """The comments and blank lines at its end: they belong to the next section."""
+    lines = reversed(section.splitlines(keepends=True))
+    tail = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith(("#", ";")), lines)
+    return "".join(reversed(list(tail)))

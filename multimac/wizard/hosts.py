@@ -17,19 +17,20 @@ from distributed.plan.rendezvous import check_is_this_machine
 from distributed.preflight.report import Report, unique
 from distributed.preflight.run import preflight
 from distributed.ssh.host import Host, Hosts
+from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 from whisper_tuner.paths import expanded
 
-from .draft import Draft, Group, replaced
+from .draft import Draft, Group, numbered, replaced
 from .questions import Option, Questions
 
 HOSTS_FILE = "distributed_hosts.json"
 CURED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
 AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")
-OTHERS = Option(value="new", title="enter other addresses, user or key")
-GIVE_UP = Option(value="alone", title="train on this machine alone")
+OTHERS = Option(value=NEW, title="enter other addresses, user or key")
+GIVE_UP = Option(value=ALONE, title="train on this machine alone")
 
 
 def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
@@ -57,39 +58,42 @@ def _where(questions: Questions, path: Path) -> str:
     if path.exists():
         options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
         options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
-        return questions.select("where", "Where do you want to train?", options, HOSTS)
-    title = "on several machines, over SSH (asks for their addresses)"
-    options.append(Option(value=NEW, short="on several machines", title=title))
-    return questions.select("where", "Where do you want to train?", options, ALONE)
+    else:
+        title = "on several machines, over SSH (asks for their addresses)"
+        options.append(Option(value=NEW, short="on several machines", title=title))
+    return questions.select("where", "Where do you want to train?", options, HOSTS if path.exists() else ALONE)
 
 
 def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
     """What a hosts file needs: the addresses, and how SSH logs in. Raises ConfigError, HostError."""
+
+    def check(text: str) -> None:
+        if not _words(text):
+            raise ValueError("give at least one address")
+        _hosts_of(scratch, master="localhost", workers=_words(text))
+
     message = "Addresses of the other machines (such as mac-mini.local, 10.0.0.7):"
-    workers = _words(questions.text("workers", message, "", lambda text: _check_hosts(scratch, workers=_words(text))))
+    workers = _words(questions.text("workers", message, "", check))
     user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
     key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", _check_key)
-    values = {"master": _master(questions, workers[0]), "workers": workers}
-    values |= {"ssh_user": user} if user else {}
-    values |= {"ssh_key_path": key} if key else {}
-    text = json.dumps(values, indent=2) + "\n"
-    return Group(hosts=_parse(scratch, text), path=_free(path), text=text)
-
-
-def _free(path: Path) -> Path:
-    """The name of a new file: a hosts file that exists is never replaced."""
-    names = [path, *(path.with_stem(f"{path.stem}-{number}") for number in range(2, 1000))]
-    return next(name for name in names if not name.exists())
+    login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
+    hosts = _hosts_of(scratch, master=_master(questions, workers[0]), workers=workers, **login)
+    free = next(name for name in map(path.with_stem, numbered(path.stem)) if not name.exists())
+    return Group(hosts=hosts, path=free, text=(scratch / HOSTS_FILE).read_text())
 
 
 def _words(text: str) -> list[str]:
     return [word for word in re.split(r"[\s,;]+", text) if word]
 
 
-def _check_hosts(scratch: Path, workers: list[str]) -> None:
-    if not workers:
-        raise ValueError("give at least one address")
-    _parse(scratch, json.dumps({"master": "localhost", "workers": workers}))
+def _hosts_of(scratch: Path, **values: object) -> Hosts:
+    """What a hosts file with these values is; it stays in `scratch`. Raises ConfigError."""
+    path = scratch / HOSTS_FILE
+    path.write_text(json.dumps(values, indent=2) + "\n")
+    try:
+        return load_hosts(path)
+    except ConfigError as error:
+        raise ConfigError(str(error).partition(": ")[2]) from None  # its place is in a file that nobody knows
 
 
 def _check_key(text: str) -> None:
@@ -97,27 +101,13 @@ def _check_key(text: str) -> None:
         raise ValueError("there is no such file")
 
 
-def _parse(scratch: Path, text: str) -> Hosts:
-    """What a hosts file of this text would be."""
-    path = scratch / HOSTS_FILE
-    path.write_text(text)
-    try:
-        return load_hosts(path)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace(f"{scratch}/", "")) from None
-
-
 def _master(questions: Questions, worker: str) -> str:
     """This machine's own address, as that worker sees it; asked for only if the routing table cannot tell."""
     try:
         return route_to(worker).address
     except HostError:
-        message = "This machine's address, as the others see it:"
-        return questions.text("master", message, socket.gethostname(), _check_master)
-
-
-def _check_master(text: str) -> None:
-    check_is_this_machine(Host(address=text))
+        message, default = "This machine's address, as the others see it:", socket.gethostname()
+        return questions.text("master", message, default, lambda text: check_is_this_machine(Host(address=text)))
 
 
 def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
@@ -125,16 +115,15 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
     if not group.hosts.workers:
         raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
     report = _look(draft, group, console)
-    unready = unique(name for problem in report.errors for name in problem.hosts)
+    unready = ", ".join(unique(name for problem in report.errors for name in problem.hosts))
     curable = all(problem.check in CURED_BY_SETUP for problem in report.errors)
     if unready and curable and all(facts.reached for facts in report.hosts):
-        names = ", ".join(unready)
         for problem in report.errors:
             console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)
-        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {escape(names)}.")
+        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {escape(unready)}.")
         console.print("A host without internet gets the packages from here: about 400 MB, several minutes.")
-        if questions.confirm("setup", f"Set up {names} now?", True):
-            _setup(group, scratch)
+        if questions.confirm("setup", f"Set up {unready} now?", True):
+            hosts_setup(group.path if group.text is None else scratch / HOSTS_FILE)
             report = _look(draft, group, console)
     report.raise_if_errors()
     group.bytes_s = min((pair.mbit * 125_000 for pair in report.pairs if pair.mbit), default=None)
@@ -143,18 +132,8 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
 
 def _look(draft: Draft, group: Group, console: Console) -> Report:
     """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
-    job = replaced(draft.job(), train=draft.data.source, validation=None, test=None)
+    job = replaced(draft.job(), train=draft.data.manifests["train"], validation=None, test=None)
     with console.status("checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
         pass
     show(console, report, errors=False)
     return report
-
-
-def _setup(group: Group, scratch: Path) -> None:
-    from multimac.commands.hosts import hosts_setup
-
-    path = group.path
-    if group.text is not None:
-        path = scratch / HOSTS_FILE
-        path.write_text(group.text)
-    hosts_setup(path)

@@ -1,130 +1,230 @@
-"""Asks which model: those of config.ini, the bundled one, published sizes, or a folder; shows the memory of each."""
+"""Asks what to train: model, language, method, and the few settings that matter; shows the memory of each."""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
+from rich.console import Console
+
 from distributed.hosts.paths import PROJECT
+from multimac.doctor.macos import is_macos, output_of
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY
+from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY, settings_of
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.model.memory import ModelShape, shape_of, training_memory
-from whisper_tuner.paths import expanded
+from whisper_tuner.hub import HUB_ID
+from whisper_tuner.languages import language_code
+from whisper_tuner.model.memory import available_memory, shape_of, training_memory
+from whisper_tuner.paths import expanded, shown
 from whisper_tuner.settings import parse
 from whisper_tuner.text import size
 
-from .draft import Model
-from .machine import this_machine
+from .draft import Draft, Model
 from .questions import Option, Questions
 
 BUNDLED = PROJECT / "bundled" / "model"
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
-METHODS = ("full", "lora", "decoder")
-RATE = Profile.__dataclass_fields__["learning_rate"]
+METHODS = {
+    "full": "all weights: best with hours of speech, most memory",
+    "lora": "LoRA, small matrices beside the weights: little memory, little to send",
+    "decoder": "the decoder only: new words and spelling rather than new sounds",
+}
+# (parameters up to, rate of full fine-tuning, rate of LoRA), as commonly used; small models bear larger rates.
+LEARNING_RATES = (
+    (20e6, 1.5e-3, 5e-3),
+    (50e6, 3.75e-5, 1e-3),
+    (100e6, 2.5e-5, 1e-3),
+    (300e6, 1.25e-5, 1e-3),
+    (1e9, 6.25e-6, 5e-4),
+    (1e12, 5e-6, 1e-4),
+)
+SETTINGS = {
+    "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
+    "learning_rate": "Learning rate (too high forgets, too low learns little):",
+    "batch_size": "Clips per machine and step (fewer need less memory, more are faster):",
+}
 
 
 def ask_model(questions: Questions, config: ConfigFile) -> Model:
-    offers = options(config)
+    models = offered(config)
     answer = questions.select(
         "model",
         "Which model do you want to fine-tune?",
-        offers,
-        next((option.value for option in offers if not option.unfit), ""),
+        options(models),
+        next((name for name, model in models.items() if _fitting(model)), ""),
         other="another: a folder, or a hub id",
-        check=lambda text: _check(text, config),
+        check=lambda text: _check_model(text, config),
     )
-    return offered(config).get(answer) or model_of(answer, config)
+    return models.get(answer) or _model_of(answer, config)
 
 
-def options(config: ConfigFile) -> list[Option]:
-    return [_option(name, model, config.path.parent) for name, model in offered(config).items()]
+def ask_language(questions: Questions, draft: Draft) -> str:
+    if not is_multilingual(draft.model):
+        return ""
+    message, default = "Language of the speech (en, fr, German, ...):", draft.data.language or "en"
+    return language_code(questions.text("language", message, default, language_code))
+
+
+def ask_method(questions: Questions, model: Model) -> str:
+    here, choices = memory_here(), []
+    for method, words in METHODS.items():
+        needed = memory_needed(model, method)
+        unfit = f"needs {size(needed)}, this machine has {size(here)}" if needed > here else ""
+        cost = f" ({size(needed)})" if needed > 4e9 else ""
+        choices.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
+    fitting = _fitting(model)
+    default = "lora" if "lora" in fitting else fitting[0]
+    if 0 < memory_needed(model, "full") <= here / 2:
+        default = "full"
+    return questions.select("method", "Which weights do you want to train?", choices, default)
+
+
+def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
+    defaults, settings = _defaults(draft), {}
+    for key, message in SETTINGS.items():
+        settings[key] = questions.text(key, message, defaults[key], lambda text, key=key: _check_setting(key, text))
+    batch = int(settings["batch_size"])
+    if not fits(draft.model, draft.method, batch):
+        needed = size(memory_needed(draft.model, draft.method, batch))
+        console.print(f"{batch} clips of 30 s at once would need {needed}; shorter ones need less.", style="yellow")
+    return settings
 
 
 def offered(config: ConfigFile) -> dict[str, Model]:
+    """By section, folder or hub id. No model stands there twice."""
     models = {name: _of_section(config, name) for name in config.names("model")}
     known = {model.base_model for model in models.values()}
-    if BUNDLED.is_dir() and str(BUNDLED) not in known:
-        models[str(BUNDLED)] = model_of(str(BUNDLED), config)
-    ids = [f"openai/whisper-{name}" for name in OFFERED]
-    return models | {name: model_of(name, config) for name in ids if name not in known}
+    others = [str(BUNDLED)] if BUNDLED.is_dir() else []
+    others += [f"openai/whisper-{name}" for name in OFFERED]
+    return models | {name: _model_of(name, config) for name in others if name not in known}
 
 
-def model_of(text: str, config: ConfigFile, section: str = "", learning_rate: float | None = None) -> Model:
-    folder = (config.path.parent / expanded(text)).absolute()
-    try:
-        name = str(folder) if folder.is_dir() else text
-    except OSError as error:  # a name longer than names can be
-        raise ConfigError(f"{config.path.name}: base_model = {text}: {error.strerror}") from None
-    shape = shape_of(name)
-    return Model(
-        base_model=name,
-        section=section,
-        shape=shape,
-        multilingual=_is_multilingual(name, shape),
-        learning_rate=learning_rate,
-    )
+def options(models: dict[str, Model]) -> list[Option]:
+    return [_option(name, model) for name, model in models.items()]
 
 
-def memory_needed(model: Model, method: str, batch_size: int = 1) -> int | None:
-    """Bytes; None if the model's size is not known here."""
-    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else None
+def memory_needed(model: Model, method: str, batch_size: int = 1) -> int:
+    """Bytes; 0 if the model's size is not known here."""
+    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else 0
 
 
 def fits(model: Model, method: str, batch_size: int = 1) -> bool:
-    needed = memory_needed(model, method, batch_size)
-    return needed is None or needed <= this_machine().memory
+    return memory_needed(model, method, batch_size) <= memory_here()
+
+
+def is_multilingual(model: Model) -> bool:
+    """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be. Raises ModelError."""
+    stored = settings_of(model.base_model, "generation_config.json") if _is_folder(model.base_model) else {}
+    if stored.get("is_multilingual") is not None:
+        return bool(stored["is_multilingual"])
+    return model.shape.vocab_size >= MULTILINGUAL_VOCABULARY if model.shape else not model.base_model.endswith(".en")
+
+
+def this_machine() -> str:
+    """What it is, found out without importing torch."""
+    system, chip = platform.system(), platform.machine()
+    device, _ = _cuda() or ("Apple GPU (mps)" if is_macos() and chip == "arm64" else "CPU", 0)
+    if is_macos():
+        system = f"macOS {platform.mac_ver()[0]}"
+        chip = output_of(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).strip() or chip
+    memory = f"{os.cpu_count() or 1} cores, {size(memory_here())} of memory"
+    return f"{platform.node()}, {system} on {chip}: {memory}, trains on {device}"
+
+
+@cache
+def memory_here() -> int:
+    """Bytes that a model may take; a card's own memory where it has its own."""
+    _, memory = _cuda() or ("", available_memory())
+    return memory
+
+
+@cache
+def _cuda() -> tuple[str, int] | None:
+    """Name and memory of the first card, if this torch can use it."""
+    if metadata.version("torch").endswith("+cpu"):
+        return None
+    line = output_of(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]).split("\n")[0]
+    name, _, memory = line.rpartition(", ")
+    return (f"{name} (cuda)", int(memory) << 20) if memory.isdigit() else None
 
 
 def _of_section(config: ConfigFile, name: str) -> Model:
-    section = config.section("model", name)
-    rate = section.values.get("learning_rate")
-    try:
-        learning_rate = parse(RATE, float, rate, config.path.parent) if rate else None
-    except ValueError as error:
-        place = section.origin["learning_rate"]
-        raise ConfigError(f"{place}: learning_rate = {rate}: {error}", remedy=RATE.metadata["help"]) from None
-    return model_of(section.values.get("base_model", ""), config, name, learning_rate)
+    values = config.section("model", name).values
+    return _model_of(values.get("base_model", ""), config, name, values.get("learning_rate", ""))
 
 
-def _option(name: str, model: Model, folder: Path) -> Option:
-    where = Path(model.base_model)
-    base = next((base for base in (folder, PROJECT) if where.is_absolute() and where.is_relative_to(base)), None)
-    place = where.relative_to(base).as_posix() if base else model.base_model
+def _model_of(text: str, config: ConfigFile, section: str = "", learning_rate: str = "") -> Model:
+    folder = (config.path.parent / expanded(text)).absolute()
+    name = str(folder) if _is_folder(folder) else text
+    return Model(base_model=name, section=section, shape=shape_of(name), learning_rate=learning_rate)
+
+
+def _is_folder(path: Path | str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for a name longer than names can be
+
+
+def _option(name: str, model: Model) -> Option:
+    folder = Path(model.base_model)
+    inside = folder.is_relative_to(PROJECT)
+    place = (folder.relative_to(PROJECT) if inside else shown(folder)).as_posix()
     label = f"{name} ({place})" if model.section and place != name else place
     if model.shape is None:
         return Option(value=name, short=label, title=f"{label:<38}  size unknown")
-    full, lora = (memory_needed(model, method) for method in ("full", "lora"))
-    here = this_machine().memory
-    if not any(fits(model, method) for method in METHODS):
+    if not _fitting(model):
         return Option(value=name, title=label, unfit=_unfit(model))
     count = model.shape.parameters / 1e6
-    needs = f"needs {size(full)}" if full <= here else f"LoRA only: needs {size(lora)}"
+    method = _fitting(model)[0]
+    limit = {"full": "", "lora": "LoRA only: ", "decoder": "decoder only: "}[method]
+    needs = f"{limit}needs {size(memory_needed(model, method))}"
     return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")
+
+
+def _fitting(model: Model) -> list[str]:
+    """The methods for which there is enough memory, in the order of METHODS."""
+    return [method for method in METHODS if fits(model, method)]
 
 
 def _unfit(model: Model) -> str:
     least = min(memory_needed(model, method) for method in METHODS)
-    return f"does not fit: needs {size(least)} of memory, this machine has {size(this_machine().memory)}"
+    return f"does not fit: needs {size(least)} of memory, this machine has {size(memory_here())}"
 
 
-def _check(text: str, config: ConfigFile) -> None:
-    model = model_of(text, config)
-    if not Path(model.base_model).is_dir() and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
+def _check_model(text: str, config: ConfigFile) -> None:
+    model = _model_of(text, config)
+    is_folder = _is_folder(model.base_model)
+    if not is_folder and not re.fullmatch(HUB_ID, text):
         raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
-    if Path(model.base_model).is_dir() and model.shape is None:
+    if is_folder and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
-    if not any(fits(model, method) for method in METHODS):
+    if not _fitting(model):
         raise ValueError(_unfit(model))
 
 
-def _is_multilingual(name: str, shape: ModelShape | None) -> bool:
-    """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be."""
-    try:
-        stated = parse_json((Path(name) / "generation_config.json").read_text()).get("is_multilingual")
-    except (OSError, ValueError, AttributeError):
-        stated = None
-    if stated is None:
-        return shape.vocab_size >= MULTILINGUAL_VOCABULARY if shape else not name.endswith(".en")
-    return bool(stated)
+def _defaults(draft: Draft) -> dict[str, str]:
+    """Those of a profile with the same model, data and method if there is one, else what suits the model's size."""
+    model, data, method = draft.model, draft.data, draft.method
+    batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
+    found = {"epochs": "5", "learning_rate": _learning_rate(model, method), "batch_size": str(batch)}
+    for name in draft.config.names("profile") if model.section and data.section else ():
+        own = draft.config.section("profile", name).values
+        if (own.get("model"), own.get("dataset"), own.get("method", "full")) == (model.section, data.section, method):
+            return found | {key: own[key] for key in SETTINGS if key in own}
+    return found
+
+
+def _learning_rate(model: Model, method: str) -> str:
+    if model.learning_rate and method != "lora":
+        return model.learning_rate
+    count = model.shape.parameters if model.shape else 250e6
+    _, full, lora = next(row for row in LEARNING_RATES if count <= row[0])
+    return f"{lora if method == 'lora' else full:g}"
+
+
+def _check_setting(key: str, text: str) -> None:
+    field = Profile.__dataclass_fields__[key]
+    if not parse(field, type(field.default), text, Path()):
+        raise ValueError("expected a number above 0")

@@ -1,19 +1,55 @@
-"""Asks questions on the terminal, or answers them from a file. Esc and Ctrl-C both raise KeyboardInterrupt."""
+"""Asks questions on the terminal, or answers them from a file. Esc and Ctrl-C both raise KeyboardInterrupt.
+
+A file of answers is JSON (one object) or INI (one section [answers]).
+"""
 
 from __future__ import annotations
 
+import configparser
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+
+import questionary
+from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
 from whisper_tuner.errors import ConfigError, TunerError
+from whisper_tuner.files import write_atomically
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.settings import FALSE, TRUE, nearest
+from whisper_tuner.text import is_unicode
 
-from .answers import IF_NEEDED, KEYS
-
+SECTION = "answers"
+EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
+# Every question that can be answered from a file. A missing answer takes the default that the question shows.
+KEYS = {
+    "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
+    "data": "name of a [dataset:NAME], or the path of a manifest (validation and test are found beside it)",
+    "split": "yes or no: split off validation and test clips where there are none",
+    "language": "language of the speech, for multilingual models: a code or an English name",
+    "method": "full, lora or decoder",
+    "epochs": "passes over the training clips",
+    "learning_rate": "peak learning rate",
+    "batch_size": "clips per host and step",
+    "where": "alone (this machine), hosts (those of distributed_hosts.json), or new (others, or there is no such file)",
+    "workers": "addresses of the other machines, with commas between them",
+    "ssh_user": "user name on the other machines; empty: ssh decides",
+    "ssh_key_path": "private key for them; empty: ssh decides",
+    "master": "this machine's address, as the others see it",
+    "setup": "yes or no: run `hosts setup` where an environment is missing or differs",
+    "probe": "yes or no: measure each machine with three training steps",
+    "together": "yes or no: train on all of them, after the preflight",
+    "strategy": "diloco or allreduce",
+    "communication_interval": "steps in a round (diloco)",
+    "name": "name of the profile to save",
+    "overwrite": "yes or no: replace sections of that name",
+    "start": "now, or later (only save)",
+}
+# Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
+IF_NEEDED = {"setup", "overwrite", "master", "together"}
 OTHER = "\0other"
-Check = Callable[[str], object]  # raises ValueError or TunerError for an impossible answer
+Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,160 +62,105 @@ class Option:
     unfit: str = ""
 
 
-def anything(text: str) -> None:
-    """The check that accepts every answer."""
+class Questions:
+    """Asks a person, or takes what the file at `path` says, and else the default.
 
+    `taken` holds each answer by its key, in the order of the questions.
+    """
 
-class Questions(Protocol):
-    """`taken` holds each answer by its key, in the order of the questions."""
-
-    taken: dict[str, str]
-    interactive: bool
+    def __init__(self, path: Path | None = None):
+        self.path, self.interactive = path, path is None
+        self.answers = load_answers(path) if path else {}
+        self.taken: dict[str, str] = {}
 
     def select(
-        self,
-        key: str,
-        message: str,
-        options: Sequence[Option],
-        default: str,
-        *,
-        other: str = "",
-        check: Check = anything,
+        self, key: str, message: str, options: Sequence[Option], default: str, other: str = "", check: Check = str
     ) -> str:
         """The value of one of the options or, with `other` (its title), a text that passes `check`."""
-
-    def text(self, key: str, message: str, default: str, check: Check = anything) -> str: ...
-
-    def confirm(self, key: str, message: str, default: bool) -> bool: ...
-
-    def again(self, message: str, options: Sequence[Option], error: TunerError) -> str:
-        """Ask what to do after `error`, which is on the screen; without a person it is raised."""
-
-    def finish(self) -> None:
-        """Raises ConfigError for an answer to a question that was never asked."""
-
-
-class FromFile:
-    interactive = False
-
-    def __init__(self, path: Path, answers: Mapping[str, str]):
-        self.path, self.answers = path, answers
-        self.taken: dict[str, str] = {}
-
-    def select(self, key, message, options, default, *, other="", check=anything) -> str:
-        known = {option.value: option for option in options}
-        answer = self._take(key, default)
-        if answer in known:
-            if known[answer].unfit:
-                raise self._impossible(key, known[answer].unfit)
-        elif other:
-            self._check(key, answer, check)
-        else:
-            raise self._impossible(key, f"expected one of {', '.join(known)}{nearest(answer, known)}")
-        return answer
-
-    def text(self, key, message, default, check=anything) -> str:
-        answer = self._take(key, default)
-        self._check(key, answer, check)
-        return answer
-
-    def confirm(self, key, message, default) -> bool:
-        answer = self._take(key, "yes" if default else "no").lower()
-        if answer not in TRUE | FALSE:
-            raise self._impossible(key, "expected yes or no")
-        return answer in TRUE
-
-    def again(self, message, options, error) -> str:
-        raise error
-
-    def finish(self) -> None:
-        for key in self.answers:
-            if key not in self.taken and key not in IF_NEEDED:
-                raise ConfigError(
-                    f"{self.path}: {key} was answered, but with the other answers it is not asked",
-                    remedy=f"Leave it out. It means: {KEYS[key]}.",
-                )
-
-    def _take(self, key: str, default: str) -> str:
-        self.taken[key] = str(self.answers.get(key, default)).strip()
-        return self.taken[key]
-
-    def _check(self, key: str, answer: str, check: Check) -> None:
-        try:
-            check(answer)
-        except ValueError as error:
-            raise self._impossible(key, str(error)) from None
-        except TunerError as error:
-            raise self._impossible(key, str(error), error.exit_status) from None
-
-    def _impossible(self, key: str, reason: str, status=None) -> ConfigError:
-        given = key in self.answers
-        what = f"{key} = {self.taken[key]}" if given else f"{key} is missing, and it has no default"
-        error = ConfigError(f"{self.path}: {what}: {reason}", remedy=f"{key}: {KEYS[key]}.")
-        error.exit_status = status or error.exit_status
-        return error
-
-
-class OnTerminal:
-    interactive = True
-
-    def __init__(self) -> None:
-        self.taken: dict[str, str] = {}
-
-    def select(self, key, message, options, default, *, other="", check=anything) -> str:
+        if not self.interactive:
+            return self._read(key, default, lambda answer: _check_option(answer, options, check if other else None))
         extra = [Option(value=OTHER, title=other)] if other else []
-        answer = self._pick(message, [*options, *extra], default)
+        answer = _pick(message, [*options, *extra], default)
         if answer == OTHER:
             return self.text(key, f"{other}:", "", check)
         self.taken[key] = answer
         return answer
 
-    def text(self, key, message, default, check=anything) -> str:
-        import questionary
+    def text(self, key: str, message: str, default: str, check: Check = str) -> str:
+        if not self.interactive:
+            return self._read(key, default, check)
 
         def valid(answer: str) -> bool | str:
             try:
                 check(answer.strip())
-            except (ValueError, TunerError) as error:
+            except (OSError, ValueError, TunerError) as error:
                 return " ".join(str(error).split())
             return True
 
-        answer = _ask(questionary.text(message, default=default, validate=valid, qmark="?")).strip()
-        self.taken[key] = answer
-        return answer
+        self.taken[key] = _ask(questionary.text(message, default=default, validate=valid)).strip()
+        return self.taken[key]
 
-    def confirm(self, key, message, default) -> bool:
-        import questionary
+    def confirm(self, key: str, message: str, default: bool) -> bool:
+        if self.interactive:
+            self.taken[key] = "yes" if _ask(questionary.confirm(message, default=default)) else "no"
+        else:
+            self._read(key, "yes" if default else "no", _check_yes_or_no)
+        return self.taken[key].lower() in TRUE
 
-        answer = _ask(questionary.confirm(message, default=default))
-        self.taken[key] = "yes" if answer else "no"
-        return answer
-
-    def again(self, message, options, error) -> str:
-        return self._pick(message, options, options[0].value)
+    def again(self, message: str, options: Sequence[Option], error: TunerError) -> str:
+        """Ask what to do after `error`, which is on the screen; without a person it is raised."""
+        if not self.interactive:
+            raise error
+        return _pick(message, options, options[0].value)
 
     def finish(self) -> None:
-        pass
+        """Raises ConfigError for an answer to a question that was never asked."""
+        for key in self.answers:
+            if key not in self.taken and key not in IF_NEEDED:
+                what = f"{self.path}: {key} was answered, but with the other answers it is not asked"
+                raise ConfigError(what, remedy=f"Leave it out. It means: {KEYS[key]}.")
 
-    def _pick(self, message: str, options: Sequence[Option], default: str) -> str:
-        import questionary
-
-        choices = [questionary.Choice(o.title, value=o.value, disabled=o.unfit or None) for o in options]
-        fit = [choice for choice in choices if not choice.disabled]
-        chosen = next((choice for choice in fit if choice.value == default), fit[0])
-        question = questionary.select(message, choices=choices, default=chosen, instruction=" ")
-        question.application.erase_when_done = True
-        answer = _ask(question)
-        short = next(o.short or o.title for o in options if o.value == answer)
-        questionary.print(f"? {message} ", style="bold", end="")
-        questionary.print(short, style="fg:#FF9D00 bold")
+    def _read(self, key: str, default: str, check: Check) -> str:
+        answer = self.taken[key] = self.answers.get(key, default).strip()
+        try:
+            check(answer)
+        except (OSError, ValueError, TunerError) as error:
+            what = f"{key} = {answer}" if answer else f"{key} is missing, and it has no default"
+            raise ConfigError(f"{self.path}: {what}: {error}", remedy=f"{key}: {KEYS[key]}.") from None
         return answer
 
 
-def _ask(question):
-    """Bind Esc like Ctrl-C. Not eagerly: on a Mac, Option and an arrow key begin with an Esc, too."""
-    from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
+def _check_option(answer: str, options: Sequence[Option], check_other: Check | None) -> None:
+    chosen = next((option for option in options if option.value == answer), None)
+    if chosen and chosen.unfit:
+        raise ValueError(chosen.unfit)
+    if not chosen and check_other:
+        check_other(answer)
+    elif not chosen:
+        known = [option.value for option in options]
+        raise ValueError(f"expected one of {', '.join(known)}{nearest(answer, known)}")
 
+
+def _check_yes_or_no(answer: str) -> None:
+    if answer.lower() not in TRUE | FALSE:
+        raise ValueError("expected yes or no")
+
+
+def _pick(message: str, options: Sequence[Option], default: str) -> str:
+    fit = [option.value for option in options if not option.unfit]
+    choices = [questionary.Choice(o.title, value=o.value, disabled=o.unfit or None) for o in options]
+    chosen = default if default in fit else fit[0]
+    question = questionary.select(message, choices=choices, default=chosen, instruction=" ")
+    question.application.erase_when_done = True
+    answer = _ask(question)
+    short = next(o.short or o.title for o in options if o.value == answer)
+    questionary.print(f"? {message} ", style="bold", end="")
+    questionary.print(short, style="fg:#FF9D00 bold")
+    return answer
+
+
+def _ask(question: questionary.Question) -> str | bool:
+    """Bind Esc like Ctrl-C. Not eagerly: on a Mac, Option and an arrow key begin with an Esc, too."""
     bindings = KeyBindings()
 
     @bindings.add("escape")
@@ -190,3 +171,49 @@ def _ask(question):
     application.key_bindings = merge_key_bindings([application.key_bindings, bindings])
     application.ttimeoutlen, application.timeoutlen = 0.1, 0.3
     return question.unsafe_ask()
+
+
+def load_answers(path: Path) -> dict[str, str]:
+    """Raises ConfigError for a file that cannot be read, and for an unknown key."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        values = parse_json(text) if text.lstrip().startswith("{") else _from_ini(text)
+    except json.JSONDecodeError as error:
+        what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
+        raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
+    except (OSError, ValueError, configparser.Error) as error:
+        reason = " ".join(str(getattr(error, "strerror", error)).split())
+        raise ConfigError(f"{path}: cannot be read: {reason}", remedy=f"--answers names a file. {EXAMPLE}") from None
+    for key in values:
+        if key not in KEYS:
+            what = f"{path}: unknown key {key!r}{nearest(key, KEYS)}"
+            raise ConfigError(what, remedy=f"Known keys: {', '.join(KEYS)}.")
+    return {key: _plain(path, key, value) for key, value in values.items()}
+
+
+def save_answers(path: Path, answers: Mapping[str, str]) -> None:
+    """As JSON where the name ends in .json, else as INI."""
+    if path.suffix.lower() == ".json":
+        text = json.dumps(dict(answers), indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = f"[{SECTION}]\n" + "".join(f"{key} = {value}\n" for key, value in answers.items())
+    write_atomically(path, text)
+
+
+def _from_ini(text: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    parser.optionxform = str
+    parser.read_string(text)
+    if parser.sections() != [SECTION]:
+        raise ValueError(f"expected one section [{SECTION}], found: {', '.join(parser.sections()) or 'none'}")
+    return dict(parser.items(SECTION))
+
+
+def _plain(path: Path, key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = ", ".join(value)
+    if not isinstance(value, str | int | float) or not is_unicode(str(value)):
+        raise ConfigError(f"{path}: {key}: expected a text or a number", remedy=f"{key}: {KEYS[key]}.")
+    return str(value)

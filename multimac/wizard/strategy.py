@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from distributed.ssh.connection import Remote
 from multimac.commands.start import connect_all
 from multimac.view.transfers import Transfers
 from whisper_tuner.errors import TunerError
@@ -29,21 +28,19 @@ STRATEGIES = {
 }
 
 
-def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> bool:
-    """Fill draft.group and draft.strategy; False: the user prefers to train on this machine alone."""
+def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
+    """Fill draft.group and draft.strategy, unless the user prefers to train on this machine alone."""
     speeds = _probe(questions, draft, group, scratch, console)
     work = _work(draft, group, speeds)
     suggested = suggested_strategy(speeds, work, group.bytes_s)
     steps = suggested_interval(speeds, work, group.bytes_s)
     times = speed_up(speeds, work, group.bytes_s, steps if suggested == "diloco" else 1)
-    _show(speeds, work, group, times, console)
+    _show_promise(work, group, times, console)
     count = len(group.hosts.all)
     worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
-    if not questions.confirm("together", f"Train on these {count} machines together?", worth_it):
-        return False
-    draft.group = group
-    draft.strategy = _choose(questions, work, suggested, steps)
-    return True
+    if questions.confirm("together", f"Train on these {count} machines together?", worth_it):
+        draft.group = group
+        draft.strategy = _choose(questions, work, suggested, steps)
 
 
 def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
@@ -54,14 +51,16 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
         with contextlib.ExitStack() as stack:
             remotes = connect_all(group.hosts.workers)
             for remote in remotes:
-                stack.callback(Remote.close, remote)
+                stack.callback(remote.close)
             samples = draft.data.samples["train"]
             show = stack.enter_context(Transfers(console))
             console.print("three training steps on all machines at once; this usually takes less than a minute")
-            return measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
+            speeds = measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
     except TunerError as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
         return []
+    _show_speeds(speeds, console)
+    return speeds
 
 
 def _work(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Work:
@@ -73,39 +72,38 @@ def _work(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Work:
     return Work(payload=4 * trained, steps=steps, hosts=hosts)
 
 
-def _show(speeds: Sequence[Speed], work: Work, group: Group, times: float | None, console: Console) -> None:
-    if speeds:
-        table = Table(header_style="bold")
-        for column in ("machine", "clips/s", "seconds a step"):
-            table.add_column(column, overflow="fold", justify="left" if column == "machine" else "right")
-        for speed in speeds:
-            cells = (f"{speed.clips_s:.1f}", f"{speed.step_s:.2f}") if speed.clips_s else ("not measured", "")
-            table.add_row(escape(speed.host), *cells)
-        console.print(table)
-        for speed in speeds:
-            if speed.problem:
-                console.print(f"{escape(speed.host)}: {escape(speed.problem)}", style="yellow", soft_wrap=True)
+def _show_speeds(speeds: Sequence[Speed], console: Console) -> None:
+    table = Table(header_style="bold")
+    for column in ("machine", "clips/s", "seconds a step"):
+        table.add_column(column, overflow="fold", justify="left" if column == "machine" else "right")
+    for speed in speeds:
+        cells = (f"{speed.clips_s:.1f}", f"{speed.step_s:.2f}") if speed.clips_s else ("not measured", "")
+        table.add_row(escape(speed.host), *cells)
+    console.print(table)
+    for speed in speeds:
+        if speed.problem:
+            console.print(f"{escape(speed.host)}: {escape(speed.problem)}", style="yellow", soft_wrap=True)
+
+
+def _show_promise(work: Work, group: Group, times: float | None, console: Console) -> None:
     rate = f"{size(group.bytes_s)}/s, as measured" if group.bytes_s else f"{size(HOME_NETWORK)}/s, assumed"
     seconds = exchange_s(work, group.bytes_s)
     console.print(f"One agreement sends {size(work.payload)}: about {seconds:.1f} s at {rate}.")
-    if times is None:
-        console.print("Speed-up over this machine alone: not measured.")
-    else:
-        console.print(f"Estimated speed-up over this machine alone: [bold]{times:.1f} times[/bold].")
+    promise = "not measured" if times is None else f"[bold]{times:.1f} times[/bold]"
+    console.print(f"Estimated speed-up over this machine alone: {promise}.")
 
 
 def _choose(questions: Questions, work: Work, suggested: str, steps: int) -> dict[str, str]:
     options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
-    answer = questions.select("strategy", "How should the machines agree on their weights?", options, suggested)
-    settings = {"strategy": answer}
-    if answer == "diloco":
+    message = "How should the machines agree on their weights?"
+    settings = {"strategy": questions.select("strategy", message, options, suggested)}
+    if settings["strategy"] == "diloco":
+        key, most = "communication_interval", max(1, work.steps)
         message = f"Steps between two agreements (of {work.steps}; fewer learn better but send more):"
-        settings["communication_interval"] = questions.text(
-            "communication_interval", message, str(steps), lambda text: _check_interval(text, work.steps)
-        )
+        settings[key] = questions.text(key, message, str(steps), lambda text: _check_interval(text, most))
     return settings
 
 
-def _check_interval(text: str, steps: int) -> None:
-    if not text.isdigit() or not 1 <= int(text) <= max(1, steps):
-        raise ValueError(f"expected a whole number from 1 to {max(1, steps)}")
+def _check_interval(text: str, most: int) -> None:
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise ValueError(f"expected a whole number from 1 to {most}")

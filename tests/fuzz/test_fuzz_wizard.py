@@ -11,9 +11,9 @@ from hypothesis import example
 from test_fuzz_config import CONFIG
 from test_fuzz_manifests import CSV, LINES
 
-from multimac.wizard.answers import KEYS, load_answers, save_answers
-from multimac.wizard.manifests import is_manifest
-from multimac.wizard.model import options
+from multimac.wizard.data import is_manifest
+from multimac.wizard.model import offered, options
+from multimac.wizard.questions import KEYS, load_answers, save_answers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import DataError
@@ -28,7 +28,7 @@ INI = b"[answers]\nmodel = demo\ndata = clips.csv\nsplit = yes\nepochs = 3\nwork
 def test_the_models_of_a_config_file(folder: Path, data: bytes):
     """Every model of the file is offered, and the published ones besides; each can be told from the others."""
     (folder / "config.ini").write_bytes(data)
-    found = outcome(lambda: options(ConfigFile(folder / "config.ini")), names="config.ini", of=data)
+    found = outcome(lambda: options(offered(ConfigFile(folder / "config.ini"))), names="config.ini", of=data)
     if found is None:
         assert data != CONFIG
         return

@@ -74,6 +74,15 @@ def test_messages_are_collected_with_remedy_and_group(tmp_path):
     }
 
 
+def test_where_the_project_lies_does_not_matter(tmp_path):
+    """A ValueError is read by users in the wizard and in settings alone, not in a clone of such a name."""
+    (tmp_path / "wizard-clone" / "wizard").mkdir(parents=True)
+    files = [tmp_path / "wizard-clone" / "some.py", tmp_path / "wizard-clone" / "wizard" / "some.py"]
+    for path, words in zip(files, ("not for users", "that is no answer"), strict=True):
+        path.write_text(f"raise ValueError('{words}')\n")
+    assert collect(files) == {("3", "that is no answer", "")}
+
+
 @pytest.mark.parametrize("cls", [Profile, Distribution])
 def test_examples_of_settings_are_accepted(cls, tmp_path):
     hints = typing.get_type_hints(cls)

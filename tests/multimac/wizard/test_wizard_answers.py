@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cli_typer
-from multimac.wizard.answers import KEYS
+from multimac.wizard.questions import KEYS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
 
@@ -79,6 +79,14 @@ def test_saved_answers_give_the_same_again(folder, tmp_path):
     assert files(copy) == files(folder)
 
 
+def test_a_test_set_that_all_profiles_share_is_used(folder):
+    text = CONFIG.replace("[DEFAULT]\n", "[DEFAULT]\ntest = clips/all.csv\n")
+    (folder / "config.ini").write_text(text)
+    done = wizard(folder, {"start": "later", "split": "no", "name": "mine"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ConfigFile(folder / "config.ini").profile("mine").test == folder / "clips/all.csv"
+
+
 def test_a_section_is_replaced_only_when_told_to(folder):
     wizard(folder, {"start": "later", "name": "mine"})
     with (folder / "config.ini").open("a") as file:
@@ -102,6 +110,7 @@ def test_a_section_is_replaced_only_when_told_to(folder):
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper model"),
         ({"data": "broken.csv"}, 4, "no text column"),
+        ({"data": "a" * 300}, 3, "File name too long"),
         ({"name": "a b"}, 3, "name = a b"),
         ({"strategy": "diloco"}, 3, "strategy was answered, but"),
         ({"where": "hosts"}, 3, "where = hosts: expected one of alone, new"),

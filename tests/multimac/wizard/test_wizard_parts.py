@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from distributed.ssh.host import Host, Hosts
+from multimac.wizard import model
+from multimac.wizard.data import beside, find, split
+from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.estimate import Work, exchange_s, speed_up, suggested_interval, suggested_strategy
-from multimac.wizard.ini_text import existing, with_sections
-from multimac.wizard.manifests import beside, find, split
 from multimac.wizard.probe import Speed
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
+from whisper_tuner.errors import ConfigError
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
 
@@ -31,7 +35,6 @@ def test_windows_line_ends_and_a_byte_order_mark_stay():
 
 def test_a_section_is_replaced_without_its_neighbours_comments():
     text = "# a\n[profile:mine]\nepochs = 9\n# old\n\n# of the next one\n[model:x]\nbase_model = a/b\n"
-    assert existing(text, [MINE]) == ["profile:mine"]
     want = "# a\n[profile:mine]\nepochs = 5\nmethod = lora\n# old\n\n# of the next one\n[model:x]\nbase_model = a/b\n"
     assert with_sections(text, [MINE]) == want
 
@@ -65,12 +68,19 @@ def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
         path.write_text("day,note\n" if "notes" in name else header)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "train.csv").write_text("audio,text\n")
-    found = [{kind: path.name for kind, path in item.files.items()} for item in find(tmp_path)]
+    found = [{kind: path.name for kind, path in files.items()} for files in find(tmp_path)]
     assert found == [
         {"train": "train.csv", "validation": "dev.csv", "test": "test.tsv"},
         {"train": "fr_train.jsonl", "test": "fr_test.jsonl"},
     ]
-    assert beside(tmp_path / "a/train.csv").files.keys() == {"train", "validation"}
+    assert beside(tmp_path / "a/train.csv").keys() == {"train", "validation"}
+
+
+def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
+    for name in ("train.txt", "test.txt", "notes.txt"):
+        (tmp_path / name).write_text("day,note\n" if name == "notes.txt" else "audio,text\n")
+    assert beside(tmp_path / "train.txt") == {"train": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
+    assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
 
 
 def test_all_wait_for_the_slowest_and_for_the_network():
@@ -92,3 +102,43 @@ def test_the_strategy_follows_payload_and_length():
     assert suggested_strategy(speeds, Work(payload=100_000_000, steps=20, hosts=2), None) == "allreduce"
     assert suggested_interval(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == 40
     assert suggested_interval(speeds, Work(payload=100_000_000, steps=200, hosts=2), None) == 10
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Draft:
+    """One clip, which a split has put into a file of its own."""
+    (tmp_path / "config.ini").write_text("")
+    manifests, split_off = {"train": tmp_path / "all.csv"}, {"train": tmp_path / "all-train.csv"}
+    data = Data(manifests=manifests, split=split_off, samples={"train": (sample(1, "one"),)})
+    tiny = Model(base_model="openai/whisper-tiny")
+    return Draft(config_path=tmp_path / "config.ini", config_text="", model=tiny, data=data)
+
+
+def test_a_file_that_appears_while_somebody_answers_is_not_replaced(draft, tmp_path):
+    (tmp_path / "all-train.csv").write_text("somebody else's")
+    with pytest.raises(ConfigError, match=r"all-train.csv was changed while you answered"):
+        draft.save()
+    assert (tmp_path / "all-train.csv").read_text() == "somebody else's"
+    assert (tmp_path / "config.ini").read_text() == ""
+
+
+def test_what_cannot_all_be_written_is_not_written_at_all(draft, tmp_path):
+    draft.group = Group(
+        hosts=Hosts(master=Host(address="a"), workers=()), path=tmp_path / "gone" / "hosts.json", text="{}"
+    )
+    with pytest.raises(ConfigError, match="No such file"):
+        draft.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["config.ini"]
+    assert (tmp_path / "config.ini").read_text() == ""
+
+
+def test_a_model_names_the_method_that_fits(tmp_path, monkeypatch):
+    """A decoder alone may fit where LoRA, which keeps the encoder's activations, does not."""
+    monkeypatch.setattr(model, "memory_here", lambda: int(13e9))
+    (tmp_path / "config.ini").write_text("")
+    titles = {
+        option.value: option.title for option in model.options(model.offered(ConfigFile(tmp_path / "config.ini")))
+    }
+    assert "needs 12.8 GB" in titles["openai/whisper-small"] and "only" not in titles["openai/whisper-small"]
+    assert "LoRA only: needs 12.3 GB" in titles["openai/whisper-medium"]
+    assert "decoder only: needs" in titles["openai/whisper-large-v3-turbo"]

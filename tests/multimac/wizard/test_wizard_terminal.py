@@ -193,11 +193,11 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
 
 
 def test_a_model_that_does_not_fit_is_shown_with_its_figure(folder, monkeypatch):
-    from multimac.wizard import machine, model
+    from multimac.wizard import model
 
-    small = machine.ThisMachine(name="small", device="CPU", cores=2, memory=int(2e9))
-    monkeypatch.setattr(model, "this_machine", lambda: small)
-    options = {option.value: option for option in model.options(ConfigFile(folder / "config.ini"))}
+    monkeypatch.setattr(model, "memory_here", lambda: int(2e9))
+    models = model.offered(ConfigFile(folder / "config.ini"))
+    options = {option.value: option for option in model.options(models)}
     assert "does not fit: needs" in options["openai/whisper-large-v3"].unfit
     assert "this machine has 2.0 GB" in options["openai/whisper-large-v3"].unfit
     assert not options["small"].unfit
