@@ -10,7 +10,7 @@ from distributed.preflight.report import ERROR, HostFacts, Pair, Problem, Report
 
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
-COLUMN = {"folder": "disk", "system": "python", "files": "disk"}
+COLUMN = {"folder": "disk", "system": "python", "files": "disk", "rivals": "packages"}
 WRONG, DOUBTFUL = ("✗", "red"), ("!", "yellow")
 
 
@@ -71,8 +71,8 @@ def _fact(facts: HostFacts, check: str, report: Report) -> str:
         return ".".join(map(str, known["python"]))
     if check == "packages" and known.get("training"):
         return str(len(versions))
-    if check == "code" and facts.to_send is not None:
-        return "old" if facts.to_send else "same"
+    if check == "code" and facts.differ is not None:
+        return "old" if facts.differ else "same"
     if check == "clock" and facts.clock_ahead_s is not None:
         return f"{facts.clock_ahead_s:+.1f} s"
     if check == "disk" and facts.space:

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from distributed.preflight.links import Links, Node
-from distributed.preflight.report import ERROR, WARNING, HostFacts
+from distributed.preflight.links import Links
+from distributed.preflight.look import Look
+from distributed.preflight.report import ERROR, WARNING
 from distributed.ssh.host import Host
 from whisper_tuner.errors import ExitStatus, HostError
 
@@ -21,12 +22,10 @@ class Network:
         self.failing, self.lost, self.mbit = dict(failing), set(lost), mbit
 
     def links(self, **changes) -> Links:
-        hosts = [HostFacts(host=Host(address=name, interface=changes.get(name))) for name in NAMES]
-        nodes = [
-            Node(number=number, facts=facts, session=FakeSession(self, number), peer="192.0.2.1")
-            for number, facts in enumerate(hosts)
-        ]
-        return Links(nodes, time.monotonic() + 10)
+        looks = [Look(number, Host(address=name, interface=changes.get(name))) for number, name in enumerate(NAMES)]
+        for look in looks:
+            look.session = FakeSession(self, look.number)
+        return Links(looks, "192.0.2.1", time.monotonic() + 10)
 
 
 class FakeSession:
@@ -96,7 +95,11 @@ def test_packets_that_are_lost_one_way():
     ("result", "words", "remedy"),
     [
         (SILENT, "no answer from 192.0.2.2 (en0)", "Let the firewall of cleo pass"),
-        ({"failed": "refused", "errno": 61}, "192.0.2.2 (en0) refuses the connection", "the right interface?"),
+        (
+            {"failed": "refused", "errno": 61},
+            "192.0.2.2 (en0) refuses the connection",
+            "Name the right interface of cleo",
+        ),
         ({"failed": "No route to host", "errno": 65}, "no way to 192.0.2.2 (en0) (No route to host)", "Local Network."),
         ({"failed": "broken", "errno": None}, "192.0.2.2 (en0): broken", "Name the right interface of cleo"),
     ],
