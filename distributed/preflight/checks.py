@@ -14,6 +14,7 @@ SKEW_S = 2.0
 SHOWN = 3
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
+OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
 IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
 
 
@@ -36,7 +37,7 @@ class Checks:
     ):
         self.host, self.master, self.pins, self.needs = host, master, pins, needs
         self.is_worker = host is not master
-        self.setup = f"Run: {setup if self.is_worker else 'make setup'}"
+        self.setup = setup if self.is_worker else "make setup"
         self.sharing, self.sync = sharing, sync
 
     def all(self) -> Iterator[Problem]:
@@ -54,22 +55,19 @@ class Checks:
     def python(self) -> Iterator[Problem]:
         facts = self.host.facts
         version = ".".join(map(str, facts["python"]))
+        is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
-            yield self.problem("python", f"there is no usable Python at {self.host.host.python}", self.setup)
+            what = f"there is no usable Python at {self.host.host.python}"
+            yield self.problem("python", what, f"Run: {self.setup}")
             return
         if not self.pins.python.contains(version):
             what = f"Python {version} at {facts['executable']}; needs {self.pins.python}"
-            yield self.problem("python", what, self._own_environment(f"Remove {self.host.host.environment} there. "))
+            folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
+            yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.setup}")
         if wrong := unlike(self.pins, facts["versions"]):
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
-            yield self.problem("packages", what, self._own_environment())
-
-    def _own_environment(self, first: str = "") -> str:
-        """`hosts setup` mends virtual environments only."""
-        if self.is_worker and not self.host.facts["venv"]:
-            return 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
-        return first + self.setup
+            yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.setup}")
 
     def rivals(self) -> Iterator[Problem]:
         for name, place, wins in self.host.facts["rivals"]:
@@ -108,7 +106,7 @@ class Checks:
             what = f"{size(space['free'])} free for {space['root']}, but {size(need)} needed"
             parts = f" ({size(sent)} to send, {size(self.needs.kept)} for checkpoints)" if sent else ""
             setting = '"project_path"' if self.is_worker else "runs_dir"
-            yield self.problem("disk", what + parts, f"Free some space there, or set {setting} to another disk.")
+            yield self.problem("disk", what + parts, f"Free some space, or set {setting} to a folder on another disk.")
 
     def device(self) -> Iterator[Problem]:
         torch = self.host.torch
@@ -120,7 +118,7 @@ class Checks:
             late = "importing torch took too long: its devices were not checked in time"
             yield self.problem("device", late, "The run itself waits for it.", severity=WARNING)
         elif "failed" in torch:
-            yield self.problem("device", f"torch does not load: {torch['failed']}", self.setup)
+            yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.setup}")
         elif kind == "auto":
             self.host.device = "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu"
         else:
@@ -151,7 +149,7 @@ class Checks:
             yield self.problem("memory", parts, IN_PARTS, severity=WARNING)
         elif free is not None and whole > free:
             what = f"the run needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
-            yield self.problem("memory", what, f"Close other programs there. {IN_PARTS}", severity=WARNING)
+            yield self.problem("memory", what, f"Close other programs. {IN_PARTS}", severity=WARNING)
 
     def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:
         return Problem(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)

@@ -56,7 +56,7 @@ class Look:
         names: Sequence[str],
         project: str,
         folders: Sequence[str],
-        device: str,
+        device: str = "auto",
         code: Sequence[list[str]] = (),
         torch_s: int | None = None,
     ) -> None:
@@ -109,16 +109,16 @@ class Look:
             self.failed("code", error)
 
 
-def look_here(folders: Sequence[str], device: str, seconds: int) -> Look:
+def look_here(folders: Sequence[str], seconds: int) -> Look:
     """This machine alone, as one of many would be looked at. Raises HostError if its own Python does not answer.
 
     seconds: how long it may take in all.
     """
-    look = Look(0, Host(address="this machine", python_env=sys.prefix))
+    look = Look(0, Host(address="this machine"))
     deadline = time.monotonic() + seconds
     look.session = Session(LocalMachine(look.name), sys.executable, seconds)
     try:
-        look.gather(deadline, names=["torch"], project=str(PROJECT), folders=folders, device=device, torch_s=seconds)
+        look.gather(deadline, names=["torch"], project=str(PROJECT), folders=folders, torch_s=seconds)
         look.await_torch(deadline)
     finally:
         look.close()

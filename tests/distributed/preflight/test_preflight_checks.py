@@ -111,7 +111,7 @@ def test_hosts_setup_is_for_workers_only():
     assert all("hosts setup" in problem.remedy for problem in problems(host(**changes)))
     master = host("a", **changes)
     own = list(Checks(master, master, PINS, NEEDS, "multimac hosts setup").all())
-    assert len(own) == 2 and all(problem.remedy.endswith("Run: make setup") for problem in own)
+    assert len(own) == 2 and all(problem.remedy.endswith("un: make setup") for problem in own)
 
 
 @pytest.mark.parametrize(("sync", "count"), [(True, 0), (False, 1)])
