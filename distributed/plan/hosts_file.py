@@ -105,10 +105,10 @@ class _Reader:
         self.check_keys(told, HOST_KEYS, f"{where}: ")
         fields = {}
         for key, value in {**defaults, **told}.items():
-            field, made_by, fitting, words, remedy = KEYS[key]
+            field, made_by, fitting, words, what_helps = KEYS[key]
             if not _fits(value, fitting):
                 what = f"{where}: {key!r} must be {words}, not {json.dumps(value)}"
-                raise self.wrong(what, str(value) if key == "host" else key, remedy=remedy)
+                raise self.wrong(what, str(value) if key == "host" else key, remedy=what_helps)
             fields[field] = made_by(value)
         return Host(**fields)
 

@@ -106,18 +106,19 @@ class Links:
         name, at = self.looks[target].name, self._at(target)
         back = all("latency" in self.found.get((target, source), {}) for source in sources)
         reverse = f"; {name} -> {names} works" if back else ""
-        remedy = f'Name the right interface of {name} with "interface" in the hosts file.'
+        way, everyone = f"{names} -> {name}", [*sources, target]
+        other = f'Name the right interface of {name} with "interface" in the hosts file.'
         if reason == "timeout":
-            what, remedy = f"no answer from {at}", _firewall(name)
+            self._add(everyone, f"{way}: no answer from {at}{reverse}", _firewall(name))
         elif reason == "refused":
-            what = f"{at} refuses the connection"
+            self._add(everyone, f"{way}: {at} refuses the connection{reverse}", other)
         elif errno in NO_ROUTE:
-            what = f"no way to {at} ({reason})"
             allow = "On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
-            remedy = f"Are they in one network? {remedy} {allow}"
+            self._add(
+                everyone, f"{way}: no way to {at} ({reason}){reverse}", f"Are they in one network? {other} {allow}"
+            )
         else:
-            what = f"{at}: {reason}"
-        self._add([*sources, target], f"{names} -> {name}: {what}{reverse}", remedy)
+            self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
 
     def _at(self, number: int) -> str:
         return f"{self.places[number]['address']} ({self.places[number]['interface']})"

@@ -13,7 +13,7 @@ from distributed.ssh.host import Host
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError, TunerError
 
-from .report import HostFacts, Problem
+from .report import WARNING, HostFacts, Problem
 from .session import NotInTime, Session
 
 TORCH_ALARM_S = 12
@@ -48,6 +48,10 @@ class Look:
     def not_done(self, seconds: float) -> None:
         check = "ssh" if self.session is None else "python"
         self.problem(check, f"not done after {seconds:.0f} s: {self.step}", f"{BUSY} {self.name}")
+
+    def not_read(self) -> None:
+        remedy = "The run itself reads on from there."
+        self.problem("files", "its manifests and audio were not all read in time", remedy, severity=WARNING)
 
     def gather(
         self,

@@ -35,7 +35,7 @@ from .checks import Checks
 from .links import Links
 from .look import Look
 from .needs import needs_of, read_own_files
-from .report import WARNING, Pair, Problem, Report
+from .report import Pair, Problem, Report
 from .session import Session
 
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
@@ -185,8 +185,7 @@ class _Preflight:
         manifests, own = self.files or ([], [])
         master = self.looks[0]
         if self.job and self.files is None:
-            remedy = "The run itself reads on from there."
-            master.problem("files", "its manifests and audio were not all read in time", remedy, severity=WARNING)
+            master.not_read()
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
         for look, sharing in zip(self.looks, report.machine_workers, strict=True):
