@@ -1,8 +1,10 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,12 @@ import psutil
 import pytest
 from loopback_sshd import SshServer
 from rich.console import Console
+from small_run import folder, job, run_dir
 from waiting import wait_until
 
 from distributed.plan.job import resolve
 from distributed.preflight import session as preflight_session
+from distributed.preflight.needs import read_own_files
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.host import Host, Hosts
@@ -22,6 +26,7 @@ from multimac.view.preflight_view import show
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError
 
+__all__ = ["folder", "job", "run_dir"]
 PROJECT = Path(__file__).parents[3]
 MASTER = Host(address="localhost")
 CONFIG = """
@@ -38,7 +43,7 @@ def worker(ssh_server: SshServer) -> Host:
     return replace(ssh_server.host, python_env=sys.executable)
 
 
-def job(folder: Path, text: str = ""):
+def tiny(folder: Path, text: str = ""):
     path = folder / "config.ini"
     path.write_text(CONFIG.format(project=PROJECT) + text)
     return resolve(ConfigFile(path), "tiny")
@@ -84,7 +89,7 @@ def wait_until_no_agent_is_left(seconds: float = 3.0) -> None:
 
 
 def test_a_healthy_host(worker, tmp_path):
-    with preflight(job(tmp_path), Hosts(master=MASTER, workers=(worker,))) as report:
+    with preflight(tiny(tmp_path), Hosts(master=MASTER, workers=(worker,))) as report:
         report.raise_if_errors()
         assert [remote.name for remote in report.remotes] == [worker.address]
         assert report.remotes[0].run(["echo", "still open"]).stdout == "still open\n"
@@ -170,17 +175,38 @@ def test_a_master_that_is_another_machine(no_torch, worker):
 
 def test_files_of_the_master_that_cannot_be_read(no_torch, worker, tmp_path):
     broken = tmp_path / "model"
-    broken.mkdir()
-    (broken / "config.json").symlink_to(broken / "gone")
-    text = f"validation = {tmp_path}/none.csv\n"
-    text = text + f"base_model = {broken}\n"
+    shutil.copytree(PROJECT / "bundled/model", broken)
+    with (broken / "model.safetensors").open("r+b") as weights:
+        weights.truncate(100_000)
+    (tmp_path / "one.csv").write_text("audio,text\nclip.wav,hello\n")
+    (tmp_path / "clip.wav").symlink_to(tmp_path / "gone.wav")
     path = tmp_path / "config.ini"
-    path.write_text(CONFIG.format(project=PROJECT).replace(f"base_model = {PROJECT}/bundled/model", "") + text)
+    path.write_text(
+        f"[profile:tiny]\nbase_model = {broken}\ntrain = {PROJECT}/bundled/data/train.csv\n"
+        f"validation = {tmp_path}/none.csv\ntest = {tmp_path}/one.csv\n"
+    )
     report = look(worker, job=resolve(ConfigFile(path), "tiny"))
-    said = wrong(report, "files")
-    assert len(said) == 2 and "config.json cannot be read" in said[0] and "no such manifest" in said[1]
+    model, validation, test = wrong(report, "files")
+    assert "model.safetensors is damaged, or was not copied whole" in model
+    assert "no such manifest" in validation and "one.csv: no usable row" in test
     with pytest.raises(DataError):
         report.raise_if_errors()
+
+
+def test_audio_that_is_closed_to_us_is_named_although_its_header_is_known(job, run_dir, folder, monkeypatch):
+    """As on a Mac, where a file can be seen in a folder from which an SSH session must not read."""
+    read_own_files(job, "here", threading.Event())
+    real = Path.open
+
+    def refuses(path, *arguments, **named):
+        if path.suffix == ".ogg":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refuses)
+    manifests, problems = read_own_files(job, "here", threading.Event())
+    assert not manifests and [problem.status for problem in problems] == [ExitStatus.DATA] * 3
+    assert "000.ogg cannot be read: Permission denied" in problems[0].what and "check who owns" in problems[0].remedy
 
 
 def test_a_defect_of_ours_is_no_healthy_host(no_torch, worker, monkeypatch):
@@ -193,7 +219,7 @@ def test_a_defect_of_ours_is_no_healthy_host(no_torch, worker, monkeypatch):
 
 
 def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
-    report = look(worker, job=job(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
+    report = look(worker, job=tiny(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
     assert report.hosts[0].space["root"] == str(tmp_path / "runs") and not (tmp_path / "runs").exists()
     assert report.hosts[1].space["root"] == worker.project_path
 
