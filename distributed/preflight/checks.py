@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from distributed.hosts.environment import Pins, unlike
 from whisper_tuner.text import size
@@ -18,27 +19,28 @@ OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an env
 IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
 
 
+@dataclass(frozen=True)
 class Checks:
     """What is wrong with one host, as far as its facts are known.
 
     setup: the command that mends a worker's environment. sharing: workers that its machine has.
     """
 
-    def __init__(
-        self,
-        host: HostFacts,
-        master: HostFacts,
-        pins: Pins,
-        needs: Needs,
-        setup: str = "",
-        *,
-        sharing: int = 1,
-        sync: bool = True,
-    ):
-        self.host, self.master, self.pins, self.needs = host, master, pins, needs
-        self.is_worker = host is not master
-        self.setup = setup if self.is_worker else "make setup"
-        self.sharing, self.sync = sharing, sync
+    host: HostFacts
+    master: HostFacts
+    pins: Pins
+    needs: Needs
+    setup: str = ""
+    sharing: int = 1
+    sync: bool = True
+
+    @property
+    def is_worker(self) -> bool:
+        return self.host is not self.master
+
+    @property
+    def mend(self) -> str:
+        return self.setup if self.is_worker else "make setup"
 
     def all(self) -> Iterator[Problem]:
         """Also fills in the device on which it would train."""
@@ -58,16 +60,16 @@ class Checks:
         is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
             what = f"there is no usable Python at {self.host.host.python}"
-            yield self.problem("python", what, f"Run: {self.setup}")
+            yield self.problem("python", what, f"Run: {self.mend}")
             return
         if not self.pins.python.contains(version):
             what = f"Python {version} at {facts['executable']}; needs {self.pins.python}"
             folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
-            yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.setup}")
+            yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
-            yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.setup}")
+            yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.mend}")
 
     def rivals(self) -> Iterator[Problem]:
         for name, place, wins in self.host.facts["rivals"]:
@@ -118,7 +120,7 @@ class Checks:
             late = "importing torch took too long: its devices were not checked in time"
             yield self.problem("device", late, "The run itself waits for it.", severity=WARNING)
         elif "failed" in torch:
-            yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.setup}")
+            yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
         elif kind == "auto":
             self.host.device = "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu"
         else:
