@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 import time
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from whisper_tuner.errors import ExitStatus, HostError
 
 from .look import Look
-from .report import WARNING, Pair, Problem
+from .report import NOT_TRIED, WARNING, Pair, Problem
 
 CONNECT_S = 2.5  # a lost SYN is sent again after 1 s
 BURST_S = 0.4
@@ -24,24 +25,25 @@ NO_ROUTE = {65, 113}  # EHOSTUNREACH on macOS and on Linux
 class Links:
     """Measures all pairs of hosts, and names what is wrong; fills in each host's address and interface.
 
-    peer: the address towards which hosts choose their interface. `found` and `mbit` are by ordered pair of numbers.
+    peer: the address towards which hosts choose their interface. Pairs go by the numbers of both hosts.
     """
 
     def __init__(self, looks: Sequence[Look], peer: str, deadline: float):
         self.looks, self.peer, self.deadline = {look.number: look for look in looks}, peer, deadline
         self.places: dict[int, dict] = {}  # where each host listens: `address`, `interface`, `port`, `datagram_port`
+        self.pairs: dict[tuple[int, int], Pair] = {}
         self.problems: list[Problem] = []
-        self.found: dict[tuple[int, int], dict] = {}
-        self.mbit: dict[tuple[int, int], float] = {}
 
     def measure(self) -> list[Pair]:
         self._open()
         self.looks = {number: self.looks[number] for number in self.places}
-        if len(self.looks) > 1:
+        for a, b in itertools.permutations(self.looks, 2):
+            self.pairs[a, b] = Pair(source=self.looks[a].name, target=self.looks[b].name)
+        if self.pairs:
             self._connect()
             self._explain()
             self._bursts()
-        return [self._pair(source, target) for source, target in itertools.permutations(self.looks, 2)]
+        return list(self.pairs.values())
 
     def _open(self) -> None:
         token = secrets.token_hex(16)
@@ -66,22 +68,25 @@ class Links:
 
         for look, answer in self._call_all("connect", request):
             for target, result in answer["links"]:
-                self.found[look.number, target] = result
+                if pair := self.pairs.get((look.number, target)):
+                    pair.failed, pair.errno = result.get("failed"), result.get("errno")
+                    pair.latency_s = result.get("latency")
 
     def _explain(self) -> None:
         """Failed connections in words: one problem for what belongs together."""
-        failed = {pair: result for pair, result in self.found.items() if "failed" in result}
+        failed = {key for key, pair in self.pairs.items() if pair.failed not in (None, NOT_TRIED)}
         if not failed:
             return
-        heard = {look.number: set(answer["heard"]) for look, answer in self._call_all("heard", lambda look: {})}
-        silent = {pair for pair, result in failed.items() if result["failed"] == "timeout"}
-        both = {(a, b) for a, b in silent if a < b and (b, a) in silent}
+        heard = {look.number: answer["heard"] for look, answer in self._call_all("heard", lambda look: {})}
+        silent = {key for key in failed if self.pairs[key].failed == "timeout"}
+        both = {(a, b) for a, b in silent if (b, a) in silent}
         for a, b in sorted(both):
-            self._explain_both(a, b, a in heard.get(b, ()), b in heard.get(a, ()))
-        rest = {pair: result for pair, result in failed.items() if pair not in both and pair[::-1] not in both}
+            if a < b:
+                self._explain_both(a, b, a in heard.get(b, ()), b in heard.get(a, ()))
         by_target: dict[tuple[int, str, int | None], list[int]] = {}
-        for (source, target), result in sorted(rest.items()):
-            by_target.setdefault((target, result["failed"], result["errno"]), []).append(source)
+        for source, target in sorted(failed - both):
+            pair = self.pairs[source, target]
+            by_target.setdefault((target, pair.failed, pair.errno), []).append(source)
         for (target, reason, errno), sources in by_target.items():
             self._explain_one_way(sources, target, reason, errno)
 
@@ -93,18 +98,14 @@ class Links:
             what = f"{source} -> {target}: packets are lost on this way; the other way they arrive"
             self._add([a, b], what, f"Let {target} take packets from {source} (firewall, router, Wi-Fi isolation).")
             return
-        how = (
-            "TCP connections fail both ways, although datagrams arrive"
-            if arrives
-            else "nothing gets through either way"
-        )
+        how = "TCP fails both ways, although datagrams arrive" if arrives else "nothing gets through either way"
         what = f"{first} <-> {second}: {how} ({self._at(a)}, {self._at(b)})"
         self._add([a, b], what, _firewall(first, second))
 
     def _explain_one_way(self, sources: list[int], target: int, reason: str, errno: int | None) -> None:
         names = ", ".join(self.looks[source].name for source in sources)
         name, at = self.looks[target].name, self._at(target)
-        back = all("latency" in self.found.get((target, source), {}) for source in sources)
+        back = all(self.pairs[target, source].failed is None for source in sources)
         reverse = f"; {name} -> {names} works" if back else ""
         way, everyone = f"{names} -> {name}", [*sources, target]
         other = f'Name the right interface of {name} with "interface" in the hosts file.'
@@ -114,9 +115,8 @@ class Links:
             self._add(everyone, f"{way}: {at} refuses the connection{reverse}", other)
         elif errno in NO_ROUTE:
             allow = "On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
-            self._add(
-                everyone, f"{way}: no way to {at} ({reason}){reverse}", f"Are they in one network? {other} {allow}"
-            )
+            near = f"Are they in one network? {other} {allow}"
+            self._add(everyone, f"{way}: no way to {at} ({reason}){reverse}", near)
         else:
             self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
 
@@ -125,18 +125,19 @@ class Links:
 
     def _bursts(self) -> None:
         """Disjoint pairs at the same time; with many hosts each burst is shorter, so that all fit in."""
-        working = {pair for pair, result in self.found.items() if "latency" in result}
+        working = {key for key, pair in self.pairs.items() if pair.failed is None}
         turns = [turn for turn in tournament(list(self.looks)) if working & set(turn)]
         for position, turn in enumerate(turns):
             left = (self.deadline - time.monotonic()) / (len(turns) - position)
             seconds = min(BURST_S, left / 2)
             if seconds < SHORTEST_BURST_S:
                 break
-            pairs = [pair for pair in turn if pair in working]
+            pairs = working.intersection(turn)
             with ThreadPoolExecutor(max_workers=len(pairs)) as pool:
-                list(pool.map(lambda pair, seconds=seconds: self._burst(*pair, seconds), pairs))
+                list(pool.map(functools.partial(self._burst, seconds), pairs))
 
-    def _burst(self, source: int, target: int, seconds: float) -> None:
+    def _burst(self, seconds: float, pair: tuple[int, int]) -> None:
+        source, target = pair
         sender, receiver, place = self.looks[source], self.looks[target], self.places[target]
         deadline = min(self.deadline, time.monotonic() + seconds + 1.0)
         where = {"address": place["address"], "port": place["port"]}
@@ -147,21 +148,11 @@ class Links:
         burst = receiver.session.burst_from(source, deadline)
         if not burst or burst["seconds"] <= 0:
             return
-        self.mbit[source, target] = mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
+        self.pairs[pair].mbit = mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
         if mbit < SLOW_MBIT:
             remedy = "Use a cable, or move closer to the access point; LoRA and longer rounds send less."
             what = f"{sender.name} -> {receiver.name}: only {mbit:.1f} Mbit/s"
             self._add([source, target], what, remedy, severity=WARNING)
-
-    def _pair(self, source: int, target: int) -> Pair:
-        result = self.found.get((source, target), {"failed": "not tried"})
-        return Pair(
-            source=self.looks[source].name,
-            target=self.looks[target].name,
-            latency_s=result.get("latency"),
-            mbit=self.mbit.get((source, target)),
-            failed=result.get("failed"),
-        )
 
     def _call_all(self, op: str, request: Callable[[Look], dict]) -> Iterator[tuple[Look, dict]]:
         """The answers of all hosts, asked at once; a host that fails becomes a problem."""

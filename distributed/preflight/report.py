@@ -10,6 +10,7 @@ from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError, TunerError
 
 ERROR, WARNING = "error", "warning"
+NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class HostFacts:
         return self.facts.get("memory", {}).get("machine", "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Pair:
     """A connection from `source` to `target`. mbit: what `target` received, Mbit/s; failed: why there is none."""
 
@@ -66,7 +67,8 @@ class Pair:
     target: str
     latency_s: float | None = None
     mbit: float | None = None
-    failed: str | None = None
+    failed: str | None = NOT_TRIED
+    errno: int | None = None
 
 
 @dataclass(kw_only=True)
