@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import environment
 
 
 def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
