@@ -17,7 +17,7 @@ from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
 EXAMPLE = "distributed_hosts.example.json"
-TEXT = (r".*\S.*", "a text", "Put it between quotes, or leave it out.")
+TEXT = (r".*\S.*", "text", "Put it between quotes, or leave it out.")
 A_PATH = (
     r"~?(/+(?!\.\.?(/|$))[^/]+)+/*",
     "a path from / or ~/",
@@ -93,7 +93,7 @@ class _Reader:
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise self.wrong(f"key {key!r} stands twice", key, remedy="Remove one of them.")
+                raise self.wrong(f"key {key!r} appears twice", key, remedy="Remove one of them.")
         return dict(pairs)
 
     def host(self, told: Any, where: str, defaults: Mapping[str, Any]) -> Host:

@@ -13,6 +13,7 @@ from .report import WARNING, HostFacts, Problem
 
 SKEW_S = 2.0
 SHOWN = 3
+NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
@@ -73,7 +74,8 @@ class Checks:
 
     def rivals(self) -> Iterator[Problem]:
         for name, place, wins in self.host.facts["rivals"]:
-            remedy = f"There: {self.host.facts['executable']} -m pip uninstall {name}"
+            where = "there" if self.is_worker else "here"
+            remedy = f"Run {where}: {self.host.facts['executable']} -m pip uninstall {name}"
             if wins:
                 yield self.problem("rivals", f"another {name} would be loaded: {place}", remedy)
             else:
@@ -81,9 +83,9 @@ class Checks:
                 yield self.problem("rivals", what, remedy, severity=WARNING)
 
     def system(self) -> Iterator[Problem]:
-        here, there = self.master.facts.get("system"), self.host.facts["system"]
-        if here and there != here and "Darwin" in (here, there):
-            yield self.problem("system", f"runs {_named(there)}, the master {_named(here)}", MIXED)
+        here, there = (NAMES.get(of.facts.get("system"), of.facts.get("system")) for of in (self.master, self.host))
+        if here and there != here and "macOS" in (here, there):
+            yield self.problem("system", f"runs {there}, the master {here}", MIXED)
 
     def clock(self) -> Iterator[Problem]:
         ahead = self.host.clock_ahead_s
@@ -118,7 +120,7 @@ class Checks:
             self.host.device = "cpu" if wanted == "cpu" else None
         elif torch.get("late"):
             late = "importing torch took too long: its devices were not checked in time"
-            yield self.problem("device", late, "The run itself waits for it.", severity=WARNING)
+            yield self.problem("device", late, "The run itself will wait for it.", severity=WARNING)
         elif "failed" in torch:
             yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
         elif kind == "auto":
@@ -126,10 +128,10 @@ class Checks:
         else:
             self.host.device = wanted
             if kind == "mps" and not torch["mps"]:
-                what = "device mps is asked for, but its torch has no GPU of Apple's"
+                what = "device mps is set, but its torch sees no Apple GPU"
                 yield self.problem("device", what, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
             if kind == "cuda" and int(index or 0) >= torch["cuda"]:
-                what = f"device {wanted} is asked for, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
+                what = f"device {wanted} is set, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
                 yield self.problem("device", what, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
 
     def memory(self) -> Iterator[Problem]:
@@ -155,7 +157,3 @@ class Checks:
 
     def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:
         return Problem(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)
-
-
-def _named(system: str) -> str:
-    return {"Darwin": "macOS"}.get(system, system)

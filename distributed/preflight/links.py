@@ -161,7 +161,7 @@ class Links:
             try:
                 yield look, look.session.answer(number, op, self.deadline)
             except HostError as error:
-                what = f"its links could not be tried: {error.args[0].removeprefix(look.name + ': ')}"
+                what = f"its links could not be tested: {error.args[0].removeprefix(look.name + ': ')}"
                 self._add([look.number], what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
 
     def _add(self, numbers: Sequence[int], what: str, remedy: str, **more) -> None:

@@ -47,11 +47,11 @@ class Look:
 
     def not_done(self, seconds: float) -> None:
         check = "ssh" if self.session is None else "python"
-        self.problem(check, f"not done after {seconds:.0f} s: {self.step}", f"{BUSY} {self.name}")
+        self.problem(check, f"not finished after {seconds:.0f} s: {self.step}", f"{BUSY} {self.name}")
 
     def not_read(self) -> None:
-        remedy = "The run itself reads on from there."
-        self.problem("files", "its manifests and audio were not all read in time", remedy, severity=WARNING)
+        remedy = "The run itself will read the rest."
+        self.problem("files", "there was no time to read all its manifests and audio", remedy, severity=WARNING)
 
     def gather(
         self,

@@ -108,7 +108,7 @@ def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
     sleep = re.search(r"^\s*sleep\s+(\d+)(?:\s+\(sleep prevented by ([^)]*)\))?", settings, re.MULTILINE)
     is_disabled = re.search(r"^\s*SleepDisabled\s+1\s*$", settings, re.MULTILINE)
     if not sleep and not is_disabled:
-        return warning("`pmset -g` says nothing that is understood", "Send us its output.")
+        return warning("the output of `pmset -g` is not understood", "Send us its output.")
     never = is_disabled or sleep[1] == "0"
     awake = "never sleeps by itself" if never else f"sleeps after {sleep[1]} min"
     if sleep and sleep[2] and not is_disabled:
@@ -134,7 +134,7 @@ def judge_firewall(state: str, block_all: str) -> Finding:
     where = "System Settings > Network > Firewall"
     found = re.search(r"State = (\d)", state)
     if not found:
-        return warning("the application firewall does not say its state", f"Look at {where}.")
+        return warning("the state of the application firewall is unknown", f"Look at {where}.")
     if found[1] == "2" or re.search(r"block all\b.*\benabled|(blocking|set to block) all", block_all, re.IGNORECASE):
         return problem("the application firewall blocks all incoming connections", f"{where} > Options.")
     if found[1] == "1":

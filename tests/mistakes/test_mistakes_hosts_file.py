@@ -34,7 +34,7 @@ MISTAKES = {
     ),
     "a key twice": (
         '{"master": "a",\n "master": "b", "workers": []}',
-        "hosts.json:2: key 'master' stands twice",
+        "hosts.json:2: key 'master' appears twice",
         "Remove",
     ),
     "a host twice": (ALONE.format('"mini",\n "mini"'), "hosts.json:3: mini is listed twice", "Remove"),
@@ -66,7 +66,7 @@ MISTAKES = {
     ),
     "a number for a text": (
         ALONE.format('{"host": "mini",\n "ssh_user": 7}'),
-        "hosts.json:3: workers[0]: 'ssh_user' must be a text, not 7",
+        "hosts.json:3: workers[0]: 'ssh_user' must be text, not 7",
         "quotes",
     ),
     "a relative path": (

@@ -69,10 +69,10 @@ def test_python_of_an_environment():
         ({**GOOD, "project_path": "/."}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "~/"}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "~anna/x"}, ["'project_path' must be a path"]),
-        ({**GOOD, "ssh_user": None}, ["'ssh_user' must be a text"]),
+        ({**GOOD, "ssh_user": None}, ["'ssh_user' must be text"]),
         ({"master": "a", "workers": ["b", "B"]}, ["B is listed twice"]),
         ({"master": "a", "workers": ["a"]}, ["a is listed twice", "only under 'master'"]),
-        ('{"master": "a",\n"master": "b", "workers": []}', [":2:", "key 'master' stands twice"]),
+        ('{"master": "a",\n"master": "b", "workers": []}', [":2:", "key 'master' appears twice"]),
     ],
 )
 def test_mistakes_are_named(tmp_path, values, words):

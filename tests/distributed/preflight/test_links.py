@@ -126,4 +126,4 @@ def test_a_wrong_interface_and_a_host_that_is_lost_leave_the_others_their_links(
     assert {(pair.source, pair.target) for pair in pairs} == {("ada", "cleo"), ("cleo", "ada")}
     links = Network().links(cleo="gone")
     assert len(links.measure()) == 2
-    assert "its links could not be tried: the process is gone" in links.problems[0].what
+    assert "its links could not be tested: the process is gone" in links.problems[0].what

@@ -236,5 +236,5 @@ def test_a_device_that_is_not_there_is_a_row_like_others(capsys, tmp_path):
     (tmp_path / "config.ini").write_text(text)
     assert doctor(tmp_path / "config.ini", "mine", deep=True, as_json=True) == ExitStatus.HOST
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
-    assert f"device {absent} is asked for" in findings["device"]["detail"]
+    assert f"device {absent} is set" in findings["device"]["detail"]
     assert findings["deep checks"]["state"] == "problem" and "audio formats" not in findings

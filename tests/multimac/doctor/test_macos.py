@@ -103,7 +103,7 @@ def test_sleep_that_is_not_told_is_unknown(text):
             "blocks all",
         ),
         ("Firewall is enabled. (State = 2)\n", "", State.PROBLEM, "blocks all"),
-        ("", "", State.WARNING, "does not say"),
+        ("", "", State.WARNING, "unknown"),
     ],
 )
 def test_the_application_firewall(state, block_all, expected, words):
