@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
@@ -31,7 +30,6 @@ class Look:
         self.session: Session | None = None
         self.remote: Remote | None = None
         self.step = "connecting"
-        self.done = threading.Event()
         self._torch: int | None = None  # the number of a request whose answer takes seconds
 
     @property

@@ -93,27 +93,26 @@ class _Preflight:
         return self.begin + seconds
 
     def _look_at_all(self) -> None:
-        work = [(functools.partial(self._look, look), look.done) for look in self.looks]
+        work = [functools.partial(self._look, look) for look in self.looks]
         if self.job:
-            work.append((self._read_files, threading.Event()))
-        for function, done in work:
-            # Daemons: a name server or a disk that hangs must not hold up the end.
-            threading.Thread(target=self._do, args=(function, done), daemon=True).start()
-        for _, done in work:
-            done.wait(max(0.0, self.at(FACTS_BY) - time.monotonic()))
+            work.append(self._read_files)
+        # Daemons: a name server or a disk that hangs must not hold up the end.
+        threads = [threading.Thread(target=self._do, args=(function,), daemon=True) for function in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, self.at(FACTS_BY) - time.monotonic()))
         if self.defects:  # in a thread of its own nobody would hear of it, and the host would seem well
             raise self.defects[0]
-        for look in self.looks:
-            if not look.done.is_set():
+        for look, thread in zip(self.looks, threads, strict=False):
+            if thread.is_alive():
                 look.not_done(FACTS_BY)
 
-    def _do(self, work: Callable[[], None], done: threading.Event) -> None:
+    def _do(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
             self.defects.append(error)
-        finally:
-            done.set()
 
     def _read_files(self) -> None:
         with contextlib.suppress(Stopped):
@@ -173,13 +172,9 @@ class _Preflight:
         return links.measure(), links.problems
 
     def _can_try_links(self, facts: dict) -> bool:
-        """Whether it is the Python that trains, and no so bad one that this has been said already."""
-        return bool(
-            facts
-            and facts["training"]
-            and "psutil" in facts["versions"]
-            and self.pins.python.contains(".".join(map(str, facts["python"])))
-        )
+        """Whether it is the Python that trains, and not one so bad that this has been said already."""
+        is_usable = facts and facts["training"] and "psutil" in facts["versions"]
+        return bool(is_usable and self.pins.python.contains(".".join(map(str, facts["python"]))))
 
     def _judge(self, report: Report) -> list[Problem]:
         manifests, own = self.files or ([], [])
