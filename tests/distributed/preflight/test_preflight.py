@@ -224,6 +224,39 @@ def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
     assert report.hosts[1].space["root"] == worker.project_path
 
 
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_a_connection_that_comes_too_late_is_closed(no_torch, monkeypatch, is_in_use):
+    """While the report is in use, or when nobody waits any more."""
+    answered, may_answer, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Late:
+        name, home = "late", "/"
+
+        def expand(self, path: str) -> str:
+            return path
+
+        def start(self, *_, **__):
+            answered.set()
+            raise HostError("late", "the connection was lost")
+
+        def close(self) -> None:
+            closed.set()
+
+    def connect(host: Host, timeout: float) -> Late:
+        may_answer.wait(10)
+        return Late()
+
+    monkeypatch.setattr("distributed.preflight.run.Remote.connect", connect)
+    monkeypatch.setattr("distributed.preflight.run.FACTS_BY", 2.0)
+    with preflight(None, Hosts(master=MASTER, workers=(Host(address="late"),))) as report:
+        assert any("late: not finished after 2 s: connecting" in text for text in wrong(report, "ssh"))
+        if is_in_use:
+            may_answer.set()
+            assert answered.wait(5) and not closed.is_set()
+    may_answer.set()
+    assert closed.wait(5)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path, number):
     hosts = tmp_path / "hosts.json"
