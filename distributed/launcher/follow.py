@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import environment
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView

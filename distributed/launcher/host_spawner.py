@@ -14,8 +14,7 @@ from distributed.control.timeouts import Timeouts
 from distributed.hosts.code import SyncItem
 from distributed.hosts.sync import Progress, drop_parts, sync
 from distributed.plan.files import load_audio, load_items
-from distributed.plan.launch import Rank
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import Rank, environment
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import Machine, Process

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import Rank
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import Rank, environment
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.machine import LocalMachine, LocalProcess
 

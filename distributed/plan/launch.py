@@ -1,4 +1,4 @@
-"""Launch: all that a launcher needs to know, as it stands in a run's run.json."""
+"""Launch: all that a launcher needs to know, as it stands in a run's run.json; and the environment of its processes."""
 
 from __future__ import annotations
 
@@ -64,3 +64,15 @@ class Launch:
         command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"
         run = self.run_id if run_dir.parent == PROJECT / "runs" else run_dir
         return f"python cli_typer.py {command} --resume {run}"
+
+
+def environment(project: str | Path) -> dict[str, str]:
+    """Variables of each process of a run, whose code is in the folder `project`."""
+    return {
+        "PYTHONPATH": f"{project}/gym:{project}",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }

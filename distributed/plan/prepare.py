@@ -44,23 +44,6 @@ class Prepared:
     manifests: tuple[Manifest, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Clips:
-    """By kind, which is train or validation: the user's manifest, and the shard that each rank begins with."""
-
-    manifests: dict[str, Manifest]
-    shards: dict[str, list[list[Sample]]]
-
-    @classmethod
-    def shared(cls, manifests: dict[str, Manifest], names: Sequence[str]) -> _Clips:
-        shards = {kind: assign_shards(manifest.samples, names) for kind, manifest in manifests.items()}
-        return cls(manifests=manifests, shards=shards)
-
-    @property
-    def audio(self) -> list[SyncItem]:
-        return [item for kind, manifest in self.manifests.items() for item in _audio(kind, manifest)]
-
-
 def prepare_run(
     job: Job,
     run_dir: Path,
@@ -81,18 +64,17 @@ def prepare_run(
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
-    clips = _Clips.shared(manifests, profile.shards or labels)
-    steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in clips.shards["train"])
+    shards = _shards(manifests, profile.shards or labels)
+    steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in shards["train"])
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
     spec = _common_spec(job, profile, labels, total_steps, run_dir)
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
-    ranks, items = _ranks(spec, hosts, sharing, clips, run_dir)
-    save_items(run_dir, items, clips.audio)
+    ranks, items = _ranks(spec, hosts, sharing, manifests, shards, run_dir)
     return Prepared(
-        launch=_launch(job, ranks, clips, address, hosts),
+        launch=_launch(job, ranks, manifests, address, hosts),
         items=items,
-        shards=clips.shards["train"],
+        shards=shards["train"],
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         manifests=tuple(checked.values()),
@@ -143,7 +125,9 @@ def _twentieth(job: Job, total_steps: int) -> int:
     return max(1, round(total_steps / round_steps / 20))
 
 
-def _launch(job: Job, ranks: tuple[Rank, ...], clips: _Clips, address: str, hosts: Hosts | None) -> Launch:
+def _launch(
+    job: Job, ranks: tuple[Rank, ...], manifests: Mapping[str, Manifest], address: str, hosts: Hosts | None
+) -> Launch:
     return Launch(
         run_id=ranks[0].spec.run_id,
         name=job.name,
@@ -151,7 +135,7 @@ def _launch(job: Job, ranks: tuple[Rank, ...], clips: _Clips, address: str, host
         address=address,
         timeout_s=job.distribution.round_timeout_s,
         min_hosts=min(job.distribution.min_hosts, len(ranks)),
-        manifests={kind: str(manifest.path) for kind, manifest in clips.manifests.items()},
+        manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
         test=str(job.profile.test) if job.profile.test else None,
         master=hosts.master if hosts else None,
         created=time.time(),
@@ -168,10 +152,8 @@ def rehost(
     """
     labels = tuple(host.address for host in hosts.all)
     manifests = {kind: _manifest_of(run_dir, kind, Path(path)) for kind, path in launch.manifests.items()}
-    clips = _Clips.shared(manifests, labels)
     spec = dataclasses.replace(launch.ranks[0].spec, world_size=len(labels), hosts=labels)
-    ranks, items = _ranks(spec, hosts, machine_workers, clips, run_dir)
-    save_items(run_dir, items, clips.audio)
+    ranks, items = _ranks(spec, hosts, machine_workers, manifests, _shards(manifests, labels), run_dir)
     min_hosts = min(launch.min_hosts, len(labels))
     return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items
 
@@ -181,20 +163,31 @@ def _manifest_of(run_dir: Path, kind: str, users_own: Path) -> Manifest:
     return Manifest(users_own, load_manifest(run_dir / f"{kind}.csv", check_audio=False).samples, ())
 
 
+def _shards(manifests: Mapping[str, Manifest], names: Sequence[str]) -> dict[str, list[list[Sample]]]:
+    """By kind, the shard that each of `names` begins with."""
+    return {kind: assign_shards(manifest.samples, names) for kind, manifest in manifests.items()}
+
+
 def _ranks(
-    spec: RunSpec, hosts: Hosts | None, machine_workers: Sequence[int], clips: _Clips, run_dir: Path
+    spec: RunSpec,
+    hosts: Hosts | None,
+    machine_workers: Sequence[int],
+    manifests: Mapping[str, Manifest],
+    shards: Mapping[str, list[list[Sample]]],
+    run_dir: Path,
 ) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
-    """What each rank is told, and the files of each host but the master."""
+    """What each rank is told, and the files of each host but the master, which are remembered for later."""
     ranks, items = [], {}
     for number, label in enumerate(spec.hosts):
         own = dataclasses.replace(spec, rank=number, machine_workers=machine_workers[number])
         host = hosts.all[number] if hosts else None
-        if host is None or number == 0:
-            ranks.append(Rank(label=label, spec=_for_this_machine(own, host, run_dir)))
-        else:
-            shard = {kind: shards[number] for kind, shards in clips.shards.items()}
-            own, items[host.address] = for_host(own, host, clips.manifests, shard, run_dir)
+        if number and host:
+            shard = {kind: of_all[number] for kind, of_all in shards.items()}
+            own, items[host.address] = for_host(own, host, manifests, shard, run_dir)
             ranks.append(Rank(label=label, spec=own, host=host))
+        else:
+            ranks.append(Rank(label=label, spec=_for_this_machine(own, host, run_dir)))
+    save_items(run_dir, items, [item for kind, manifest in manifests.items() for item in _audio(kind, manifest)])
     return tuple(ranks), items
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-import psutil
-
-from distributed.hosts.interfaces import addresses_of, route_to
+from distributed.hosts.interfaces import addresses_of, own_interfaces, route_to
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.errors import ConfigError
@@ -16,6 +14,11 @@ from whisper_tuner.errors import ConfigError
 def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:
     """This machine's own IPv4 address towards the workers. Raises ConfigError if it is not the master."""
     check_is_this_machine(hosts.master)
+    return address_towards(hosts, remotes)
+
+
+def address_towards(hosts: Hosts, remotes: Sequence[Remote]) -> str:
+    """The same, without asking whether this is the master."""
     peer = hosts.workers[0].address if hosts.workers else "127.0.0.1"
     if hosts.master.interface or not remotes:
         return route_to(peer, interface=hosts.master.interface).address
@@ -28,7 +31,7 @@ def check_is_this_machine(master: Host) -> None:
     names |= {name + ".local" for name in names} | {"localhost"}
     if master.address.lower() in names:
         return
-    own = own_addresses()
+    own = {address for addresses in own_interfaces().values() for address in addresses}
     found = addresses_of(master.address)
     if not found & own:
         where = f" ({', '.join(sorted(found))})" if found - {master.address} else ""
@@ -37,12 +40,3 @@ def check_is_this_machine(master: Host) -> None:
             f"master {master.address}{where} is not this machine",
             remedy=f'Run this on {master.address}, or set "master" to this machine: {socket.gethostname()} or {here}.',
         )
-
-
-def own_addresses() -> set[str]:
-    return {
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    }

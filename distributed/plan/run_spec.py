@@ -89,7 +89,6 @@ class RunSpec:
     @classmethod
     def read(cls, data: dict[str, Any], where: str) -> RunSpec:
         """From the fields as JSON has them, see json_fields. The class of `strategy_settings` goes by `strategy`."""
-        data = _of_today(data)
         for key in () if data.get("bundle") else ("profile", "strategy_settings"):
             if data.get(key) is None:
                 raise ConfigError(f"{where}: no {key!r}, and no 'bundle'")
@@ -101,11 +100,3 @@ def _class_of_settings(spec: dict[str, Any], where: str) -> type[StrategyConfig]
     if not isinstance(name, str) or name not in STRATEGIES:
         raise ConfigError(f"{where}: unknown strategy {name!r}")
     return STRATEGIES[name][0]
-
-
-def _of_today(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec of version 0.1 in today's fields: it had these two beside its profile, with the values that count."""
-    moved = {key: spec[key] for key in ("checkpoint_interval", "keep_checkpoints") if key in spec}
-    kept = {key: value for key, value in spec.items() if key not in moved}
-    profile = spec.get("profile")
-    return kept | {"profile": profile | moved} if moved and isinstance(profile, dict) else kept

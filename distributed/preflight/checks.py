@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from distributed.hosts.environment import Pins, unlike
 from whisper_tuner.text import size
@@ -12,57 +13,79 @@ from .report import WARNING, HostFacts, Problem
 
 SKEW_S = 2.0
 SHOWN = 3
-MIXED = "gloo cannot mix Macs with other systems: use hosts of one kind."
+NAMES = {"Darwin": "macOS"}
+MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
+OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
 IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
 
 
+@dataclass(frozen=True)
 class Checks:
-    """What is wrong with one host, as far as its facts are known. sharing: workers that its machine has."""
+    """What is wrong with one host, as far as its facts are known.
 
-    def __init__(self, host: HostFacts, master: HostFacts, pins: Pins, needs: Needs, setup: str, sharing: int = 1):
-        self.host, self.master, self.pins, self.needs, self.setup = host, master, pins, needs, setup
-        self.sharing = sharing
+    setup: the command that mends a worker's environment. sharing: workers that its machine has.
+    """
+
+    host: HostFacts
+    master: HostFacts
+    pins: Pins
+    needs: Needs
+    setup: str = ""
+    sharing: int = 1
+    sync: bool = True
+
+    @property
+    def is_worker(self) -> bool:
+        return self.host is not self.master
+
+    @property
+    def mend(self) -> str:
+        return self.setup if self.is_worker else "make setup"
 
     def all(self) -> Iterator[Problem]:
+        """Also fills in the device on which it would train."""
         if self.host.facts:
             yield from self.python()
             yield from self.rivals()
             yield from self.system()
         yield from self.clock()
+        yield from self.code()
         yield from self.disk()
-        self.host.device, device_problems = self.device()
-        yield from device_problems
+        yield from self.device()
         yield from self.memory()
 
     def python(self) -> Iterator[Problem]:
         facts = self.host.facts
         version = ".".join(map(str, facts["python"]))
-        own = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
+        is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
-            yield self.problem("python", f"there is no usable Python at {self.host.host.python}", f"Run: {self.setup}")
+            what = f"there is no usable Python at {self.host.host.python}"
+            yield self.problem("python", what, f"Run: {self.mend}")
             return
         if not self.pins.python.contains(version):
-            remedy = f"Remove {self.host.host.environment} there, and run: {self.setup}" if facts["venv"] else own
-            yield self.problem("python", f"Python {version} at {facts['executable']}; needs {self.pins.python}", remedy)
+            what = f"Python {version} at {facts['executable']}; needs {self.pins.python}"
+            folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
+            yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
-            yield self.problem("packages", what, f"Run: {self.setup}" if facts["venv"] else own)
+            yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.mend}")
 
     def rivals(self) -> Iterator[Problem]:
         for name, place, wins in self.host.facts["rivals"]:
-            remedy = f"There: {self.host.facts['executable']} -m pip uninstall {name}"
+            where = "there" if self.is_worker else "here"
+            remedy = f"Run {where}: {self.host.facts['executable']} -m pip uninstall {name}"
             if wins:
-                yield self.problem("packages", f"another {name} would be loaded: {place}", remedy)
+                yield self.problem("rivals", f"another {name} would be loaded: {place}", remedy)
             else:
                 what = f"another {name} is installed in {place}; the project's own comes first"
-                yield self.problem("packages", what, remedy, severity=WARNING)
+                yield self.problem("rivals", what, remedy, severity=WARNING)
 
     def system(self) -> Iterator[Problem]:
-        here, there = self.master.facts.get("system"), self.host.facts["system"]
-        if here and there != here and "Darwin" in (here, there):
-            yield self.problem("system", f"runs {_named(there)}, the master {_named(here)}", MIXED)
+        here, there = (NAMES.get(of.facts.get("system"), of.facts.get("system")) for of in (self.master, self.host))
+        if here and there != here and "macOS" in (here, there):
+            yield self.problem("system", f"runs {there}, the master {here}", MIXED)
 
     def clock(self) -> Iterator[Problem]:
         ahead = self.host.clock_ahead_s
@@ -71,47 +94,45 @@ class Checks:
             remedy = "Let it set its clock: System Settings > General > Date & Time, or `timedatectl set-ntp true`."
             yield self.problem("clock", what, remedy, severity=WARNING)
 
+    def code(self) -> Iterator[Problem]:
+        if (differ := self.host.differ) and not self.sync:
+            names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
+            what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
+            yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync PROFILE")
+
     def disk(self) -> Iterator[Problem]:
         space = self.host.space
         if space is None:
             return
-        worker = self.host is not self.master
-        sent = max(0, self.needs.sent - space["held"]) if worker else 0
+        sent = max(0, self.needs.sent - space["held"]) if self.is_worker else 0
         need = sent + self.needs.kept
         if need > space["free"]:
             what = f"{size(space['free'])} free for {space['root']}, but {size(need)} needed"
             parts = f" ({size(sent)} to send, {size(self.needs.kept)} for checkpoints)" if sent else ""
-            setting = '"project_path"' if worker else "runs_dir"
-            remedy = f"Free some space there, or set {setting} to another disk."
-            yield self.problem("disk", what + parts, remedy)
+            setting = '"project_path"' if self.is_worker else "runs_dir"
+            yield self.problem("disk", what + parts, f"Free some space, or set {setting} to a folder on another disk.")
 
-    def device(self) -> tuple[str | None, list[Problem]]:
-        """Where it would train, and why it cannot."""
+    def device(self) -> Iterator[Problem]:
         torch = self.host.torch
         wanted = self.host.host.device or self.needs.device
-        if torch is None and wanted == "cpu":
-            return "cpu", []
-        if torch is None or "torch" not in self.host.facts.get("versions", {}):
-            return None, []
-        if torch.get("late"):
-            late = "importing torch took too long: its devices were not checked in time"
-            return None, [self.problem("device", late, "The run itself waits for it.", severity=WARNING)]
-        if "failed" in torch:
-            return None, [self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.setup}")]
         kind, _, index = wanted.partition(":")
-        if kind == "auto":
-            return "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu", []
-        if kind == "mps" and not torch["mps"]:
-            no_mps = "device mps is asked for, but its torch has no GPU of Apple's"
-            return wanted, [
-                self.problem("device", no_mps, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
-            ]
-        if kind == "cuda" and int(index or 0) >= torch["cuda"]:
-            no_cuda = f"device {wanted} is asked for, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
-            return wanted, [
-                self.problem("device", no_cuda, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
-            ]
-        return wanted, []
+        if torch is None:
+            self.host.device = "cpu" if wanted == "cpu" else None
+        elif torch.get("late"):
+            late = "importing torch took too long: its devices were not checked in time"
+            yield self.problem("device", late, "The run itself will wait for it.", severity=WARNING)
+        elif "failed" in torch:
+            yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
+        elif kind == "auto":
+            self.host.device = "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu"
+        else:
+            self.host.device = wanted
+            if kind == "mps" and not torch["mps"]:
+                what = "device mps is set, but its torch sees no Apple GPU"
+                yield self.problem("device", what, "Set device to auto or cpu; on a Mac, is the Python an arm64 one?")
+            if kind == "cuda" and int(index or 0) >= torch["cuda"]:
+                what = f"device {wanted} is set, but its torch sees {torch['cuda'] or 'no'} CUDA cards"
+                yield self.problem("device", what, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
 
     def memory(self) -> Iterator[Problem]:
         facts, torch = self.host.facts, self.host.torch
@@ -132,17 +153,7 @@ class Checks:
             yield self.problem("memory", parts, IN_PARTS, severity=WARNING)
         elif free is not None and whole > free:
             what = f"the run needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
-            yield self.problem("memory", what, f"Close other programs there. {IN_PARTS}", severity=WARNING)
-
-    def code(self, sync: bool, differ: Sequence[str]) -> Iterator[Problem]:
-        if differ and not sync:
-            names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
-            what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
-            yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync PROFILE")
+            yield self.problem("memory", what, f"Close other programs. {IN_PARTS}", severity=WARNING)
 
     def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:
         return Problem(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)
-
-
-def _named(system: str) -> str:
-    return {"Darwin": "macOS"}.get(system, system)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from whisper_tuner.errors import ExitStatus, HostError
 
-from .report import WARNING, HostFacts, Pair, Problem, unique
-from .session import Session
+from .look import Look
+from .report import NOT_TRIED, WARNING, Pair, Problem
 
 CONNECT_S = 2.5  # a lost SYN is sent again after 1 s
 BURST_S = 0.4
@@ -19,145 +20,127 @@ SHORTEST_BURST_S = 0.05
 BURST_BYTES = 8 << 20
 SLOW_MBIT = 20.0
 NO_ROUTE = {65, 113}  # EHOSTUNREACH on macOS and on Linux
-OTHER_INTERFACE = 'Name the right interface of {} with "interface" in the hosts file.'
-
-
-@dataclass(kw_only=True)
-class Node:
-    """A host that takes part. `peer` is the address towards which it chooses its interface; `place`, where it listens:
-    `address`, `interface`, `port`, `datagram_port`."""
-
-    number: int
-    facts: HostFacts
-    session: Session
-    peer: str
-    place: dict = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.facts.name
-
-    @property
-    def at(self) -> str:
-        return f"{self.place['address']} ({self.place['interface']})"
 
 
 class Links:
-    """Measures all pairs of `nodes`, and names what is wrong; fills in each host's address and interface.
+    """Measures all pairs of hosts, and names what is wrong; fills in each host's address and interface.
 
-    `found` and `mbit` are by ordered pair of node numbers.
+    peer: the address towards which hosts choose their interface. Pairs go by the numbers of both hosts.
     """
 
-    def __init__(self, nodes: Sequence[Node], deadline: float):
-        self.nodes, self.deadline = {node.number: node for node in nodes}, deadline
+    def __init__(self, looks: Sequence[Look], peer: str, deadline: float):
+        self.looks, self.peer, self.deadline = {look.number: look for look in looks}, peer, deadline
+        self.places: dict[int, dict] = {}  # where each host listens: `address`, `interface`, `port`, `datagram_port`
+        self.pairs: dict[tuple[int, int], Pair] = {}
         self.problems: list[Problem] = []
-        self.found: dict[tuple[int, int], dict] = {}
-        self.mbit: dict[tuple[int, int], float] = {}
 
     def measure(self) -> list[Pair]:
         self._open()
-        self.nodes = {number: node for number, node in self.nodes.items() if node.place}
-        if len(self.nodes) > 1:
+        self.looks = {number: self.looks[number] for number in self.places}
+        for a, b in itertools.permutations(self.looks, 2):
+            self.pairs[a, b] = Pair(source=self.looks[a].name, target=self.looks[b].name)
+        if self.pairs:
             self._connect()
             self._explain()
             self._bursts()
-        return [self._pair(source, target) for source in self.nodes for target in self.nodes if source != target]
+        return list(self.pairs.values())
 
     def _open(self) -> None:
         token = secrets.token_hex(16)
 
-        def request(node: Node) -> dict:
-            return {"peer": node.peer, "interface": node.facts.host.interface or "", "token": token}
+        def request(look: Look) -> dict:
+            return {"peer": self.peer, "interface": look.facts.host.interface or "", "token": token}
 
-        for node, answer in self._call_all("open", request):
+        for look, answer in self._call_all("open", request):
             if "wrong" in answer:
                 what, _, remedy = answer["wrong"].partition("\n")
-                status = ExitStatus.CONFIG if node.facts.host.interface else ExitStatus.HOST
-                what = f"no interface towards the others: {what}"
-                self._add([node.number], what, remedy.strip(), status=status)
+                status = ExitStatus.CONFIG if look.facts.host.interface else ExitStatus.HOST
+                self._add([look.number], f"no interface towards the others: {what}", remedy.strip(), status=status)
                 continue
-            node.place = answer
-            node.facts.address, node.facts.interface = answer["address"], answer["interface"]
+            self.places[look.number] = answer
+            look.facts.address, look.facts.interface = answer["address"], answer["interface"]
 
     def _connect(self) -> None:
-        def request(node: Node) -> dict:
-            others = [other for other in self.nodes.values() if other is not node]
-            peers = [[o.number, o.place["address"], o.place["port"], o.place["datagram_port"]] for o in others]
-            return {"me": node.number, "peers": peers, "timeout": CONNECT_S}
+        def request(look: Look) -> dict:
+            others = {number: place for number, place in self.places.items() if number != look.number}
+            peers = [[number, at["address"], at["port"], at["datagram_port"]] for number, at in others.items()]
+            return {"me": look.number, "peers": peers, "timeout": CONNECT_S}
 
-        for node, answer in self._call_all("connect", request):
+        for look, answer in self._call_all("connect", request):
             for target, result in answer["links"]:
-                self.found[node.number, target] = result
+                if pair := self.pairs.get((look.number, target)):
+                    pair.failed, pair.errno = result.get("failed"), result.get("errno")
+                    pair.latency_s = result.get("latency")
 
     def _explain(self) -> None:
         """Failed connections in words: one problem for what belongs together."""
-        failed = {pair: result for pair, result in self.found.items() if "failed" in result}
+        failed = {key for key, pair in self.pairs.items() if pair.failed not in (None, NOT_TRIED)}
         if not failed:
             return
-        heard = {node.number: set(answer["heard"]) for node, answer in self._call_all("heard", lambda node: {})}
-        silent = {pair for pair, result in failed.items() if result["failed"] == "timeout"}
-        both = {(a, b) for a, b in silent if a < b and (b, a) in silent}
+        heard = {look.number: answer["heard"] for look, answer in self._call_all("heard", lambda look: {})}
+        silent = {key for key in failed if self.pairs[key].failed == "timeout"}
+        both = {(a, b) for a, b in silent if (b, a) in silent}
         for a, b in sorted(both):
-            self._explain_both(a, b, a in heard.get(b, ()), b in heard.get(a, ()))
-        rest = {pair: result for pair, result in failed.items() if pair not in both and pair[::-1] not in both}
+            if a < b:
+                self._explain_both(a, b, a in heard.get(b, ()), b in heard.get(a, ()))
         by_target: dict[tuple[int, str, int | None], list[int]] = {}
-        for (source, target), result in sorted(rest.items()):
-            by_target.setdefault((target, result["failed"], result["errno"]), []).append(source)
+        for source, target in sorted(failed - both):
+            pair = self.pairs[source, target]
+            by_target.setdefault((target, pair.failed, pair.errno), []).append(source)
         for (target, reason, errno), sources in by_target.items():
             self._explain_one_way(sources, target, reason, errno)
 
     def _explain_both(self, a: int, b: int, arrives: bool, returns: bool) -> None:
         """arrives, returns: whether datagrams get from a to b, and from b to a."""
-        first, second = self.nodes[a], self.nodes[b]
+        first, second = self.looks[a].name, self.looks[b].name
         if arrives != returns:
             source, target = (second, first) if arrives else (first, second)
-            way = f"{source.name} -> {target.name}"
-            remedy = f"Let {target.name} take packets from {source.name} (firewall, router, Wi-Fi isolation)."
-            what = f"{way}: packets are lost on this way; the other way they arrive"
-            self._add([source.number, target.number], what, remedy)
+            what = f"{source} -> {target}: packets are lost on this way; the other way they arrive"
+            self._add([a, b], what, f"Let {target} take packets from {source} (firewall, router, Wi-Fi isolation).")
             return
-        how = (
-            "TCP connections fail both ways, although datagrams arrive"
-            if arrives
-            else "nothing gets through either way"
-        )
-        what = f"{first.name} <-> {second.name}: {how} ({first.at}, {second.at})"
-        self._add([a, b], what, _firewall(first.name, second.name))
+        how = "TCP fails both ways, although datagrams arrive" if arrives else "nothing gets through either way"
+        what = f"{first} <-> {second}: {how} ({self._at(a)}, {self._at(b)})"
+        self._add([a, b], what, _firewall(first, second))
 
     def _explain_one_way(self, sources: list[int], target: int, reason: str, errno: int | None) -> None:
-        names, node = ", ".join(self.nodes[source].name for source in sources), self.nodes[target]
-        back = all("latency" in self.found.get((target, source), {}) for source in sources)
-        reverse = f"; {node.name} -> {names} works" if back else ""
-        way, at, everyone = f"{names} -> {node.name}", node.at, [*sources, target]
+        names = ", ".join(self.looks[source].name for source in sources)
+        name, at = self.looks[target].name, self._at(target)
+        back = all(self.pairs[target, source].failed is None for source in sources)
+        reverse = f"; {name} -> {names} works" if back else ""
+        way, everyone = f"{names} -> {name}", [*sources, target]
+        other = f'Name the right interface of {name} with "interface" in the hosts file.'
         if reason == "timeout":
-            self._add(everyone, f"{way}: no answer from {at}{reverse}", _firewall(node.name))
+            self._add(everyone, f"{way}: no answer from {at}{reverse}", _firewall(name))
         elif reason == "refused":
-            remedy = f'Is {at} the right interface? Name another with "interface" in the hosts file.'
-            self._add(everyone, f"{way}: {at} refuses the connection{reverse}", remedy)
+            self._add(everyone, f"{way}: {at} refuses the connection{reverse}", other)
         elif errno in NO_ROUTE:
-            near = f"Are they in one network? {OTHER_INTERFACE.format(node.name)}"
             allow = "On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
-            self._add(everyone, f"{way}: no way to {at} ({reason}){reverse}", f"{near} {allow}")
+            near = f"Are they in one network? {other} {allow}"
+            self._add(everyone, f"{way}: no way to {at} ({reason}){reverse}", near)
         else:
-            self._add(everyone, f"{way}: {at}: {reason}{reverse}", OTHER_INTERFACE.format(node.name))
+            self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
+
+    def _at(self, number: int) -> str:
+        return f"{self.places[number]['address']} ({self.places[number]['interface']})"
 
     def _bursts(self) -> None:
         """Disjoint pairs at the same time; with many hosts each burst is shorter, so that all fit in."""
-        working = {pair for pair, result in self.found.items() if "latency" in result}
-        turns = [turn for turn in tournament(list(self.nodes)) if working & set(turn)]
+        working = {key for key, pair in self.pairs.items() if pair.failed is None}
+        turns = [turn for turn in tournament(list(self.looks)) if working & set(turn)]
         for position, turn in enumerate(turns):
             left = (self.deadline - time.monotonic()) / (len(turns) - position)
             seconds = min(BURST_S, left / 2)
             if seconds < SHORTEST_BURST_S:
                 break
-            pairs = [pair for pair in turn if pair in working]
+            pairs = working.intersection(turn)
             with ThreadPoolExecutor(max_workers=len(pairs)) as pool:
-                list(pool.map(lambda pair, seconds=seconds: self._burst(*pair, seconds), pairs))
+                list(pool.map(functools.partial(self._burst, seconds), pairs))
 
-    def _burst(self, source: int, target: int, seconds: float) -> None:
-        sender, receiver = self.nodes[source], self.nodes[target]
+    def _burst(self, seconds: float, pair: tuple[int, int]) -> None:
+        source, target = pair
+        sender, receiver, place = self.looks[source], self.looks[target], self.places[target]
         deadline = min(self.deadline, time.monotonic() + seconds + 1.0)
-        where = {"address": receiver.place["address"], "port": receiver.place["port"]}
+        where = {"address": place["address"], "port": place["port"]}
         try:
             sender.session.call("burst", deadline, me=source, seconds=seconds, limit=BURST_BYTES, **where)
         except HostError:
@@ -165,34 +148,24 @@ class Links:
         burst = receiver.session.burst_from(source, deadline)
         if not burst or burst["seconds"] <= 0:
             return
-        self.mbit[source, target] = mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
+        self.pairs[pair].mbit = mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
         if mbit < SLOW_MBIT:
-            remedy = "A cable, or a place nearer to the access point; LoRA and longer rounds send less."
+            remedy = "Use a cable, or move closer to the access point; LoRA and longer rounds send less."
             what = f"{sender.name} -> {receiver.name}: only {mbit:.1f} Mbit/s"
             self._add([source, target], what, remedy, severity=WARNING)
 
-    def _pair(self, source: int, target: int) -> Pair:
-        result = self.found.get((source, target), {"failed": "not tried"})
-        return Pair(
-            source=self.nodes[source].name,
-            target=self.nodes[target].name,
-            latency_s=result.get("latency"),
-            mbit=self.mbit.get((source, target)),
-            failed=result.get("failed"),
-        )
-
-    def _call_all(self, op: str, request: Callable[[Node], dict]) -> Iterator[tuple[Node, dict]]:
-        """The answers of all nodes, asked at once; a node that fails becomes a problem."""
-        numbers = [(node, node.session.send(op, **request(node))) for node in self.nodes.values()]
-        for node, number in numbers:
+    def _call_all(self, op: str, request: Callable[[Look], dict]) -> Iterator[tuple[Look, dict]]:
+        """The answers of all hosts, asked at once; a host that fails becomes a problem."""
+        numbers = [(look, look.session.send(op, **request(look))) for look in self.looks.values()]
+        for look, number in numbers:
             try:
-                yield node, node.session.answer(number, op, self.deadline)
+                yield look, look.session.answer(number, op, self.deadline)
             except HostError as error:
-                what = f"its links could not be tried: {error.args[0].removeprefix(node.name + ': ')}"
-                self._add([node.number], what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
+                what = f"its links could not be tested: {error.args[0].removeprefix(look.name + ': ')}"
+                self._add([look.number], what, "Is its cable or Wi-Fi steady? Look again: multimac hosts check")
 
     def _add(self, numbers: Sequence[int], what: str, remedy: str, **more) -> None:
-        names = tuple(unique(self.nodes[number].name for number in numbers))
+        names = tuple(self.looks[number].name for number in numbers)
         self.problems.append(Problem(hosts=names, what=what, remedy=remedy, check="links", **more))
 
 

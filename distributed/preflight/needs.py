@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from distributed.plan.job import Job
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.dataset import Manifest
-from whisper_tuner.errors import ExitStatus, TunerError
+from whisper_tuner.errors import DataError, TunerError
+from whisper_tuner.model.check import check_model
 from whisper_tuner.model.memory import profile_memory, shape_of, trained_parameters
 
 from .report import Problem
@@ -47,20 +47,17 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
         return Needs()
     profile = job.profile
     samples = [sample for manifest in manifests for sample in manifest.samples]
-    seconds = sum(sample.duration_s for sample in samples)
-    data = sum(_size(sample.audio) for sample in samples) + seconds * FEATURE_BYTES_PER_S
-    shape = shape_of(profile.base_model)
+    data = sum(_size(sample.audio) + sample.duration_s * FEATURE_BYTES_PER_S for sample in samples)
+    longest = max((sample.duration_s for sample in samples), default=None)
     trained = 0
-    if shape:
+    if shape := shape_of(profile.base_model):
         options = {"lora_r": profile.lora_r, "lora_targets": profile.lora_targets}
         trained = trained_parameters(shape, method=profile.method, **options)
-    longest = max((sample.duration_s for sample in samples), default=None)
-    checkpoints = (profile.keep_checkpoints + 1) * CHECKPOINT_BYTES * trained
     return Needs(
         memory=profile_memory(profile, longest_s=longest),
         least=profile_memory(profile, longest_s=longest, clips=1),
         sent=CODE_BYTES + _model_bytes(profile) + int(data / hosts * UNEVEN),
-        kept=SPARE_BYTES + checkpoints,
+        kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * CHECKPOINT_BYTES * trained,
         device=profile.device,
     )
 
@@ -72,40 +69,38 @@ def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Man
     """
     profile, manifests, problems = job.profile, [], []
 
-    def wrong(what: str, remedy: str) -> None:
-        problems.append(Problem(hosts=(host,), what=what, remedy=remedy, check="files", status=ExitStatus.DATA))
+    def wrong(error: TunerError) -> None:
+        what, status = error.args[0], error.exit_status
+        problems.append(Problem(hosts=(host,), what=what, remedy=error.remedy, check="files", status=status))
 
-    if (folder := Path(profile.base_model)).is_dir():
-        for path in _unreadable(sorted(folder.iterdir()) if os.access(folder, os.R_OK | os.X_OK) else [folder]):
-            wrong(*path)
+    try:
+        check_model(profile)
+    except TunerError as error:
+        wrong(error)
     for path in dict.fromkeys(filter(None, (profile.train, profile.validation, profile.test))):
         try:
             manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop)
+            if not manifest.samples:
+                raise DataError(f"{path}: no usable row", remedy="\n  ".join(map(str, manifest.problems[:3])))
+            audio = [sample.audio for sample in manifest.samples]
+            _try_to_open(dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]]))
         except TunerError as error:
-            wrong(error.args[0], error.remedy)
+            wrong(error)
             continue
-        audio = [sample.audio for sample in manifest.samples]
-        for found in _unreadable(dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]])):
-            wrong(*found)
-        if not manifest.samples:
-            wrong(f"{path}: no usable row", "\n  ".join(map(str, manifest.problems[:3])))
         if path != profile.test:
             manifests.append(manifest)
     return manifests, problems
 
 
-def _unreadable(paths) -> list[tuple[str, str]]:
-    """(what, remedy) of the first path that cannot be opened."""
+def _try_to_open(paths: Iterable[Path]) -> None:
+    """Raises DataError for the first one that cannot be opened."""
     for path in paths:
         try:
-            if path.is_dir():
-                next(path.iterdir(), None)
-            else:
-                with path.open("rb") as stream:
-                    stream.read(1)
+            with path.open("rb") as stream:
+                stream.read(1)
         except OSError as error:
-            return [(f"{path} cannot be read: {error.strerror}", remedy_for(error.errno) or "Check the path.")]
-    return []
+            remedy = remedy_for(error.errno) or "Check the path."
+            raise DataError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from None
 
 
 def _model_bytes(profile: Profile) -> int:

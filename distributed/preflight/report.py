@@ -10,12 +10,13 @@ from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError, TunerError
 
 ERROR, WARNING = "error", "warning"
+NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """`hosts` are the addresses it concerns. check: the column of the table it belongs to. status: CONFIG if the
-    hosts file is wrong, DATA for the master's own files."""
+    """`hosts` are the addresses it concerns. check: what was looked at. status: CONFIG if the hosts file is wrong,
+    DATA for the master's own files."""
 
     hosts: tuple[str, ...]
     what: str
@@ -42,7 +43,7 @@ class HostFacts:
     facts: dict = field(default_factory=dict)  # as the agent's `facts` gives them
     clock_ahead_s: float | None = None
     space: dict | None = None
-    to_send: int | None = None  # files of code that differ from the master's
+    differ: list[str] | None = None  # files of code that are not the master's
     torch: dict | None = None
     device: str | None = None  # on which it would train
     address: str | None = None  # of the chosen interface
@@ -58,7 +59,7 @@ class HostFacts:
         return self.facts.get("memory", {}).get("machine", "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Pair:
     """A connection from `source` to `target`. mbit: what `target` received, Mbit/s; failed: why there is none."""
 
@@ -66,24 +67,19 @@ class Pair:
     target: str
     latency_s: float | None = None
     mbit: float | None = None
-    failed: str | None = None
+    failed: str | None = NOT_TRIED
+    errno: int | None = None
 
 
 @dataclass(kw_only=True)
 class Report:
-    """As a context it holds the SSH connections open: `remotes` are the workers', in the order of the hosts file."""
+    """remotes: connections to the workers in the order of the hosts file; those to all of them if there is no error."""
 
     hosts: list[HostFacts]
     pairs: list[Pair] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
-    connected: dict[int, Remote] = field(default_factory=dict, repr=False)  # by position in `hosts`
-
-    def __enter__(self) -> Report:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    remotes: list[Remote] = field(default_factory=list, repr=False)
 
     @property
     def errors(self) -> list[Problem]:
@@ -93,29 +89,16 @@ class Report:
     def warnings(self) -> list[Problem]:
         return [problem for problem in self.problems if problem.severity == WARNING]
 
-    @property
-    def remotes(self) -> list[Remote]:
-        """One for each worker. Raises the report's error if one was not reached."""
-        numbers = range(1, len(self.hosts))
-        if missing := [self.hosts[number].name for number in numbers if number not in self.connected]:
-            self.raise_if_errors()
-            raise HostError(missing[0], "no connection")
-        return [self.connected[number] for number in numbers]
-
     def raise_if_errors(self) -> None:
         """One error that holds all problems but the warnings."""
         if errors := self.errors:
             raise _as_one(errors)
 
-    def sharing(self, host: HostFacts) -> int:
-        """How many of the hosts are the same machine as this one, itself included."""
-        machines = [facts.machine for facts in self.hosts]
-        return machines.count(host.machine) if host.machine else 1
-
     @property
     def machine_workers(self) -> tuple[int, ...]:
         """Of each host, how many workers are on its machine."""
-        return tuple(map(self.sharing, self.hosts))
+        machines = [facts.machine for facts in self.hosts]
+        return tuple(machines.count(machine) if machine else 1 for machine in machines)
 
     def summary(self) -> str:
         """One line, for a run that goes on."""
@@ -123,13 +106,9 @@ class Report:
         text = f"{len(self.hosts)} hosts checked in {self.seconds:.1f} s"
         if measured:
             slowest = min(measured, key=lambda pair: pair.mbit)
-            latency = f", {slowest.latency_s * 1000:.1f} ms" if slowest.latency_s is not None else ""
-            text += f"; slowest link {slowest.source} -> {slowest.target}: {slowest.mbit:.0f} Mbit/s{latency}"
+            speed = f"{slowest.mbit:.0f} Mbit/s, {slowest.latency_s * 1000:.1f} ms"
+            text += f"; slowest link {slowest.source} -> {slowest.target}: {speed}"
         return text
-
-    def close(self) -> None:
-        for remote in self.connected.values():
-            remote.close()
 
 
 def _as_one(errors: Sequence[Problem]) -> TunerError:

@@ -16,39 +16,44 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distributed.hosts.code import code_items
 from distributed.hosts.environment import own_pins
-from distributed.hosts.interfaces import route_to
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import Job
-from distributed.plan.rendezvous import check_is_this_machine, meeting_address
+from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.data.audio_check import Stopped
+from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ConfigError, TunerError
 
 from .checks import Checks
-from .links import Links, Node
-from .look import Look, Questions
+from .links import Links
+from .look import Look
 from .needs import needs_of, read_own_files
-from .report import HostFacts, Problem, Report
-from .session import NotInTime, Session
+from .report import Pair, Problem, Report
+from .session import Session
 
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
 CONNECT_S = 5.0
 FACTS_BY, TORCH_BY, LINKS_BY = 8.0, 8.5, 13.0
 
 
-def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: Path | None = None) -> Report:
+@contextlib.contextmanager
+def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: Path | None = None) -> Iterator[Report]:
     """Look at all hosts. job None: without what depends on a run; hosts_file: for the commands in remedies.
 
     Raises ConfigError if this machine lacks a package. Everything else is in the report.
     """
-    return _Preflight(job, hosts, sync, hosts_file).run()
+    running = _Preflight(job, hosts, sync, hosts_file)
+    try:
+        yield running.run()
+    finally:
+        running.close()
 
 
 class _Preflight:
@@ -57,90 +62,92 @@ class _Preflight:
         named = hosts_file or (job and job.distribution.hosts_config)
         self.setup = f"multimac hosts setup --hosts {named}" if named else "multimac hosts setup"
         self.begin = time.monotonic()
-        self.looks = [Look(number, HostFacts(host=host)) for number, host in enumerate(hosts.all)]
-        self.lock = threading.Lock()
-        self.over = False
-        self.files: tuple[list, list[Problem]] | None = None
+        self.looks = [Look(number, host) for number, host in enumerate(hosts.all)]
+        self.files: tuple[list[Manifest], list[Problem]] | None = None  # None: they are not all read yet
         self.stop_reading = threading.Event()
+        self.closed = False
         self.defects: list[Exception] = []
 
     def run(self) -> Report:
         self.pins = own_pins()
         self.code = [[item.remote, hashlib.sha256(item.local.read_bytes()).hexdigest()] for item in code_items()]
         report = Report(hosts=[look.facts for look in self.looks])
-        keep = False
         try:
             self._look_at_all()
             self._await_torch(TORCH_BY)
-            pairs, link_problems = self._links()
-            self._await_torch(LINKS_BY, last=True)
-            report.pairs = pairs
+            report.pairs, link_problems = self._links()
+            self._await_torch(LINKS_BY)
             report.problems = [*self._judge(report), *link_problems]
-            keep = True
         finally:
-            report.connected = self._end(keep)
+            self._end_agents()
+        report.remotes = [look.remote for look in self.looks if look.remote]
         report.seconds = time.monotonic() - self.begin
         return report
+
+    def close(self) -> None:
+        self.closed = True
+        for look in self.looks:
+            look.close()
 
     def at(self, seconds: float) -> float:
         return self.begin + seconds
 
     def _look_at_all(self) -> None:
-        work: list[tuple[Callable[[], None], threading.Event]] = []
-        for look in self.looks:
-            work.append((functools.partial(self._look, look), look.done))
+        work = [functools.partial(self._look, look) for look in self.looks]
         if self.job:
-            work.append((self._read_files, threading.Event()))
-        for function, done in work:
-            # Daemons: a name server or a disk that hangs must not hold up the end.
-            threading.Thread(target=self._do, args=(function, done), daemon=True).start()
-        for _, done in work:
-            done.wait(max(0.0, self.at(FACTS_BY) - time.monotonic()))
+            work.append(self._read_files)
+        # Daemons: a name server or a disk that hangs must not hold up the end.
+        threads = [threading.Thread(target=self._do, args=(function,), daemon=True) for function in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, self.at(FACTS_BY) - time.monotonic()))
         if self.defects:  # in a thread of its own nobody would hear of it, and the host would seem well
             raise self.defects[0]
-        for look in self.looks:
-            if not look.done.is_set():
+        for look, thread in zip(self.looks, threads, strict=False):
+            if thread.is_alive():
                 look.not_done(FACTS_BY)
 
-    def _do(self, work: Callable[[], None], done: threading.Event) -> None:
+    def _do(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
             self.defects.append(error)
-        finally:
-            done.set()
 
     def _read_files(self) -> None:
         with contextlib.suppress(Stopped):
-            self.files = read_own_files(self.job, self.looks[0].facts.name, self.stop_reading)
+            self.files = read_own_files(self.job, self.looks[0].name, self.stop_reading)
 
     def _look(self, look: Look) -> None:
         host = look.facts.host
         try:
             if look.number == 0:
-                machine, python, project = LocalMachine(look.facts.name), sys.executable, str(PROJECT)
+                machine, python, project = LocalMachine(look.name), sys.executable, str(PROJECT)
                 self._check_master(look)
             else:
-                machine = Remote.connect(host, timeout=CONNECT_S)
-                self._keep_or_close(look, "remote", machine)
+                machine = look.remote = Remote.connect(host, timeout=CONNECT_S)
                 python, project = host.python, machine.expand(host.project_path)
             look.facts.reached = True
             look.step = "starting its Python"
-            session = Session(machine, python)
-            self._keep_or_close(look, "session", session)
+            look.session = Session(machine, python)
         except TunerError as error:
             look.failed("ssh", error)
-            return
-        look.gather(session, self._questions(look, project), self.at(FACTS_BY))
+        else:
+            self._gather(look, project)
+        if self.closed:  # what was opened too late
+            look.close()
 
-    def _questions(self, look: Look, project: str) -> Questions:
-        device = look.facts.host.device or (self.job.profile.device if self.job else "auto")
-        asked = {"names": list(self.pins.all), "project": project, "device": device}
-        if look.number:
-            return Questions(folders=[project], code=self.code, **asked)
+    def _gather(self, look: Look, project: str) -> None:
         # The master's run folder may be on another disk than the project.
-        runs = [str(self.job.profile.runs_dir)] if self.job else []
-        return Questions(folders=[project, *runs], **asked)
+        runs = [str(self.job.profile.runs_dir)] if self.job and not look.number else []
+        look.gather(
+            self.at(FACTS_BY),
+            names=list(self.pins.all),
+            project=project,
+            folders=[project, *runs],
+            device=look.facts.host.device or (self.job.profile.device if self.job else "auto"),
+            code=self.code if look.number else (),
+        )
 
     def _check_master(self, look: Look) -> None:
         try:
@@ -148,76 +155,44 @@ class _Preflight:
         except ConfigError as error:
             look.failed("ssh", error)
 
-    def _keep_or_close(self, look: Look, kind: str, opened: Remote | Session) -> None:
-        """What was opened after the preflight had ended is closed again."""
-        with self.lock:
-            if not self.over:
-                setattr(look, kind, opened)
-                return
-        opened.close()
-        raise NotInTime(opened.name, "too late")
-
-    def _await_torch(self, seconds: float, *, last: bool = False) -> None:
+    def _await_torch(self, seconds: float) -> None:
         for look in self.looks:
-            look.await_torch(self.at(seconds), last=last)
+            look.await_torch(self.at(seconds))
 
-    def _links(self) -> tuple[list, list[Problem]]:
+    def _links(self) -> tuple[list[Pair], list[Problem]]:
         able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
         if len(able) < 2:
             return [], []
         try:
-            peer = self._meeting_address()
+            peer = address_towards(self.hosts, [look.remote for look in self.looks if look.remote])
         except TunerError as error:
             self.looks[0].failed("links", error)
             return [], []
-        nodes = [Node(number=look.number, facts=look.facts, session=look.session, peer=peer) for look in able]
-        links = Links(nodes, self.at(LINKS_BY))
+        links = Links(able, peer, self.at(LINKS_BY))
         return links.measure(), links.problems
 
     def _can_try_links(self, facts: dict) -> bool:
-        """Whether it is the Python that trains, and no so bad one that this has been said already."""
-        return bool(
-            facts
-            and facts["training"]
-            and "psutil" in facts["versions"]
-            and self.pins.python.contains(".".join(map(str, facts["python"])))
-        )
-
-    def _meeting_address(self) -> str:
-        remotes = [look.remote for look in self.looks if look.remote]
-        try:
-            return meeting_address(self.hosts, remotes)
-        except ConfigError:  # that this is not the master has been said; the links between the others still count
-            return (remotes and remotes[0].local_address) or route_to(self.hosts.workers[0].address).address
+        """Whether it is the Python that trains, and not one so bad that this has been said already."""
+        is_usable = facts and facts["training"] and "psutil" in facts["versions"]
+        return bool(is_usable and self.pins.python.contains(".".join(map(str, facts["python"]))))
 
     def _judge(self, report: Report) -> list[Problem]:
         manifests, own = self.files or ([], [])
+        master = self.looks[0]
+        if self.job and self.files is None:
+            master.not_read()
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Problem] = []
-        if self.job and self.files is None:
-            self.looks[0].not_read()
-        for look in self.looks:
-            sharing = report.sharing(look.facts)
-            checks = Checks(look.facts, self.looks[0].facts, self.pins, needs, self.setup, sharing)
-            problems += [*look.problems, *checks.all(), *checks.code(self.sync, look.differ)]
-            if look.number == 0:
-                problems += own
+        for look, sharing in zip(self.looks, report.machine_workers, strict=True):
+            checks = Checks(look.facts, master.facts, self.pins, needs, self.setup, sharing=sharing, sync=self.sync)
+            problems += [*look.problems, *checks.all(), *(own if look is master else [])]
         return problems
 
-    def _end(self, keep: bool) -> dict[int, Remote]:
-        """End the agents; the connections go on to the caller if they are to be kept."""
+    def _end_agents(self) -> None:
         self.stop_reading.set()
-        with self.lock:
-            self.over = True
-            connected = {look.number: look.remote for look in self.looks if look.remote}
-            sessions = [look.session for look in self.looks if look.session]
+        sessions = [look.session for look in self.looks if look.session]
         for session in sessions:
             session.close()
         deadline = time.monotonic() + 1.0
         for session in sessions:
             session.ended(max(0.0, deadline - time.monotonic()))
-        if keep:
-            return connected
-        for remote in connected.values():
-            remote.close()
-        return {}

@@ -39,7 +39,7 @@ class Session:
         self._numbers = itertools.count()
         self._news = threading.Condition()
         self._answers: dict[int, dict[str, Any]] = {}
-        self._bursts: list[dict[str, Any]] = []
+        self._bursts: dict[int, dict[str, Any]] = {}  # by their source
         self._said: list[str] = []
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()
@@ -68,13 +68,9 @@ class Session:
 
     def burst_from(self, source: int, deadline: float) -> dict[str, Any] | None:
         """What a burst of host number `source` brought to this host; None if it has not ended in time."""
-
-        def found() -> dict[str, Any] | None:
-            return next((burst for burst in self._bursts if burst["source"] == source), None)
-
         with self._news:
-            self._news.wait_for(lambda: found() or self._ended, max(0.0, deadline - time.monotonic()))
-            return found()
+            self._news.wait_for(lambda: source in self._bursts or self._ended, max(0.0, deadline - time.monotonic()))
+            return self._bursts.get(source)
 
     def close(self) -> None:
         """The agent ends with its stdin; over a cut link by its own alarm."""
@@ -92,7 +88,7 @@ class Session:
                 elif "id" in message:
                     self._answers[message["id"]] = message
                 elif fits(message, BURST):
-                    self._bursts.append(message)
+                    self._bursts.setdefault(message["source"], message)
                 self._news.notify_all()
         with self._news:
             self._ended = True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,11 +16,11 @@ from rich.table import Table
 
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve
-from multimac.doctor.checks import Check, Finding, State, examine, exit_status, problem, skipped
+from multimac.doctor.checks import Finding, State, Tell, examine, exit_status, problem
 from multimac.doctor.machine import machine_checks
 from multimac.doctor.services import service_checks
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.errors import ExitStatus
 
 STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}
 
@@ -28,74 +28,46 @@ STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", Stat
 def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False, place=None) -> ExitStatus:
     """place: see `deep_checks`; None leaves the models as they are."""
     job = resolve(ConfigFile(config), profile) if profile else None
-    chosen = job.profile if job else None
-    runs = chosen.runs_dir if chosen else PROJECT / "runs"
-    checks = [*machine_checks(job, runs), *service_checks()]
-    wrong = None
-    with _progress() as show:
-        findings = examine(checks, lambda check: show(check.name))
-        if deep and any(finding.name == "packages" and finding.state is State.PROBLEM for finding in findings):
-            findings.append(dataclasses.replace(skipped("once the packages are right"), name="deep checks"))
-        elif deep:
-            try:
-                findings += _deep(chosen, place, show)
-            except ConfigError as error:  # of the device asked for; what was found until then is shown all the same
-                wrong = error
-    status = wrong.exit_status if wrong else exit_status(findings)
+    runs = job.profile.runs_dir if job else PROJECT / "runs"
+    with Console(stderr=True, highlight=False).status("") as status:  # stdout holds the result alone
+
+        def show(text: str) -> None:
+            status.update(f"[dim]{escape(text)}[/dim]")
+
+        findings = examine([*machine_checks(job, runs), *service_checks()], show)
+        if deep:
+            findings += _deep(job and job.profile, place, show)
     if as_json:
-        print(json.dumps(report(findings, profile, deep, status), indent=1))
+        print(json.dumps(report(findings, profile, deep), indent=1))
     else:
         _print(Console(highlight=False), findings, deep)
-    if wrong:
-        raise wrong
-    return status
+    return exit_status(findings)
 
 
-def report(findings: Sequence[Finding], profile: str, deep: bool, status: ExitStatus) -> dict:
+def _deep(profile: Profile | None, place, show: Tell) -> list[Finding]:
+    show("loading torch")
+    try:
+        from exogym import device as devices
+        from multimac.doctor.deep import deep_checks
+        from multimac.doctor.gradients import on_device
+
+        device = devices.choose(profile.device if profile else None)
+    except (ImportError, OSError, ValueError) as error:  # a broken package, or a device that is not there
+        found = problem(f"they cannot run: {error}", "First put right what the rows above say.")
+        return [dataclasses.replace(found, name="deep checks")]
+    return examine(deep_checks(profile, device, show, place or on_device), show)
+
+
+def report(findings: Sequence[Finding], profile: str, deep: bool) -> dict:
     return {
         "format": 1,
         "created": round(time.time()),
         "platform": platform.platform(),
         "profile": profile or None,
         "deep": deep,
-        "exit_status": int(status),
+        "exit_status": int(exit_status(findings)),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
-
-
-def _deep(profile: Profile | None, place, show) -> list[Finding]:
-    show("loading the bundled Whisper")
-    try:
-        from exogym import device as devices
-        from exogym.errors import SettingError
-        from multimac.doctor.deep import deep_checks
-        from multimac.doctor.gradients import on_device
-    except (ImportError, OSError) as error:
-        return [
-            dataclasses.replace(problem(f"a package does not load: {error}", "Run: make setup"), name="deep checks")
-        ]
-
-    current = ""
-
-    def name(check: Check) -> None:
-        nonlocal current
-        current = check.name
-        show(current)
-
-    try:
-        device = devices.choose(profile.device if profile else None)
-    except SettingError as error:
-        raise ConfigError(str(error), remedy="Set device to auto or cpu.") from None
-    checks = deep_checks(profile, device, lambda text: show(f"{current}: {text}"), place or on_device)
-    return examine(checks, name)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator:
-    """On stderr, so that stdout holds the result alone."""
-    console = Console(stderr=True, highlight=False)
-    with console.status("") as status:
-        yield lambda text: status.update(f"[dim]{text}[/dim]")
 
 
 def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
@@ -108,12 +80,10 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
         style = STYLES[finding.state]
         table.add_row(finding.name, f"[{style}]{finding.state}[/{style}]", f"{escape(finding.detail)}{remedy}")
     console.print(table)
-    count = {state: sum(finding.state is state for finding in findings) for state in State}
+    count = Counter(finding.state for finding in findings)
     more = "" if deep else " `doctor --deep` tries accelerator, ranks and audio for real (a minute)."
     warnings = f"warnings: {count[State.WARNING]}"
     if count[State.PROBLEM]:
         console.print(f"Not fit to train. Problems: {count[State.PROBLEM]}, {warnings}.", style="red")
-    elif count[State.WARNING]:
-        console.print(f"Fit to train; {warnings}.{more}")
     else:
-        console.print(f"All well.{more}")
+        console.print(f"{f'Fit to train; {warnings}' if count[State.WARNING] else 'All well'}.{more}")

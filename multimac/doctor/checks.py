@@ -55,11 +55,11 @@ def problem(detail: str, remedy: str = "", **figures) -> Finding:
     return Finding(state=State.PROBLEM, detail=detail, remedy=remedy, figures=figures)
 
 
-def examine(checks: Sequence[Check], before: Callable[[Check], None] = lambda check: None) -> list[Finding]:
+def examine(checks: Sequence[Check], show: Tell = lambda name: None) -> list[Finding]:
     """Run all checks in order. One that raises is a problem itself and never hides those after it."""
     findings = []
     for check in checks:
-        before(check)
+        show(check.name)
         started = time.perf_counter()
         finding = _look(check)
         seconds = round(time.perf_counter() - started, 3)

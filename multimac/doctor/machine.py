@@ -12,9 +12,8 @@ import os
 import platform
 import re
 import sys
-import time
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,20 +26,17 @@ from distributed.hosts.paths import PROJECT
 from whisper_tuner.text import size
 
 from . import macos
-from .checks import Check, Finding, ok, problem, warning
+from .checks import Check, Finding, State, ok, problem, skipped, warning
 
 if TYPE_CHECKING:
     from distributed.plan.job import Job
-    from distributed.preflight.checks import Checks
-    from distributed.preflight.look import Look
-    from distributed.preflight.report import Problem
+    from distributed.preflight.report import HostFacts, Problem
 
 GB = 1_000_000_000
 LOOK_S = 60  # torch's first import after an installation may take half of it
-OURS = ("distributed", "exogym", "whisper_tuner", "cli_typer", "wizard")
 MATMUL_FAULT = "torch before 2.14 on M1 and M2: wrong gradients past 32,766 positions in a batch (pytorch 177116)"
 ENVIRONMENT = re.compile(
-    r"PYTHONPATH|PYTHONHOME|GLOO_\w+|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
+    r"PYTHONPATH|PYTHONHOME|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
     r"OMP_NUM_THREADS|MKL_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TORCH_\w+|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
 )
 BITES = {
@@ -49,124 +45,72 @@ BITES = {
     "GLOO_SOCKET_IFNAME": "it is overridden: name an interface in the hosts file",
     "PYTORCH_ENABLE_MPS_FALLBACK": "what the GPU cannot do runs on the CPU, slowly and without a word",
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0 lifts the limit on GPU memory, and macOS may freeze",
-    "MASTER_ADDR": "left over from another launcher",
-    "WORLD_SIZE": "left over from another launcher",
-    "RANK": "left over from another launcher",
 }
 
 
 def machine_checks(job: Job | None, runs: Path) -> list[Check]:
-    here = ThisMachine(job, runs)
+    look = functools.cache(lambda: look_at_this_machine(job, runs))
+
+    def row(name: str, check: str, found: Callable[[HostFacts], Finding]) -> Check:
+        """`check` as the preflight judges it, or else what was found."""
+
+        def judge() -> Finding:
+            facts, problems = look()
+            row = found(facts)
+            return judged([problem for problem in problems if problem.check == check], row)
+
+        return Check(name, judge)
+
     return [
         Check("system", check_system),
-        Check("python", here.python),
+        row("python", "python", lambda facts: found_python()),
         Check("packages", check_packages),
-        Check("rival packages", here.rivals),
-        Check("disk", here.disk),
-        Check("project folder", here.folders),
+        row("rival packages", "rivals", lambda facts: found_rivals(PROJECT)),
+        row("disk", "disk", found_disk),
+        row("project folder", "folder", lambda facts: found_folders(runs)),
         Check("audio programs", check_audio_programs),
         Check("environment", lambda: check_environment(os.environ)),
-        Check("device", here.device),
-        Check("memory", here.memory),  # of the device, if that has its own
+        row("device", "device", found_device),
+        row("memory", "memory", found_memory),  # of the device, if that has its own
     ]
 
 
-class ThisMachine:
-    """This machine as a host of the preflight, for the needs of `job`, or for those that any run has."""
+def look_at_this_machine(job: Job | None, runs: Path) -> tuple[HostFacts, list[Problem]]:
+    """As a host of the preflight, with the needs of `job`, or with those that any run has. Raises HostError."""
+    from distributed.hosts.environment import Pins
+    from distributed.preflight.checks import Checks
+    from distributed.preflight.look import look_here
+    from distributed.preflight.needs import Needs, needs_of
 
-    def __init__(self, job: Job | None, runs: Path):
-        self.job, self.runs = job, runs
-        self.deadline = time.monotonic() + LOOK_S
-
-    @functools.cached_property
-    def look(self) -> Look:
-        from distributed.preflight.look import look_here
-
-        names = [requirement.name for requirement in requirements(PROJECT)]
-        return look_here(names, [str(PROJECT), str(self.runs.absolute())], LOOK_S)
-
-    @functools.cached_property
-    def checks(self) -> Checks:
-        from distributed.hosts.environment import Pins
-        from distributed.preflight.checks import Checks
-        from distributed.preflight.needs import Needs, needs_of
-
-        needs = needs_of(self.job, 1) if self.job else Needs(memory=2 * GB, least=2 * GB, kept=GB)
-        pins = Pins(direct=(), all={}, python=SpecifierSet(settings(PROJECT)["requires-python"]))
-        return Checks(self.look.facts, self.look.facts, pins, needs, "make setup")
-
-    def python(self) -> Finding:
-        found = f"{platform.python_version()} ({platform.machine()}), {short(Path(sys.executable))}"
-        if macos.is_macos() and platform.machine() == "x86_64" and macos.translated():
-            remedy = "Remove .venv, `brew install python@3.12` in a Terminal without Rosetta, then `make setup`."
-            return problem(f"{found}: an Intel Python under Rosetta, for which there is no current torch", remedy)
-        if sys.prefix == sys.base_prefix:
-            row = warning(f"{found}: no virtual environment", "Run `make setup`, then use .venv/bin/python.")
-        else:
-            row = ok(found)
-        return judged(self.checks.python(), row, "`brew install python@3.12` (Mac), then `make setup`.")
-
-    def rivals(self) -> Finding:
-        return rival_files(PROJECT) or judged(self.checks.rivals(), rival_clone(PROJECT))
-
-    def memory(self) -> Finding:
-        total, available = (self.look.facts.facts["memory"][name] for name in ("total", "available"))
-        row = ok(f"{size(available or 0)} free of {size(total)}", total=total, available=available)
-        remedy = "" if self.job else "Quit other programs before training: even whisper-tiny wants 2 GB."
-        return judged(self.checks.memory(), row, remedy)
-
-    def disk(self) -> Finding:
-        spaces = self.look.spaces
-        found = "; ".join(f"{size(space['free'])} free for {short(Path(space['root']))}" for space in spaces)
-        row = ok(found)
-        if any(space["free"] < 10 * GB for space in spaces):
-            row = warning(found, "Full fine-tuning of large models, with checkpoints, needs more.")
-        return judged(self.checks.disk(), row, "Make room: a run's model and checkpoints need some GB.")
-
-    def folders(self) -> Finding:
-        row = ok(f"{short(PROJECT)} and {short(self.runs)} can be written")
-        if macos.is_macos() and (private := guarded(PROJECT, Path.home())):
-            why = "over SSH macOS refuses such folders, and iCloud empties files."
-            row = warning(f"{short(PROJECT)} is in {private}", f"Move the clone to ~/multimac-whisper: {why}")
-        found = [problem for problem in self.look.problems if problem.check == "folder"]
-        return judged(found, row, "`ls -lde FOLDER` shows whose it is; `sudo chown -R $USER FOLDER` makes it yours.")
-
-    def device(self) -> Finding:
-        self.look.await_torch(self.deadline, last=True)
-        self.look.session.close()
-        self.look.facts.device, problems = self.checks.device()
-        name, torch = self.look.facts.device, self.look.facts.torch
-        if not torch:
-            return problem("torch is not installed", "Run: make setup")
-        if problems:
-            return judged(problems, ok(""))
-        return judge_device(name, torch, macos.hardware().chip if macos.is_macos() else None)
+    look = look_here([str(PROJECT), str(runs.absolute())], LOOK_S)
+    needs = needs_of(job, 1) if job else Needs(memory=2 * GB, least=2 * GB, kept=GB)
+    pins = Pins(direct=(), all={}, python=SpecifierSet(settings(PROJECT)["requires-python"]))
+    return look.facts, [*look.problems, *Checks(look.facts, look.facts, pins, needs).all()]
 
 
-def judged(problems: Iterable[Problem], row: Finding, remedy: str = "") -> Finding:
-    """What the preflight finds wrong as one row, `remedy` in place of its own; `row` if it finds nothing."""
-    problems = list(problems)
-    if not problems:
-        return row
-    what = shortened("; ".join(problem.what for problem in problems))
-    remedies = dict.fromkeys(problem.remedy for problem in problems)
+def judged(problems: Sequence[Problem], found: Finding) -> Finding:
+    """What the preflight finds wrong as one row; `found` if that is nothing, or if it is worse."""
+    if not problems or found.state is State.PROBLEM:
+        return found
     kind = problem if any(problem.severity == "error" for problem in problems) else warning
-    return kind(what, remedy or shortened(" ".join(remedies)))
+    remedies = dict.fromkeys(problem.remedy for problem in problems)
+    return kind(shortened("; ".join(problem.what for problem in problems)), shortened(" ".join(remedies)))
 
 
-def rival_files(project: Path) -> Finding | None:
-    """What is wrong already, in this process."""
+def found_python() -> Finding:
+    found = f"{platform.python_version()} ({platform.machine()}), {short(Path(sys.executable))}"
+    if macos.is_macos() and platform.machine() == "x86_64" and macos.translated():
+        remedy = "Remove .venv, `brew install python@3.12` in a Terminal without Rosetta, then `make setup`."
+        return problem(f"{found}: an Intel Python under Rosetta, for which there is no current torch", remedy)
+    if sys.prefix == sys.base_prefix:
+        return warning(f"{found}: no virtual environment", "Run `make setup`, then use .venv/bin/python.")
+    return ok(found)
+
+
+def found_rivals(project: Path) -> Finding:
+    """An editable installation of another clone is one: `multimac` would run that."""
     if (project / "gym" / "__init__.py").exists():
         return problem("gym/__init__.py makes gym/ a package that hides the well-known one", "Remove that file.")
-    for name in OURS:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file and not Path(file).resolve().is_relative_to(project):
-            return problem(f"{name} is loaded from {short(Path(file))}", f"Start it in {short(project)}.")
-    return None
-
-
-def rival_clone(project: Path) -> Finding:
-    """An editable installation of another clone: `multimac` would run that one."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         text = metadata.distribution("multimac-whisper").read_text("direct_url.json") or ""
         found = re.search(r'"url":\s*"file://([^"]+)"', text)
@@ -174,6 +118,37 @@ def rival_clone(project: Path) -> Finding:
             remedy = "Start commands in the project folder only; better, `pip uninstall` it or make a new .venv."
             return warning(f"also importable: this project, installed from {short(there)}", remedy)
     return ok("none: distributed, exogym, whisper_tuner are this folder's")
+
+
+def found_disk(facts: HostFacts) -> Finding:
+    if not facts.space:
+        return skipped("once the project folder can be used")
+    free, root = facts.space["free"], short(Path(facts.space["root"]))
+    if free < 10 * GB:
+        return warning(
+            f"{size(free)} free for {root}", "Full fine-tuning of large models needs more for its checkpoints."
+        )
+    return ok(f"{size(free)} free for {root}")
+
+
+def found_folders(runs: Path) -> Finding:
+    if macos.is_macos() and (private := guarded(PROJECT, Path.home())):
+        remedy = "Move the clone to ~/multimac-whisper: over SSH macOS refuses such folders, and iCloud empties files."
+        return warning(f"{short(PROJECT)} is in {private}", remedy)
+    return ok(f"{short(PROJECT)} and {short(runs)} can be written")
+
+
+def found_memory(facts: HostFacts) -> Finding:
+    total, available = (facts.facts["memory"][name] for name in ("total", "available"))
+    return ok(f"{size(available or 0)} free of {size(total)}", total=total, available=available)
+
+
+def found_device(facts: HostFacts) -> Finding:
+    if not facts.torch:
+        return problem("torch is not installed", "Run: make setup")
+    if not facts.device:  # the preflight says why
+        return ok("")
+    return judge_device(facts.device, facts.torch, macos.hardware().chip if macos.is_macos() else None)
 
 
 def judge_device(name: str, torch: Mapping, chip: str | None) -> Finding:
@@ -212,7 +187,7 @@ def judge_macos(release: str, machine: str, translated: bool | None, hardware: m
 
 
 def check_packages(project: Path = PROJECT) -> Finding:
-    wanted = requirements(project)
+    wanted = [Requirement(text) for text in settings(project)["dependencies"]]
     wrong, found = [], {}
     for requirement in wanted:
         try:
@@ -255,10 +230,6 @@ def check_environment(variables: Mapping[str, str]) -> Finding:
 
 def settings(project: Path) -> dict:
     return tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-def requirements(project: Path) -> list[Requirement]:
-    return [Requirement(text) for text in settings(project)["dependencies"]]
 
 
 def short(path: Path) -> str:

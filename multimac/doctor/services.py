@@ -1,18 +1,24 @@
-"""The quick checks of `multimac doctor` of what lies around Python: network, SSH, sleep, firewall."""
+"""The quick checks of `multimac doctor` of what lies around Python: network, SSH, sleep, firewall.
+
+What judges a program of macOS takes its output as text, so it is tested everywhere. None of these programs needs sudo.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import macos
 from .checks import Check, Finding, ok, problem, skipped, warning
+from .macos import is_macos, output_of
 
 SSH_PORT = 22
 NOT_A_MAC = "asked on a Mac only"
+CAFFEINATE = Path("/usr/bin/caffeinate")
+FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 KEYS = "id_ed25519 id_ecdsa id_rsa id_ed25519_sk id_ecdsa_sk"
 
 
@@ -47,17 +53,15 @@ def check_network() -> Finding:
 
 def check_ssh_server(port: int = SSH_PORT) -> Finding:
     """Needed on every host but the one where commands are typed."""
-    switched = macos.remote_login() if macos.is_macos() else None
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=3) as connection:
             connection.settimeout(3)
             banner = connection.recv(64).decode("ascii", "replace").strip()
     except OSError as error:
-        said = "Remote Login is on, yet " if switched else ""
-        remedy = "Only a worker needs it: System Settings > General > Sharing > Remote Login."
-        if not macos.is_macos():
-            remedy = "Only a worker needs it: `apt-get install openssh-server`, and start it."
-        return warning(f"{said}nothing answers on port {port}: {error.strerror or error}", remedy)
+        how = "`apt-get install openssh-server`, and start it"
+        if is_macos():
+            how = "System Settings > General > Sharing > Remote Login"
+        return warning(f"nothing answers on port {port}: {error.strerror or error}", f"Only a worker needs it: {how}.")
     if not banner.startswith("SSH-"):
         return warning(f"what answers on port {port} is no SSH server: {banner!r}", "Free the port for sshd.")
     return ok(f"{banner} on port {port}")
@@ -90,45 +94,52 @@ def _agent_keys(agent_socket: str) -> int | None:
 
 
 def check_sleep() -> Finding:
-    if not macos.is_macos():
+    if not is_macos():
         return skipped(NOT_A_MAC)
-    return judge_sleep(macos.sleep(), macos.power(), macos.CAFFEINATE.exists())
+    settings, source = output_of(["/usr/bin/pmset", "-g"]), output_of(["/usr/bin/pmset", "-g", "batt"])
+    return judge_sleep(settings, source, CAFFEINATE.exists())
 
 
-def judge_sleep(sleep: macos.Sleep | None, power: macos.Power | None, caffeinate: bool) -> Finding:
-    """A Mac that sleeps is lost for a run as long; while the master does, nobody trains."""
-    if sleep is None:
-        return warning("`pmset -g` says nothing that is understood", "Send us its output.")
-    awake = "never sleeps by itself" if not sleep.minutes else f"sleeps after {sleep.minutes} min"
-    held = f" (held awake just now by {', '.join(sleep.held_by)})" if sleep.held_by else ""
-    charge = "" if power is None or power.percent is None else f" at {power.percent}%"
-    source = "" if power is None else ", on battery" + charge if power.on_battery else ", on mains power"
-    detail = f"{awake}{held}{source}"
-    if power and power.on_battery:
+def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
+    """A Mac that sleeps is lost for a run as long; while the master does, nobody trains.
+
+    settings: of `pmset -g`, those in use for the present power source. source: of `pmset -g batt`.
+    """
+    sleep = re.search(r"^\s*sleep\s+(\d+)(?:\s+\(sleep prevented by ([^)]*)\))?", settings, re.MULTILINE)
+    is_disabled = re.search(r"^\s*SleepDisabled\s+1\s*$", settings, re.MULTILINE)
+    if not sleep and not is_disabled:
+        return warning("the output of `pmset -g` is not understood", "Send us its output.")
+    never = is_disabled or sleep[1] == "0"
+    awake = "never sleeps by itself" if never else f"sleeps after {sleep[1]} min"
+    if sleep and sleep[2] and not is_disabled:
+        awake += f" (held awake just now by {', '.join(dict.fromkeys(sleep[2].split(', ')))})"
+    if "Now drawing from 'Battery Power'" in source:
+        charge = re.search(r"\d+%", source)  # a desktop has none
+        detail = f"{awake}, on battery{f' at {charge[0]}' if charge else ''}"
         return warning(detail, "Connect the charger: on battery the GPU slows down and a closed lid sleeps.")
-    if sleep.minutes:
-        held = (
-            "A run keeps it awake by itself; until it starts"
-            if caffeinate
-            else "No caffeinate here; `sudo pmset -c sleep 0`"
-        )
-        return warning(detail, f"{held}: System Settings > Energy. And leave the lid open.")
-    return ok(detail)
+    detail = awake + (", on mains power" if "Now drawing from" in source else "")
+    if never:
+        return ok(detail)
+    how = "A run keeps it awake by itself; until it starts" if caffeinate else "No caffeinate; `sudo pmset -c sleep 0`"
+    return warning(detail, f"{how}: System Settings > Energy. And leave the lid open.")
 
 
 def check_firewall() -> Finding:
-    if not macos.is_macos():
+    if not is_macos():
         return skipped(NOT_A_MAC)
-    return judge_firewall(macos.firewall())
+    return judge_firewall(output_of([FIREWALL, "--getglobalstate"]), output_of([FIREWALL, "--getblockall"]))
 
 
-def judge_firewall(state: str | None) -> Finding:
-    settings = "System Settings > Network > Firewall"
-    if state is None:
-        return warning("the application firewall does not say its state", f"Look at {settings}.")
-    if state == "blocks all":
-        return problem("the application firewall blocks all incoming connections", f"{settings} > Options.")
-    if state == "on":
-        remedy = f"{settings} > Options: allow .venv's python, or nobody can answer its question on a headless Mac."
+def judge_firewall(state: str, block_all: str) -> Finding:
+    where = "System Settings > Network > Firewall"
+    found = re.search(r"State = (\d)", state)
+    if not found:
+        return warning("the state of the application firewall is unknown", f"Look at {where}.")
+    if found[1] == "2" or re.search(r"block all\b.*\benabled|(blocking|set to block) all", block_all, re.IGNORECASE):
+        return problem("the application firewall blocks all incoming connections", f"{where} > Options.")
+    if found[1] == "1":
+        remedy = (
+            f"{where} > Options: allow .venv's python; on a headless Mac nobody can answer the firewall's question."
+        )
         return warning("the application firewall is on and asks for each program that listens", remedy)
     return ok("the application firewall is off")

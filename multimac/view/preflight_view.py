@@ -6,12 +6,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distributed.preflight.report import ERROR, HostFacts, Pair, Problem, Report
+from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Report
 
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
-COLUMN = {"folder": "disk", "system": "python", "files": "disk"}
-WRONG, DOUBTFUL = ("✗", "red"), ("!", "yellow")
+COLUMN = {"folder": "disk", "system": "python", "files": "disk", "rivals": "packages"}
+STYLE = {ERROR: "red", WARNING: "yellow"}
+MARK = {ERROR: "✗", WARNING: "!"}
 
 
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
@@ -21,26 +22,11 @@ def show(console: Console, report: Report, *, errors: bool = True) -> None:
         console.print()
         console.print(_links(report))
     console.print()
-    for problem in report.problems:
-        if errors or problem.severity != ERROR:
-            _show_problem(console, problem)
-    console.print(f"{_counted(report)} ({report.seconds:.1f} s)")
-
-
-def _show_problem(console: Console, problem: Problem) -> None:
-    style = "red" if problem.severity == ERROR else "yellow"
-    what, _, remedy = str(problem).partition("\n")
-    console.print(Text.assemble((f"{problem.severity}:", style), f" {what}"))
-    if remedy:
-        console.print(Text(remedy))
-
-
-def _counted(report: Report) -> str:
-    errors, warnings = len(report.errors), len(report.warnings)
-    words = [
-        f"{count} {word}{'s' * (count != 1)}" for count, word in ((errors, "error"), (warnings, "warning")) if count
-    ]
-    return ", ".join(words) or "all well"
+    for problem in report.problems if errors else report.warnings:
+        console.print(Text.assemble((f"{problem.severity}:", STYLE[problem.severity]), f" {problem}"))
+    counts = {"error": len(report.errors), "warning": len(report.warnings)}
+    words = [f"{count} {word}{'s' * (count != 1)}" for word, count in counts.items() if count]
+    console.print(f"{', '.join(words) or 'all well'} ({report.seconds:.1f} s)")
 
 
 def _hosts(report: Report) -> Table:
@@ -59,8 +45,8 @@ def _cell(facts: HostFacts, check: str, report: Report) -> Text:
     text = _fact(facts, check, report)
     if not own:
         return Text(text)
-    mark = WRONG if any(problem.severity == ERROR for problem in own) else DOUBTFUL
-    return Text.assemble(mark, f" {text}" if text else "")
+    worst = ERROR if any(problem.severity == ERROR for problem in own) else WARNING
+    return Text.assemble((MARK[worst], STYLE[worst]), f" {text}" if text else "")
 
 
 def _fact(facts: HostFacts, check: str, report: Report) -> str:
@@ -71,8 +57,8 @@ def _fact(facts: HostFacts, check: str, report: Report) -> str:
         return ".".join(map(str, known["python"]))
     if check == "packages" and known.get("training"):
         return str(len(versions))
-    if check == "code" and facts.to_send is not None:
-        return "old" if facts.to_send else "same"
+    if check == "code" and facts.differ is not None:
+        return "old" if facts.differ else "same"
     if check == "clock" and facts.clock_ahead_s is not None:
         return f"{facts.clock_ahead_s:+.1f} s"
     if check == "disk" and facts.space:
@@ -102,10 +88,8 @@ def _links(report: Report) -> Table:
 
 
 def _link(pair: Pair | None, itself: bool) -> Text | str:
-    if itself:
-        return ""
     if pair is None:
-        return "?"
+        return "" if itself else "?"
     if pair.failed:
         return Text(pair.failed, style="red")
     speed = "?" if pair.mbit is None else f"{pair.mbit:.0f}"

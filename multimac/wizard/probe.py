@@ -20,7 +20,7 @@ from distributed.hosts.code import PRUNED
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import Progress, sync
 from distributed.plan.job import Job
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import environment
 from distributed.plan.prepare import for_host, prepare_run
 from distributed.plan.run_spec import RunSpec
 from distributed.ssh.connection import Remote

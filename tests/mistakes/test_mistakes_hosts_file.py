@@ -24,17 +24,17 @@ MISTAKES = {
     ),
     "an unknown key": (
         '{"master": "localhost",\n "workers": [],\n "ssh_usr": "anna"}',
-        "hosts.json:3: unknown key 'ssh_usr'",
-        "Did you mean 'ssh_user'?",
+        "hosts.json:3: unknown key 'ssh_usr', did you mean 'ssh_user'?",
+        "Known keys: master",
     ),
     "an unknown key of a worker": (
         ALONE.format('{"host": "mini", "port": 22}'),
-        "hosts.json:2: workers[0]: unknown key 'port'",
-        "Did you mean 'ssh_port'?",
+        "hosts.json:2: workers[0]: unknown key 'port', did you mean 'ssh_port'?",
+        "Known keys: host",
     ),
     "a key twice": (
         '{"master": "a",\n "master": "b", "workers": []}',
-        "hosts.json:2: key 'master' stands twice",
+        "hosts.json:2: key 'master' appears twice",
         "Remove",
     ),
     "a host twice": (ALONE.format('"mini",\n "mini"'), "hosts.json:3: mini is listed twice", "Remove"),
@@ -50,13 +50,13 @@ MISTAKES = {
     ),
     "a worker without an address": (
         ALONE.format('{"ssh_user": "anna"}'),
-        "hosts.json:2: workers[0]: 'host' is missing",
+        "hosts.json:2: workers[0] must be an address, or an object with a 'host'",
         '"host"',
     ),
     "a worker that is a number": (ALONE.format("7"), "hosts.json:2: workers[0] must be an address", '"host"'),
     "a user in the address": (
         ALONE.format('"anna@mini"'),
-        "hosts.json:2: workers[0]: 'anna@mini' is not an address",
+        "hosts.json:2: workers[0]: 'host' must be an address, not \"anna@mini\"",
         "'ssh_user'",
     ),
     "a port that is none": (
@@ -66,17 +66,17 @@ MISTAKES = {
     ),
     "a number for a text": (
         ALONE.format('{"host": "mini",\n "ssh_user": 7}'),
-        "hosts.json:3: workers[0]: 'ssh_user' must be a text, not 7",
+        "hosts.json:3: workers[0]: 'ssh_user' must be text, not 7",
         "quotes",
     ),
     "a relative path": (
         ALONE.format('{"host": "mini",\n "project_path": "tuner"}'),
-        "hosts.json:3: workers[0]: 'project_path' must be a path from / or ~/, not 'tuner'",
-        "~/tuner",
+        "hosts.json:3: workers[0]: 'project_path' must be a path from / or ~/, not \"tuner\"",
+        "~/multimac-whisper",
     ),
     "an unknown device": (
         ALONE.format('{"host": "mini",\n "device": "gpu"}'),
-        "hosts.json:3: workers[0]: 'device' must be auto, mps, cuda or cpu, not 'gpu'",
+        "hosts.json:3: workers[0]: 'device' must be auto, mps, cuda or cpu, not \"gpu\"",
         "auto",
     ),
 }

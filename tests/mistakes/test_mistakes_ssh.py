@@ -268,7 +268,7 @@ def test_a_gpu_that_is_not_there(desk, ssh_server, monkeypatch):
     for name, seconds in {"look.TORCH_ALARM_S": 20, "run.TORCH_BY": 22.0, "run.LINKS_BY": 24.0}.items():
         monkeypatch.setattr(f"distributed.preflight.{name}", seconds)
     Host(desk, ssh_server).write(device="cuda:99")
-    desk.refuses(TRAIN, 5, "127.0.0.1: device cuda:99 is asked for", ("Set device to auto or cpu", "nvidia-smi"))
+    desk.refuses(TRAIN, 5, "127.0.0.1: device cuda:99 is set", ("Set device to auto or cpu", "nvidia-smi"))
 
 
 def test_the_disk_of_a_host_is_full(desk, host):
@@ -277,7 +277,7 @@ def test_the_disk_of_a_host_is_full(desk, host):
     host.project.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(host.project)], check=True)
     try:
-        desk.refuses(TRAIN, 5, ("127.0.0.1: ", "free for"), ("Free some space there", "project_path"))
+        desk.refuses(TRAIN, 5, ("127.0.0.1: ", "free for"), ("Free some space", "project_path"))
         assert not list(host.project.iterdir())
     finally:
         subprocess.run(["umount", "-l", str(host.project)], check=True)

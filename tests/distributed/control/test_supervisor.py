@@ -18,7 +18,7 @@ from distributed.control.relay import connect, start_supervisor
 from distributed.control.supervisor import END, KeptLines, Supervisor
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import environment
 
 QUICK = Timeouts(orphaned_s=0.3, rescue_s=0.3, grace_s=0.3, last_lines_s=0.3)
 

@@ -21,7 +21,7 @@ from distributed.control.supervisor import KEPT
 from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import RELAY
 from distributed.launcher.worker_link import WorkerLink
-from distributed.plan.launch_env import environment
+from distributed.plan.launch import environment
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError
 

@@ -32,6 +32,11 @@ def test_a_worker_overrides_the_common_values(tmp_path):
     assert (b.user, b.project_path, b.port, b.interface) == ("eve", "/data/w", 2222, "en7")
 
 
+@pytest.mark.parametrize("path", ["~/tuner", "/data/w", "/..w/a b"])
+def test_a_slash_at_the_end_of_a_path_is_left_out(tmp_path, path):
+    assert load_hosts(write(tmp_path, {**GOOD, "project_path": path + "/"})).master.project_path == path
+
+
 def test_python_of_an_environment():
     assert Host(address="a").python == "~/multimac-whisper/.venv/bin/python"
     assert Host(address="a", project_path="/p").python == "/p/.venv/bin/python"
@@ -47,24 +52,27 @@ def test_python_of_an_environment():
         ({"workers": []}, ["'master' is missing"]),
         ({"master": "a"}, ["'workers' is missing"]),
         ({"master": "a", "workers": "b"}, [":3:", "must be a list"]),
-        ({**GOOD, "ssh_usr": "x"}, [":6:", "unknown key 'ssh_usr'", "Did you mean 'ssh_user'?"]),
+        ({**GOOD, "ssh_usr": "x"}, [":6:", "unknown key 'ssh_usr', did you mean 'ssh_user'?"]),
         ({**GOOD, "zzz": "x"}, ["unknown key 'zzz'", "Known keys: master"]),
         ({"master": "a", "workers": [{"host": "b", "prot": 1}]}, ["workers[0]", "unknown key 'prot'"]),
-        ({"master": "a", "workers": [{"ssh_user": "b"}]}, ["workers[0]", "'host' is missing"]),
-        ({"master": "a", "workers": [3]}, ["workers[0]", "an address or an object"]),
-        ({"master": "a", "workers": ["anna@b"]}, ["'anna@b' is not an address", "ssh_user"]),
-        ({"master": "a", "workers": ["-oProxyCommand=x"]}, ["is not an address"]),
-        ({"master": "a", "workers": [""]}, ["must be a text"]),
+        ({"master": "a", "workers": [{"ssh_user": "b"}]}, ["workers[0]", "an object with a 'host'"]),
+        ({"master": "a", "workers": [3]}, ["workers[0] must be an address, or an object"]),
+        ({"master": "a", "workers": ["anna@b"]}, ["'host' must be an address, not \"anna@b\"", "ssh_user"]),
+        ({"master": "a", "workers": ["-oProxyCommand=x"]}, ["must be an address"]),
+        ({"master": "a", "workers": [""]}, ["must be an address"]),
         ({"master": "a", "workers": [{"host": "b", "ssh_port": "22"}]}, ["'ssh_port' must be a number"]),
         ({"master": "a", "workers": [{"host": "b", "ssh_port": True}]}, ["'ssh_port' must be a number"]),
         ({"master": "a", "workers": [{"host": "b", "device": "gpu"}]}, ["'device' must be"]),
         ({**GOOD, "project_path": "here"}, ["'project_path' must be a path from / or ~/"]),
         ({**GOOD, "project_path": "~/../x"}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "/"}, ["'project_path' must be a path"]),
-        ({**GOOD, "ssh_user": None}, ["'ssh_user' must be a text"]),
+        ({**GOOD, "project_path": "/."}, ["'project_path' must be a path"]),
+        ({**GOOD, "project_path": "~/"}, ["'project_path' must be a path"]),
+        ({**GOOD, "project_path": "~anna/x"}, ["'project_path' must be a path"]),
+        ({**GOOD, "ssh_user": None}, ["'ssh_user' must be text"]),
         ({"master": "a", "workers": ["b", "B"]}, ["B is listed twice"]),
         ({"master": "a", "workers": ["a"]}, ["a is listed twice", "only under 'master'"]),
-        ('{"master": "a",\n"master": "b", "workers": []}', [":2:", "key 'master' stands twice"]),
+        ('{"master": "a",\n"master": "b", "workers": []}', [":2:", "key 'master' appears twice"]),
     ],
 )
 def test_mistakes_are_named(tmp_path, values, words):

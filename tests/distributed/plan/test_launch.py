@@ -8,10 +8,7 @@ import pytest
 from small_run import PROJECT
 
 from distributed.plan.launch import Launch
-from distributed.plan.prepare import rehost
 from distributed.run_dir.summary import read_run
-from distributed.ssh.host import Hosts
-from exogym.config import DiLoCoConfig
 from whisper_tuner.errors import RunError
 
 OLD = Path(__file__).with_name("run-of-version-0.1.json").read_text()
@@ -31,25 +28,9 @@ def test_what_is_saved_is_read_again(run_dir, prepared):
     assert Launch.load(run_dir) == prepared.launch
 
 
-def test_a_run_of_version_0_1_can_be_read(old_run):
-    master, mini = (rank.spec for rank in Launch.load(old_run).ranks)
-    assert master.strategy_settings == DiLoCoConfig(
-        lr=1e-5, weight_decay=0.01, max_norm=1.0, schedule="cosine", warmup_steps=8, H=10
-    )
-    assert (master.profile.checkpoint_interval, master.profile.keep_checkpoints) == (1, 2)
-    assert (master.profile.train, mini.wanted_device, mini.interface) == (old_run / "train.csv", "cpu", "en7")
-
-
-def test_a_run_of_version_0_1_goes_on(old_run):
-    launch = Launch.load(old_run)
-    hosts = Hosts(master=launch.master, workers=(launch.ranks[1].host,))
-    again, items = rehost(launch, hosts, old_run, (1, 1))
-    master, mini = (rank.spec for rank in again.ranks)
-    assert master == launch.ranks[0].spec
-    assert mini.profile.train.parts[-1] == "train.csv" and mini.wanted_device == "cpu" and items["mini.local"]
-    assert again.ranks[1].host == launch.ranks[1].host
-    again.save(old_run)
-    assert Launch.load(old_run) == again
+def test_a_run_of_version_0_1_is_refused_with_what_to_do(old_run):
+    with pytest.raises(RunError, match=r"unknown key 'checkpoint_interval'\n.*start a new one"):
+        Launch.load(old_run)
 
 
 def test_a_run_of_version_0_1_is_shown(old_run):

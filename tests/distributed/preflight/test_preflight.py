@@ -1,8 +1,10 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,12 @@ import psutil
 import pytest
 from loopback_sshd import SshServer
 from rich.console import Console
+from small_run import folder, job, run_dir
 from waiting import wait_until
 
 from distributed.plan.job import resolve
 from distributed.preflight import session as preflight_session
+from distributed.preflight.needs import read_own_files
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.host import Host, Hosts
@@ -22,6 +26,7 @@ from multimac.view.preflight_view import show
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError
 
+__all__ = ["folder", "job", "run_dir"]
 PROJECT = Path(__file__).parents[3]
 MASTER = Host(address="localhost")
 CONFIG = """
@@ -38,7 +43,7 @@ def worker(ssh_server: SshServer) -> Host:
     return replace(ssh_server.host, python_env=sys.executable)
 
 
-def job(folder: Path, text: str = ""):
+def tiny(folder: Path, text: str = ""):
     path = folder / "config.ini"
     path.write_text(CONFIG.format(project=PROJECT) + text)
     return resolve(ConfigFile(path), "tiny")
@@ -84,7 +89,7 @@ def wait_until_no_agent_is_left(seconds: float = 3.0) -> None:
 
 
 def test_a_healthy_host(worker, tmp_path):
-    with preflight(job(tmp_path), Hosts(master=MASTER, workers=(worker,))) as report:
+    with preflight(tiny(tmp_path), Hosts(master=MASTER, workers=(worker,))) as report:
         report.raise_if_errors()
         assert [remote.name for remote in report.remotes] == [worker.address]
         assert report.remotes[0].run(["echo", "still open"]).stdout == "still open\n"
@@ -92,7 +97,7 @@ def test_a_healthy_host(worker, tmp_path):
     there = report.hosts[1]
     assert there.facts["python"] == list(sys.version_info[:3])
     assert there.device == "cpu" or there.torch == {"late": True}  # on a machine that is busy with other things
-    assert abs(there.clock_ahead_s) < 0.5 and there.to_send > 50 and there.space["free"] > 0
+    assert abs(there.clock_ahead_s) < 0.5 and len(there.differ) > 50 and there.space["free"] > 0
     assert [(pair.source, pair.target) for pair in report.pairs] == [
         ("localhost", "127.0.0.1"),
         ("127.0.0.1", "localhost"),
@@ -143,8 +148,7 @@ def test_packages_and_rivals(no_torch, worker, bare_venv):
     (elsewhere / "distributed" / "__init__.py").touch()
     (site / "first.pth").write_text(f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n")
     report = look(replace(worker, python_env=str(bare_venv)))
-    missing, rival, *rest = wrong(report, "packages")
-    assert not rest
+    [missing], [rival] = wrong(report, "packages"), wrong(report, "rivals")
     assert "packages differ from the master's" in missing and "is missing (here" in missing
     assert missing.endswith("Run: multimac hosts setup")
     assert f"another distributed would be loaded: {elsewhere}" in rival and "pip uninstall distributed" in rival
@@ -171,17 +175,38 @@ def test_a_master_that_is_another_machine(no_torch, worker):
 
 def test_files_of_the_master_that_cannot_be_read(no_torch, worker, tmp_path):
     broken = tmp_path / "model"
-    broken.mkdir()
-    (broken / "config.json").symlink_to(broken / "gone")
-    text = f"validation = {tmp_path}/none.csv\n"
-    text = text + f"base_model = {broken}\n"
+    shutil.copytree(PROJECT / "bundled/model", broken)
+    with (broken / "model.safetensors").open("r+b") as weights:
+        weights.truncate(100_000)
+    (tmp_path / "one.csv").write_text("audio,text\nclip.wav,hello\n")
+    (tmp_path / "clip.wav").symlink_to(tmp_path / "gone.wav")
     path = tmp_path / "config.ini"
-    path.write_text(CONFIG.format(project=PROJECT).replace(f"base_model = {PROJECT}/bundled/model", "") + text)
+    path.write_text(
+        f"[profile:tiny]\nbase_model = {broken}\ntrain = {PROJECT}/bundled/data/train.csv\n"
+        f"validation = {tmp_path}/none.csv\ntest = {tmp_path}/one.csv\n"
+    )
     report = look(worker, job=resolve(ConfigFile(path), "tiny"))
-    said = wrong(report, "files")
-    assert len(said) == 2 and "config.json cannot be read" in said[0] and "no such manifest" in said[1]
+    model, validation, test = wrong(report, "files")
+    assert "model.safetensors is damaged, or was not copied whole" in model
+    assert "no such manifest" in validation and "one.csv: no usable row" in test
     with pytest.raises(DataError):
         report.raise_if_errors()
+
+
+def test_audio_that_is_closed_to_us_is_named_although_its_header_is_known(job, run_dir, folder, monkeypatch):
+    """As on a Mac, where a file can be seen in a folder from which an SSH session must not read."""
+    read_own_files(job, "here", threading.Event())
+    real = Path.open
+
+    def refuses(path, *arguments, **named):
+        if path.suffix == ".ogg":
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refuses)
+    manifests, problems = read_own_files(job, "here", threading.Event())
+    assert not manifests and [problem.status for problem in problems] == [ExitStatus.DATA] * 3
+    assert "000.ogg cannot be read: Permission denied" in problems[0].what and "check who owns" in problems[0].remedy
 
 
 def test_a_defect_of_ours_is_no_healthy_host(no_torch, worker, monkeypatch):
@@ -194,9 +219,42 @@ def test_a_defect_of_ours_is_no_healthy_host(no_torch, worker, monkeypatch):
 
 
 def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
-    report = look(worker, job=job(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
+    report = look(worker, job=tiny(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
     assert report.hosts[0].space["root"] == str(tmp_path / "runs") and not (tmp_path / "runs").exists()
     assert report.hosts[1].space["root"] == worker.project_path
+
+
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_a_connection_that_comes_too_late_is_closed(no_torch, monkeypatch, is_in_use):
+    """While the report is in use, or when nobody waits any more."""
+    answered, may_answer, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Late:
+        name, home = "late", "/"
+
+        def expand(self, path: str) -> str:
+            return path
+
+        def start(self, *_, **__):
+            answered.set()
+            raise HostError("late", "the connection was lost")
+
+        def close(self) -> None:
+            closed.set()
+
+    def connect(host: Host, timeout: float) -> Late:
+        may_answer.wait(10)
+        return Late()
+
+    monkeypatch.setattr("distributed.preflight.run.Remote.connect", connect)
+    monkeypatch.setattr("distributed.preflight.run.FACTS_BY", 2.0)
+    with preflight(None, Hosts(master=MASTER, workers=(Host(address="late"),))) as report:
+        assert any("late: not finished after 2 s: connecting" in text for text in wrong(report, "ssh"))
+        if is_in_use:
+            may_answer.set()
+            assert answered.wait(5) and not closed.is_set()
+    may_answer.set()
+    assert closed.wait(5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -65,9 +65,9 @@ def test_nothing_is_wrong_with_a_good_host():
         ({"memory": {"total": GB, "available": GB}}, ERROR, "needs about 2.0 GB of memory, it has 1.0 GB"),
         ({"memory": {"total": 3 * GB, "available": GB}}, WARNING, "would take about 4.0 GB of memory, it has 3.0 GB"),
         ({"memory": {"total": 8 * GB, "available": GB}}, WARNING, "of 8.0 GB only 1.0 GB are free now"),
-        ({"device": "mps"}, ERROR, "device mps is asked for"),
-        ({"device": "cuda"}, ERROR, "device cuda is asked for, but its torch sees no CUDA cards"),
-        ({"device": "cuda:2", "torch": TORCH | {"cuda": 2}}, ERROR, "device cuda:2 is asked for, but its torch sees 2"),
+        ({"device": "mps"}, ERROR, "device mps is set"),
+        ({"device": "cuda"}, ERROR, "device cuda is set, but its torch sees no CUDA cards"),
+        ({"device": "cuda:2", "torch": TORCH | {"cuda": 2}}, ERROR, "device cuda:2 is set, but its torch sees 2"),
         ({"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB}}, ERROR, "its GPU has 1.0 GB"),
         ({"torch": {"failed": "ImportError: no libgomp"}}, ERROR, "torch does not load: ImportError: no libgomp"),
         ({"torch": {"late": True}}, WARNING, "not checked in time"),
@@ -89,20 +89,37 @@ def test_one_thing_is_wrong(changes, severity, said):
 )
 def test_hosts_that_are_one_machine_share_its_memory(sharing, severity, said):
     memory = {"total": 16 * GB, "available": 7 * GB}
-    (problem,) = Checks(host(memory=memory), host("a"), PINS, NEEDS, "multimac hosts setup", sharing).all()
+    (problem,) = Checks(host(memory=memory), host("a"), PINS, NEEDS, "multimac hosts setup", sharing=sharing).all()
     assert (problem.severity, problem.what) == (severity, said) and problem.remedy
 
 
 def test_workers_spread_over_the_cards_of_a_machine():
     cards = host(device="cuda", torch=TORCH | {"cuda": 4, "cuda_memory": 4 * GB})
-    assert not list(Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", 4).all())
-    (problem,) = Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", 5).all()
+    assert not list(Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", sharing=4).all())
+    (problem,) = Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", sharing=5).all()
     assert "whole batches would take about 8.0 GB of memory, its GPU has 4.0 GB for 2 workers" in problem.what
 
 
 def test_a_python_of_the_system_is_not_touched():
     (problem,) = problems(host(venv=False, versions={"torch": "2.13.0"}))
     assert "psutil is missing" in problem.what and 'Leave "python_env" out' in problem.remedy
+
+
+def test_hosts_setup_is_for_workers_only():
+    """Of the master's own environment only `make setup` takes care."""
+    changes = {"python": [3, 10, 9], "torch": {"failed": "ImportError: no libgomp"}}
+    assert all("hosts setup" in problem.remedy for problem in problems(host(**changes)))
+    master = host("a", **changes)
+    own = list(Checks(master, master, PINS, NEEDS, "multimac hosts setup").all())
+    assert len(own) == 2 and all(problem.remedy.endswith("un: make setup") for problem in own)
+
+
+@pytest.mark.parametrize(("sync", "count"), [(True, 0), (False, 1)])
+def test_old_code_is_sent_anew_unless_that_is_ruled_out(sync, count):
+    old = host()
+    old.differ = ["a.py", "b.py", "c.py", "d.py"]
+    found = list(Checks(old, host("a"), PINS, NEEDS, "multimac hosts setup", sync=sync).all())
+    assert [problem.what.rpartition(": ")[2] for problem in found] == ["a.py, b.py, c.py, ..."] * count
 
 
 def test_what_a_host_holds_already_needs_no_room():

@@ -1,6 +1,5 @@
 """The quick checks, and how findings are shown."""
 
-import contextlib
 import json
 import os
 import socket
@@ -13,21 +12,20 @@ import pytest
 
 from distributed.plan.job import resolve
 from distributed.preflight.look import Look
-from distributed.preflight.report import HostFacts
 from distributed.ssh.host import Host
 from multimac.doctor import macos
-from multimac.doctor.checks import Check, State, examine, exit_status, ok, problem, skipped, warning
+from multimac.doctor.checks import Check, Finding, State, examine, exit_status, ok, problem, skipped, warning
 from multimac.doctor.machine import (
-    ThisMachine,
     check_environment,
     check_packages,
+    found_rivals,
     guarded,
     judge_device,
     judge_macos,
-    rival_files,
+    machine_checks,
     shortened,
 )
-from multimac.doctor.services import check_ssh_keys, check_ssh_server, judge_firewall, judge_sleep
+from multimac.doctor.services import check_ssh_keys, check_ssh_server
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import DataError, ExitStatus
 
@@ -88,32 +86,28 @@ def test_the_packages_of_this_project_fit():
     assert check_packages().state is State.OK
 
 
-def test_a_package_loaded_from_another_clone_is_a_problem(tmp_path):
-    found = rival_files(tmp_path)
-    assert found.state is State.PROBLEM
-    assert "is loaded from" in found.detail
-
-
 def test_gym_as_a_package_is_a_problem(tmp_path):
     (tmp_path / "gym").mkdir()
     (tmp_path / "gym" / "__init__.py").touch()
-    assert "gym/__init__.py" in rival_files(tmp_path).detail
-    assert rival_files(PROJECT) is None
+    assert "gym/__init__.py" in found_rivals(tmp_path).detail
+    assert found_rivals(PROJECT).state is not State.PROBLEM
 
 
-def this_machine(tmp_path, *, torch: dict = TORCH, free: float = 5e11, **facts) -> ThisMachine:
-    """As if the preflight had found this."""
-    memory = {"total": 16 * 10**9, "available": 8 * 10**9, "machine": "m"}
-    known = {"training": True, "python": [3, 12, 1], "executable": "/env/bin/python", "venv": True, "memory": memory}
-    here = ThisMachine(None, tmp_path / "runs")
-    here.look = Look(0, HostFacts(host=Host(address="this machine")))
-    here.look.session = contextlib.nullcontext()
-    here.look.session.close = lambda: None
-    here.look.facts.facts = known | {"versions": {"torch": "2.13.0"}, "rivals": [], "system": "Linux"} | facts
-    here.look.facts.torch = torch
-    here.look.spaces = [{"root": "/a", "free": 5e11, "held": 0}, {"root": "/b", "free": free, "held": 0}]
-    here.look.facts.space = here.look.spaces[-1]
-    return here
+@pytest.fixture
+def rows(monkeypatch, tmp_path):
+    """The rows of doctor, as if the preflight had found this."""
+
+    def judge(*, job=None, torch: dict | None = TORCH, free: float = 5e11, **facts) -> dict[str, Finding]:
+        memory = {"total": 16 * 10**9, "available": 8 * 10**9, "machine": "m"}
+        known = {"training": True, "python": [3, 12, 1], "executable": "/env/bin/python", "venv": True}
+        look = Look(0, Host(address="this machine"))
+        look.facts.facts = known | {"memory": memory, "versions": {}, "rivals": [], "system": "Linux"} | facts
+        look.facts.torch = torch
+        look.facts.space = {"root": "/runs", "free": free, "held": 0}
+        monkeypatch.setattr("distributed.preflight.look.look_here", lambda folders, seconds: look)
+        return {finding.name: finding for finding in examine(machine_checks(job, tmp_path / "runs"))}
+
+    return judge
 
 
 @pytest.mark.parametrize(
@@ -121,34 +115,33 @@ def this_machine(tmp_path, *, torch: dict = TORCH, free: float = 5e11, **facts) 
     [
         ("python", {}, State.OK, "python"),
         ("python", {"python": [3, 9, 6]}, State.PROBLEM, "Python 3.9.6 at /env/bin/python; needs >=3.11"),
-        ("rivals", {"rivals": [["exogym", "/site", True]]}, State.PROBLEM, "another exogym would be loaded: /site"),
-        ("rivals", {"rivals": [["exogym", "/site", False]]}, State.WARNING, "another exogym is installed in /site"),
-        ("disk", {}, State.OK, "500.0 GB free for /a; 500.0 GB free for /b"),
-        ("disk", {"free": 5e9}, State.WARNING, "5.0 GB free for /b"),
-        ("disk", {"free": 5e8}, State.PROBLEM, "500.0 MB free for /b, but 1.0 GB needed"),
+        ("rival packages", {"rivals": [["exogym", "/s", True]]}, State.PROBLEM, "another exogym would be loaded: /s"),
+        ("rival packages", {"rivals": [["exogym", "/s", False]]}, State.WARNING, "another exogym is installed in /s"),
+        ("disk", {}, State.OK, "500.0 GB free for /runs"),
+        ("disk", {"free": 5e9}, State.WARNING, "5.0 GB free for /runs"),
+        ("disk", {"free": 5e8}, State.PROBLEM, "500.0 MB free for /runs, but 1.0 GB needed"),
         ("memory", {}, State.OK, "8.0 GB free of 16.0 GB"),
         ("memory", {"memory": {"total": 8 * 10**9, "available": 10**9}}, State.WARNING, "only 1.0 GB are free now"),
         ("device", {}, State.OK, "cpu, threads: 2; torch 2.13.0"),
         ("device", {"torch": {"failed": "no libgomp"}}, State.PROBLEM, "torch does not load: no libgomp"),
         ("device", {"torch": {"late": True}}, State.WARNING, "importing torch took too long"),
-        ("device", {"torch": None, "versions": {}}, State.PROBLEM, "torch is not installed"),
+        ("device", {"torch": None}, State.PROBLEM, "torch is not installed"),
     ],
 )
-def test_what_the_preflight_finds_of_this_machine(tmp_path, row, changes, state, words):
-    found = getattr(this_machine(tmp_path, **changes), row)()
+def test_what_the_preflight_finds_of_this_machine(rows, row, changes, state, words):
+    found = rows(**changes)[row]
     assert (found.state, words in found.detail) == (state, True), found
     assert found.remedy or state is State.OK
 
 
-def test_the_needs_of_a_profile_count(tmp_path):
+def test_the_needs_of_a_profile_count(rows, tmp_path):
     """Of Whisper large, all of it trained, no 16 GB are enough."""
     (tmp_path / "config.ini").write_text(
         f"[profile:big]\nbase_model = openai/whisper-large-v3\ntrain = {tmp_path}/no.csv\nmethod = full\n"
     )
-    here = this_machine(tmp_path, free=20e9)
-    here.job = resolve(ConfigFile(tmp_path / "config.ini"), "big")
-    assert here.disk().state is State.PROBLEM and "needed" in here.disk().detail
-    assert here.memory().state is not State.OK and "memory" in here.memory().detail
+    found = rows(job=resolve(ConfigFile(tmp_path / "config.ini"), "big"), free=20e9)
+    assert found["disk"].state is State.PROBLEM and "needed" in found["disk"].detail
+    assert found["memory"].state is not State.OK and "memory" in found["memory"].detail
 
 
 @pytest.mark.parametrize(
@@ -168,10 +161,9 @@ def test_devices(name, torch, chip, state, words):
 
 def test_a_runs_folder_that_cannot_be_made_is_a_problem(tmp_path):
     (tmp_path / "file").touch()
-    here = ThisMachine(None, tmp_path / "file" / "runs")
-    found = here.folders()
+    [check] = [check for check in machine_checks(None, tmp_path / "file" / "runs") if check.name == "project folder"]
+    found = check.look()
     assert (found.state, f"{tmp_path}/file cannot be used" in found.detail) == (State.PROBLEM, True), found
-    here.look.session.close()
 
 
 def test_paths_do_not_tell_the_users_name():
@@ -230,30 +222,6 @@ def test_ssh_keys(tmp_path):
     assert check_ssh_keys(tmp_path, {}).state is State.OK
     key.chmod(0o644)
     assert check_ssh_keys(tmp_path, {}).remedy == "chmod 600 ~/.ssh/id_ed25519"
-
-
-@pytest.mark.parametrize(
-    ("sleep", "power", "state", "words"),
-    [
-        (macos.Sleep(minutes=0), macos.Power(on_battery=False), State.OK, "never sleeps by itself, on mains power"),
-        (macos.Sleep(minutes=10), macos.Power(on_battery=False), State.WARNING, "sleeps after 10 min"),
-        (macos.Sleep(minutes=0), macos.Power(on_battery=True, percent=40), State.WARNING, "on battery at 40%"),
-        (macos.Sleep(minutes=1, held_by=("caffeinate",)), None, State.WARNING, "awake just now by caffeinate"),
-        (None, None, State.WARNING, "pmset"),
-    ],
-)
-def test_sleep(sleep, power, state, words):
-    found = judge_sleep(sleep, power, caffeinate=True)
-    assert found.state is state
-    assert words in found.detail
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [("off", State.OK), ("on", State.WARNING), ("blocks all", State.PROBLEM), (None, State.WARNING)],
-)
-def test_the_firewall(state, expected):
-    assert judge_firewall(state).state is expected
 
 
 def start_doctor(*arguments: str) -> subprocess.Popen:

@@ -228,3 +228,13 @@ def test_a_fault_in_the_gradients_fails_the_command(capsys, monkeypatch, tmp_pat
     states = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.splitlines() if "│" in line}
     assert (states["gradients"], states["large batch"]) == ("problem", "problem")
     assert (states["staging"], states["two ranks"]) == ("ok", "ok")
+
+
+def test_a_device_that_is_not_there_is_a_row_like_others(capsys, tmp_path):
+    absent = "cuda" if torch.backends.mps.is_available() else "mps"
+    text = f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\ndevice = {absent}\n"
+    (tmp_path / "config.ini").write_text(text)
+    assert doctor(tmp_path / "config.ini", "mine", deep=True, as_json=True) == ExitStatus.HOST
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert f"device {absent} is set" in findings["device"]["detail"]
+    assert findings["deep checks"]["state"] == "problem" and "audio formats" not in findings

@@ -3,6 +3,8 @@
 import pytest
 
 from multimac.doctor import macos
+from multimac.doctor.checks import State
+from multimac.doctor.services import judge_firewall, judge_sleep
 
 HARDWARE = """{
   "SPHardwareDataType" : [
@@ -30,16 +32,11 @@ Currently in use:
  displaysleep         2 (display sleep prevented by Safari)
  tcpkeepalive         1
 """
-SERVICES = """\tdisabled services = {{
-\t\t"com.apple.ftpd" => disabled
-\t\t"com.openssh.sshd" => {state}
-\t\t"com.apple.screensharing" => disabled
-\t}}
-"""
 BATTERY = (
     "Now drawing from 'Battery Power'\n"
     " -InternalBattery-0 (id=22806627)\t78%; discharging; 5:05 remaining present: true\n"
 )
+MAINS = "Now drawing from 'AC Power'\n"
 
 
 def test_the_chip_is_read_and_the_serial_number_is_not():
@@ -58,64 +55,60 @@ def test_hardware_that_is_not_told_is_empty(text):
 
 
 @pytest.mark.parametrize(
-    ("setting", "expected"),
+    ("setting", "source", "state", "words"),
     [
+        ("0", MAINS, State.OK, "never sleeps by itself, on mains power"),
+        ("30", MAINS, State.WARNING, "sleeps after 30 min, on mains power"),
+        ("0", BATTERY, State.WARNING, "never sleeps by itself, on battery at 78%"),
+        ("0", "Now drawing from 'Battery Power'\n", State.WARNING, "never sleeps by itself, on battery"),
         (
             "1 (sleep prevented by powerd, coreaudiod, coreaudiod)",
-            macos.Sleep(minutes=1, held_by=("powerd", "coreaudiod")),
+            "",
+            State.WARNING,
+            "sleeps after 1 min (held awake just now by powerd, coreaudiod)",
         ),
-        ("30", macos.Sleep(minutes=30)),
-        ("0", macos.Sleep(minutes=0)),
     ],
 )
-def test_sleep_settings(setting, expected):
-    assert macos.parse_sleep(PMSET.format(sleep=setting)) == expected
+def test_sleep(setting, source, state, words):
+    found = judge_sleep(PMSET.format(sleep=setting), source, caffeinate=True)
+    assert (found.state, found.detail) == (state, words)
+    assert ("charger" in found.remedy) == ("battery" in words)
 
 
 def test_sleep_that_is_switched_off_for_the_whole_system_is_never():
-    assert macos.parse_sleep(PMSET.format(sleep=10).replace("\t\t0", "\t\t1")) == macos.Sleep(minutes=0)
+    settings = PMSET.format(sleep="10 (sleep prevented by powerd)").replace("\t\t0", "\t\t1")
+    assert judge_sleep(settings, MAINS, caffeinate=True).detail == "never sleeps by itself, on mains power"
+
+
+def test_without_caffeinate_a_command_is_named():
+    assert "`sudo pmset -c sleep 0`" in judge_sleep(PMSET.format(sleep=1), MAINS, caffeinate=False).remedy
 
 
 @pytest.mark.parametrize("text", ["", "pmset: unknown option", "Currently in use:\n displaysleep 10\n"])
 def test_sleep_that_is_not_told_is_unknown(text):
-    assert macos.parse_sleep(text) is None
-
-
-def test_power_source():
-    assert macos.parse_power(BATTERY) == macos.Power(on_battery=True, percent=78)
-    assert macos.parse_power("Now drawing from 'AC Power'\n") == macos.Power(on_battery=False)
-    assert macos.parse_power("") is None
+    found = judge_sleep(text, MAINS, caffeinate=True)
+    assert found.state is State.WARNING and "pmset" in found.detail
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"), [("enabled", True), ("disabled", False), ("false", True), ("true", False), ("odd", None)]
-)
-def test_remote_login(state, expected):
-    """Newer systems say enabled and disabled; up to macOS 12 it is the value of `disabled`."""
-    assert macos.parse_remote_login(SERVICES.format(state=state)) is expected
-
-
-def test_remote_login_that_nobody_ever_switched_is_unknown():
-    assert macos.parse_remote_login('\tdisabled services = {\n\t\t"com.apple.ftpd" => disabled\n\t}\n') is None
-
-
-@pytest.mark.parametrize(
-    ("state", "block_all", "expected"),
+    ("state", "block_all", "expected", "words"),
     [
-        ("Firewall is disabled. (State = 0)\n", "Firewall has block all state set to disabled.\n", "off"),
-        ("Firewall is enabled. (State = 1)\n", "Firewall has block all state set to disabled.\n", "on"),
-        ("Firewall is enabled. (State = 1)\n", "Block all DISABLED!\n", "on"),
-        ("Firewall is enabled. (State = 1)\n", "Firewall has block all state set to enabled.\n", "blocks all"),
-        ("Firewall is enabled. (State = 2)\n", "", "blocks all"),
-        ("", "", None),
+        ("Firewall is disabled. (State = 0)\n", "Firewall has block all state set to disabled.\n", State.OK, "off"),
+        ("Firewall is enabled. (State = 1)\n", "Firewall has block all state set to disabled.\n", State.WARNING, "on"),
+        ("Firewall is enabled. (State = 1)\n", "Block all DISABLED!\n", State.WARNING, "on"),
+        (
+            "Firewall is enabled. (State = 1)\n",
+            "Firewall has block all state set to enabled.\n",
+            State.PROBLEM,
+            "blocks all",
+        ),
+        ("Firewall is enabled. (State = 2)\n", "", State.PROBLEM, "blocks all"),
+        ("", "", State.WARNING, "unknown"),
     ],
 )
-def test_the_application_firewall(state, block_all, expected):
-    assert macos.parse_firewall(state, block_all) == expected
-
-
-def test_flags_of_sysctl():
-    assert [macos.parse_flag(text) for text in ("1\n", "0\n", "")] == [True, False, None]
+def test_the_application_firewall(state, block_all, expected, words):
+    found = judge_firewall(state, block_all)
+    assert (found.state, words in found.detail) == (expected, True)
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], ["sh", "-c", "echo half; exit 1"]])
