@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from distributed.plan.run_spec import Bundle, RunSpec
-from distributed.worker.user_model import run_bundle
+from distributed.worker.user_model import load_bundle
 from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import load_model
 
@@ -166,4 +166,4 @@ def test_a_bundle_that_was_changed_on_the_way_is_not_opened(tmp_path):
     path.write_bytes(b"not what was sent")
     spec = RunSpec(run_id="r", run_dir=".", cache_dir=".", bundle=Bundle(path=str(path), sha256="0" * 64))
     with pytest.raises(RunError, match="not the file that was sent"):
-        run_bundle(spec, events=lambda event: None, channel=None)
+        load_bundle(spec)

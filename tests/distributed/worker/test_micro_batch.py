@@ -22,8 +22,8 @@ from distributed.worker.micro_batch import (
     WORKER,
     Share,
     TooLittleMemory,
+    Trial,
     fit_into_memory,
-    measure,
     share_of_memory,
 )
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
@@ -116,10 +116,15 @@ def work(tmp_path):
 
 def shares(work: Work, clips: float, *, training: bool = True) -> Share:
     """With room for about so many clips."""
-    longest = work.batches.longest()
-    needs = measure(
-        work.model, lambda count: work.batches.blank(count, longest), 4, PLENTY, "float32", training=training
+    trial = Trial(
+        model=work.model,
+        batches=work.batches,
+        longest=work.batches.longest(),
+        share=PLENTY,
+        precision="float32",
+        training=training,
     )
+    needs = trial.measure(4)
     trained = sum(parameter.numel() for parameter in work.model.parameters() if parameter.requires_grad)
     later = (AFTER_A_STEP_BYTES + FLOAT) * trained + SPARE
     room = int(needs.one + (clips - 1) * needs.more + later)
@@ -212,6 +217,12 @@ def test_what_other_programs_hold_now_refuses_nobody(work):
     own = work(20.0, 20.0, batch_size=2)
     events = own.fit(replace(shares(own, 0.7), most=PLENTY.most))
     assert own.batches.clips_at_once == 1 and "it computes 1 at once" in events[0]["what"]
+
+
+def test_a_batch_of_one_clip_is_not_cut(work):
+    own = work(20.0, batch_size=1)
+    [event] = own.fit(replace(shares(own, 0.7), most=PLENTY.most))
+    assert event["type"] == "memory" and event["clips"] == event["at_once"] == 1
 
 
 def test_not_one_clip_fits(work):
