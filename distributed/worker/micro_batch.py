@@ -23,7 +23,7 @@ from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, FLOAT
 from whisper_tuner.text import size
 
-WORKER = f"{__package__}.main"
+WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 REMEDY = (
@@ -245,6 +245,6 @@ def _held_by_workers(run_id: str) -> int:
     held = 0
     for process in psutil.process_iter(["cmdline", "memory_info"]):
         line, memory = process.info["cmdline"] or (), process.info["memory_info"]
-        if memory and (process.pid == os.getpid() or (WORKER in line and run_id in line)):
+        if memory and (process.pid == os.getpid() or (run_id in line and WORKERS & set(line))):
             held += memory.rss - getattr(memory, "shared", 0)
     return held

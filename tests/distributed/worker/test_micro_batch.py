@@ -19,7 +19,6 @@ from distributed.plan.run_spec import RunSpec
 from distributed.worker.micro_batch import (
     RESERVE,
     SPARE,
-    WORKER,
     Share,
     TooLittleMemory,
     Trial,
@@ -293,7 +292,7 @@ def sibling():
     processes = []
 
     def start(run: str, held: int) -> None:
-        command = [sys.executable, "-c", HOLD, WORKER, run, str(held)]
+        command = [sys.executable, "-c", HOLD, "distributed.worker.main", run, str(held)]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         assert processes[-1].stdout.readline() == b"held\n"
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from multimac.wizard.estimate import Work, exchange_s, speed_up, suggested_interval, suggested_strategy
 from multimac.wizard.ini_text import existing, with_sections
 from multimac.wizard.manifests import beside, find, split
-from multimac.wizard.probe import Speed
+from multimac.wizard.speed import Speed, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
 from whisper_tuner.data.dataset import Sample
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
