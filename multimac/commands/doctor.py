@@ -25,8 +25,7 @@ from whisper_tuner.errors import ConfigError, ExitStatus
 STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}
 
 
-def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False, place=None) -> ExitStatus:
-    """place: see `deep_checks`; None leaves the models as they are."""
+def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False) -> ExitStatus:
     job = resolve(ConfigFile(config), profile) if profile else None
     chosen = job.profile if job else None
     runs = chosen.runs_dir if chosen else PROJECT / "runs"
@@ -38,7 +37,7 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
             findings.append(dataclasses.replace(skipped("once the packages are right"), name="deep checks"))
         elif deep:
             try:
-                findings += _deep(chosen, place, show)
+                findings += _deep(chosen, show)
             except ConfigError as error:  # of the device asked for; what was found until then is shown all the same
                 wrong = error
     status = wrong.exit_status if wrong else exit_status(findings)
@@ -63,13 +62,12 @@ def report(findings: Sequence[Finding], profile: str, deep: bool, status: ExitSt
     }
 
 
-def _deep(profile: Profile | None, place, show) -> list[Finding]:
+def _deep(profile: Profile | None, show) -> list[Finding]:
     show("loading the bundled Whisper")
     try:
         from exogym import device as devices
         from exogym.errors import SettingError
         from multimac.doctor.deep import deep_checks
-        from multimac.doctor.gradients import on_device
     except (ImportError, OSError) as error:
         return [
             dataclasses.replace(problem(f"a package does not load: {error}", "Run: make setup"), name="deep checks")
@@ -86,7 +84,7 @@ def _deep(profile: Profile | None, place, show) -> list[Finding]:
         device = devices.choose(profile.device if profile else None)
     except SettingError as error:
         raise ConfigError(str(error), remedy="Set device to auto or cpu.") from None
-    checks = deep_checks(profile, device, lambda text: show(f"{current}: {text}"), place or on_device)
+    checks = deep_checks(profile, device, lambda text: show(f"{current}: {text}"))
     return examine(checks, name)
 
 

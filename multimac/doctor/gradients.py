@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -37,8 +37,6 @@ CPU_POSITIONS = 2_000
 SHORT_FRAMES = 200
 BUNDLED = PROJECT / "bundled"
 
-Place = Callable[[nn.Module, torch.device], nn.Module]
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -59,18 +57,19 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One batch's comparison; `wrong` parameters are past the limit, `worst` is the one farthest off."""
+    """One batch's comparison: how many parameters are past the limit, and the one that is farthest off."""
 
     shape: Shape
     loss_error: float
-    worst: str
-    error: float
-    wrong: int
+    worst_parameter: str
+    worst_error: float
+    wrong_parameters: int
     parameters: int
 
-
-def on_device(model: nn.Module, device: torch.device) -> nn.Module:
-    return model.to(device)
+    def figures(self) -> dict:
+        """For JSON, which has no inf."""
+        about = {**asdict(self), **asdict(self.shape), "positions": self.shape.positions, "shape": str(self.shape)}
+        return {key: None if value == math.inf else value for key, value in about.items()}
 
 
 def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
@@ -80,12 +79,12 @@ def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
 
 
 class Parity:
-    """The same weights twice: in float64 on the CPU, and as `place` puts them on the device."""
+    """The same weights twice: in float64 on the CPU, and on the device."""
 
-    def __init__(self, model: nn.Module, device: torch.device, *, precision: str = "float32", place: Place = on_device):
+    def __init__(self, model: nn.Module, device: torch.device, precision: str = "float32"):
         self.device, self.precision = device, precision
         self.reference = copy.deepcopy(model).double().train()
-        self.candidate = place(copy.deepcopy(model), device).train()
+        self.candidate = copy.deepcopy(model).to(device).train()
         self._expected: dict[Shape, tuple[float, dict[str, Tensor]]] = {}
 
     def step(self, shape: Shape) -> Step:
@@ -97,14 +96,11 @@ class Parity:
         return Step(
             shape=shape,
             loss_error=loss_error if math.isfinite(loss_error) else math.inf,
-            worst=worst.removeprefix("model.model."),
-            error=errors[worst],
-            wrong=sum(error > GRADIENT_LIMIT[self.precision] for error in errors.values()),
+            worst_parameter=worst.removeprefix("model.model."),
+            worst_error=errors[worst],
+            wrong_parameters=sum(error > GRADIENT_LIMIT[self.precision] for error in errors.values()),
             parameters=len(errors),
         )
-
-    def bad(self, step: Step) -> bool:
-        return step.wrong > 0 or step.loss_error > LOSS_LIMIT[self.precision]
 
     def _expect(self, shape: Shape) -> tuple[float, dict[str, Tensor]]:
         if shape not in self._expected:
@@ -195,35 +191,30 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
         if tidy:
             devices.empty_cache(parity.device)
         steps.append(parity.step(shape))
-    return judge(parity, steps, source)
-
-
-def judge(parity: Parity, steps: Sequence[Step], source: str) -> Finding:
-    figures = {
-        "device": str(parity.device),
-        "precision": parity.precision,
-        "limit": GRADIENT_LIMIT[parity.precision],
-        "steps": [_figures(step) for step in steps],
-    }
-    bad = [number for number, step in enumerate(steps) if parity.bad(step)]
-    if bad:
-        return problem(_describe(parity, steps, bad), _remedy(parity, steps[bad[0]]), **figures)
-    worst = max(steps, key=lambda step: step.error)
+    limit = GRADIENT_LIMIT[parity.precision]
+    figures = {"device": str(parity.device), "precision": parity.precision, "limit": limit}
+    figures |= {"steps": [step.figures() for step in steps]}
+    wrong = [n for n, step in enumerate(steps) if step.wrong_parameters or _loss_is_wrong(parity, step)]
+    if wrong:
+        return problem(_describe(parity, steps, wrong), _remedy(parity, steps[wrong[0]]), **figures)
+    worst = max(steps, key=lambda step: step.worst_error)
     sizes = ", ".join(dict.fromkeys(str(step.shape) for step in steps))
-    detail = (
-        f"{parity.device} agrees with float64 at {sizes} (clips x positions, {source}): at most {worst.error:.1e} off"
-    )
-    return ok(f"{detail} in {worst.worst}, limit {figures['limit']:g}", **figures)
+    agrees = f"{parity.device} agrees with float64 at {sizes} (clips x positions, {source})"
+    return ok(f"{agrees}: at most {worst.worst_error:.1e} off in {worst.worst_parameter}, limit {limit:g}", **figures)
 
 
-def _describe(parity: Parity, steps: Sequence[Step], bad: Sequence[int]) -> str:
-    step = steps[bad[0]]
-    before = f", after {steps[bad[0] - 1].shape}" if bad[0] else ""
-    where = f"{parity.device}, batch {bad[0] + 1} of {len(steps)} ({step.shape}{before})"
-    loss = f"the loss is {step.loss_error:.1e} off" if step.loss_error > LOSS_LIMIT[parity.precision] else "loss right"
-    size = f"off by {step.error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
-    others = f"{step.wrong} of {step.parameters} parameters wrong, {len(bad)} of {len(steps)} batches"
-    return f"{where}: the gradient of {step.worst} is {size}; {others}; {loss}"
+def _loss_is_wrong(parity: Parity, step: Step) -> bool:
+    return step.loss_error > LOSS_LIMIT[parity.precision]
+
+
+def _describe(parity: Parity, steps: Sequence[Step], wrong: Sequence[int]) -> str:
+    step = steps[wrong[0]]
+    before = f", after {steps[wrong[0] - 1].shape}" if wrong[0] else ""
+    where = f"{parity.device}, batch {wrong[0] + 1} of {len(steps)} ({step.shape}{before})"
+    off = f"off by {step.worst_error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
+    others = f"{step.wrong_parameters} of {step.parameters} parameters wrong, {len(wrong)} of {len(steps)} batches"
+    loss = f"the loss is {step.loss_error:.1e} off" if _loss_is_wrong(parity, step) else "loss right"
+    return f"{where}: the gradient of {step.worst_parameter} is {off}; {others}; {loss}"
 
 
 def _remedy(parity: Parity, step: Step) -> str:
@@ -237,16 +228,3 @@ def _remedy(parity: Parity, step: Step) -> str:
             "accumulation; or use device = cpu. torch 2.14 repairs it (pytorch 177116)."
         )
     return "Do not train on this GPU with this torch: set device = cpu in the profile. Send us this with --json."
-
-
-def _figures(step: Step) -> dict:
-    """inf is no JSON."""
-    return {
-        "clips": step.shape.clips,
-        "frames": step.shape.frames,
-        "positions": step.shape.positions,
-        "loss_error": step.loss_error if math.isfinite(step.loss_error) else None,
-        "worst_parameter": step.worst,
-        "worst_error": step.error if math.isfinite(step.error) else None,
-        "wrong_parameters": step.wrong,
-    }
