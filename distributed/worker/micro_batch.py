@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -78,14 +78,13 @@ class _Full(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Steps of `model` with silent clips of `longest`, as `batches` has them. They leave no trace, see `_untouched`."""
+    """Training steps of `model` with silent clips of `longest`. They leave no trace, see `_untouched`."""
 
     model: nn.Module
     batches: ShardBatches
     longest: tuple[int, int]
     share: Share
     precision: str
-    training: bool = True
 
     def clips_in(self, room: int) -> tuple[int, Needs]:
         """How many clips of a batch fit into `room` bytes, and what was measured."""
@@ -100,7 +99,7 @@ class Trial:
     def measure(self, clips: int) -> Needs:
         """A step with one clip and, if that is not all, one with `clips`."""
         with _untouched(self.model, self.share.device):
-            self.model.train(self.training)
+            self.model.train()
             one, is_full = self._peak(1, self.share.most)
             if is_full or clips == 1 or one > self.share.bytes:
                 return Needs(one=one, more=one, is_full=is_full)
@@ -130,12 +129,10 @@ class Trial:
         return peak.bytes, is_full
 
     def _step(self, clips: int) -> None:
-        with torch.set_grad_enabled(self.training):
-            batch = to_device(self.batches.blank(clips, self.longest), self.share.device)
-            with devices.autocast(self.share.device, self.precision):
-                loss, weight = self.model(batch)
-            if self.training:
-                (loss * weight).backward()
+        batch = to_device(self.batches.blank(clips, self.longest), self.share.device)
+        with devices.autocast(self.share.device, self.precision):
+            loss, weight = self.model(batch)
+        (loss * weight).backward()
 
 
 def fit_into_memory(
@@ -153,42 +150,28 @@ def fit_into_memory(
     of the model is changed but where it is: on the device that trains. Raises TooLittleMemory.
     """
     model.to(share.device)
-    trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
-    at_once = _fit(trial, events)
-    if validation is None:
-        return
-    theirs = validation.longest()
-    if any(own > known for own, known in zip(theirs, trial.longest, strict=True)):
-        _fit(replace(trial, batches=validation, longest=theirs, training=False), events)
-    elif at_once < validation.clips_at_once:
-        validation.compute_at_most(at_once)
-
-
-def _fit(trial: Trial, events: Callable[[dict], None]) -> int:
-    """Clips that are computed at once from now on."""
-    began, batches, share = time.perf_counter(), trial.batches, trial.share
-    trained = sum(parameter.numel() for parameter in trial.model.parameters() if parameter.requires_grad)
+    began = time.perf_counter()
+    used = [train, validation] if validation else [train]
+    longest = tuple(max(each) for each in zip(*(batches.longest() for batches in used), strict=True))
+    trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     # Gradients are kept from one part of a batch to the next.
     later = trained * (AFTER_A_STEP_BYTES + FLOAT) + SPARE
     at_once, needs = trial.clips_in(share.bytes - later)
-    clip_s, whole = batches.seconds(trial.longest[0]), batches.clips_at_once
+    clip_s, whole = train.seconds(longest[0]), train.clips_at_once
     if at_once < 1 and (needs.is_full or needs.one + later > share.most):
         takes = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
         what = f"one clip of {clip_s:.1f} s takes {takes} of memory, and the share of this worker is {size(share.most)}"
         raise TooLittleMemory(f"{what}{share.among()}", remedy=REMEDY)
-    about = {"clip_s": clip_s, "clips": whole, "needed": needs.of(whole) + later, "share": share.bytes}
+    needed = needs.of(whole) + later
     if max(1, at_once) < whole:
-        batches.compute_at_most(max(1, at_once))
-        events({"type": "warning", "what": _cut(trial, about)})
-    seconds = time.perf_counter() - began
-    events({"type": "memory", **about, "at_once": batches.clips_at_once, "seconds": seconds})
-    return batches.clips_at_once
-
-
-def _cut(trial: Trial, about: dict) -> str:
-    clips = f"{about['clips']} clips {'' if trial.training else 'of the validation '}of {about['clip_s']:.1f} s"
-    takes = f"{clips} at once would take {size(about['needed'])} of memory, and its share is {size(about['share'])}"
-    return f"{takes}{trial.share.among()}: it computes {trial.batches.clips_at_once} at once"
+        for batches in used:
+            batches.compute_at_most(max(1, at_once))
+        takes = f"{whole} clips of {clip_s:.1f} s at once would take {size(needed)} of memory"
+        what = f"{takes}, and its share is {size(share.bytes)}{share.among()}"
+        events({"type": "warning", "what": f"{what}: it computes {train.clips_at_once} at once"})
+    about = {"clip_s": clip_s, "clips": whole, "at_once": train.clips_at_once, "needed": needed, "share": share.bytes}
+    events({"type": "memory", **about, "seconds": time.perf_counter() - began})
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def work(tmp_path):
     return lambda *seconds, **options: Work(tmp_path, seconds or (20.0,) * 6, **options)
 
 
-def shares(work: Work, clips: float, *, training: bool = True) -> Share:
+def shares(work: Work, clips: float) -> Share:
     """With room for about so many clips."""
     trial = Trial(
         model=work.model,
@@ -121,7 +121,6 @@ def shares(work: Work, clips: float, *, training: bool = True) -> Share:
         longest=work.batches.longest(),
         share=PLENTY,
         precision="float32",
-        training=training,
     )
     needs = trial.measure(4)
     trained = sum(parameter.numel() for parameter in work.model.parameters() if parameter.requires_grad)
@@ -203,12 +202,11 @@ def test_validation_obeys_the_same_limit(work, tmp_path):
     assert validation.clips_at_once == own.batches.clips_at_once < 6
 
 
-def test_validation_with_longer_clips_is_measured_by_itself(work):
-    own, longer = work(1.0, batch_size=1), work(*[30.0] * 6).batches
-    share = shares(work(*[30.0] * 6), 2.5, training=False)
-    events = own.fit(share, longer)
-    assert longer.clips_at_once < 6
-    assert "6 clips of the validation of 30.0 s" in events[1]["what"] and events[2]["clip_s"] == 30.0
+def test_longer_clips_of_the_validation_are_measured(work):
+    own, longer = work(1.0, 1.0), work(*[30.0] * 6).batches
+    warning, event = own.fit(shares(work(*[30.0] * 6), 2.5), longer)
+    assert longer.clips_at_once == own.batches.clips_at_once < 6
+    assert "6 clips of 30.0 s at once" in warning["what"] and event["clip_s"] == 30.0
 
 
 def test_what_other_programs_hold_now_refuses_nobody(work):
