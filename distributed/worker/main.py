@@ -24,7 +24,7 @@ from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
 REMEDIES = {
-    "PeerLost": "Another host fell silent: see what its own lines say.",
+    "PeerLost": "Another host went silent: look for its last lines in launcher.log.",
     "RanksDiverged": "`multimac hosts check` compares code and packages; then start again, or resume.",
     "NotFinite": "Try a lower learning_rate; `runs show` has the loss so far.",
     "CheckpointError": "Start a new run, or put the run's checkpoints back on that host.",

@@ -51,7 +51,7 @@ class Share:
     workers: int = 1
 
     def among(self) -> str:
-        return f" ({self.workers} workers are on this machine)" if self.workers > 1 else ""
+        return f" ({self.workers} workers share this machine)" if self.workers > 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,16 +160,16 @@ def fit_into_memory(
     at_once, needs = trial.clips_in(share.bytes - later)
     clip_s, whole = train.seconds(longest[0]), train.clips_at_once
     if at_once < 1 and (needs.is_full or needs.one + later > share.most):
-        takes = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
-        what = f"one clip of {clip_s:.1f} s takes {takes} of memory, and the share of this worker is {size(share.most)}"
+        needed = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
+        what = f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {size(share.most)}"
         raise TooLittleMemory(f"{what}{share.among()}", remedy=REMEDY)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
         for batches in used:
             batches.compute_at_most(max(1, at_once))
-        takes = f"{whole} clips of {clip_s:.1f} s at once would take {size(needed)} of memory"
-        what = f"{takes}, and its share is {size(share.bytes)}{share.among()}"
-        events({"type": "warning", "what": f"{what}: it computes {train.clips_at_once} at once"})
+        what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
+        but = f"but this worker's share is {size(share.bytes)}{share.among()}"
+        events({"type": "warning", "what": f"{what}, {but}: it computes {train.clips_at_once} at a time"})
     about = {"clip_s": clip_s, "clips": whole, "at_once": train.clips_at_once, "needed": needed, "share": share.bytes}
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
 
@@ -201,18 +201,17 @@ def share_of_memory(spec: RunSpec, device: str | None) -> Share:
     own = devices.own_memory(chosen)
     held = devices.memory_in_use(chosen)
     workers = spec.machine_workers if own is None else devices.sharers(chosen, spec.machine_workers)
-    now, most = [], []
+    limits = []  # of what there is now, and of all
     if own:
         free, total = own
         reserve = int(RESERVE * total / workers)
-        now.append(min(free + held, total // workers) - reserve)
-        most.append(total // workers - reserve)
+        limits.append((min(free + held, total // workers) - reserve, total // workers - reserve))
     if chosen.type != "cuda":  # on a Mac the GPU has no memory of its own
         elsewhere = held - devices.memory_in_use(torch.device("cpu"))
         available, whole = _of_machine(spec)
-        now.append(available + elsewhere)
-        most.append(whole + elsewhere)
-    return Share(device=chosen, bytes=max(0, min(now)), most=max(0, min(most)), workers=workers)
+        limits.append((available + elsewhere, whole + elsewhere))
+    now, most = (max(0, min(each)) for each in zip(*limits, strict=True))
+    return Share(device=chosen, bytes=now, most=most, workers=workers)
 
 
 def _of_machine(spec: RunSpec) -> tuple[int, int]:

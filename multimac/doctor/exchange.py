@@ -15,12 +15,12 @@ from exogym.trainer import LocalTrainer
 from whisper_tuner.text import size
 
 from .checks import Finding, Tell, ok, problem
+from .gradients import DO_NOT_TRAIN
 
 REPEATS = 2
-DO_NOT_TRAIN = "Do not train on this device with this torch: set device = cpu in the profile. Send us this with --json."
 SAMPLES, RANKS, STEPS = 24, 2, 5
 LIMIT = 1e-3  # of the weights, relative: an accelerator and the CPU round differently
-QUIT_VPN = "Quit VPN and firewall programs and try again; send us this with --json."
+QUIT_VPN = "Quit VPN and firewall programs, and try again. If it stays so, please send us the report of --json."
 
 
 class Holder(nn.Module):

@@ -37,6 +37,9 @@ ACCELERATOR_POSITIONS = 36_000  # batches are cut to this: past the fault, withi
 CPU_POSITIONS = 2_000
 SHORT_FRAMES = 200
 BUNDLED = PROJECT / "bundled"
+DO_NOT_TRAIN = (
+    "Do not train on this GPU with this torch: set device = cpu in the profile. Please send us the report of --json."
+)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ def _describe(parity: Parity, steps: Sequence[Step], wrong: Sequence[int]) -> st
     where = f"{parity.device}, batch {wrong[0] + 1} of {len(steps)} ({step.shape}{before})"
     off = f"off by {step.worst_error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
     others = f"{step.wrong_parameters} of {step.parameters} parameters wrong, {len(wrong)} of {len(steps)} batches"
-    loss = f"the loss is {step.loss_error:.1e} off" if _loss_is_wrong(parity, step) else "loss right"
+    loss = f"the loss is {step.loss_error:.1e} off" if _loss_is_wrong(parity, step) else "the loss is right"
     return f"{where}: the gradient of {step.worst_parameter} is {off}; {others}; {loss}"
 
 
@@ -219,10 +222,10 @@ def _remedy(parity: Parity, step: Step) -> str:
     if parity.precision == "bf16":
         return "Set precision = float32 in the profile."
     if parity.device.type == "cpu":
-        return "The CPU itself, or this torch, computes wrongly: do not train here. Send us this with --json."
+        return "This CPU, or this torch, gives wrong results: do not train here. Please send us the report of --json."
     if step.shape.positions >= FAULTY_POSITIONS:
         return (
             f"Keep clips x frames / 2 under {FAULTY_POSITIONS:,} in each forward pass: a smaller batch_size, or "
             "accumulation; or use device = cpu. torch 2.14 repairs it (pytorch 177116)."
         )
-    return "Do not train on this GPU with this torch: set device = cpu in the profile. Send us this with --json."
+    return DO_NOT_TRAIN

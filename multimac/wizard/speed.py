@@ -104,7 +104,7 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
     except HostError as error:
         return Speed(host=machine.name, problem=str(error))
     except (ValueError, TypeError):
-        return Speed(host=machine.name, problem=last or f"it did not make {STEPS} steps in time")
+        return Speed(host=machine.name, problem=last or f"it did not finish {STEPS} training steps in time")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,9 +185,9 @@ def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
     whole, cut = work(), work()
     before = cut.batches.plan_settings()
     warning, event = cut.fit(shares(cut, 2.5))
-    assert warning["type"] == "warning" and "6 clips of 20.5 s at once would take" in warning["what"]
+    assert warning["type"] == "warning" and "6 clips of 20.5 s at once would need" in warning["what"]
     at_once = cut.batches.clips_at_once
-    assert 1 <= at_once <= 3 and warning["what"].endswith(f"it computes {at_once} at once")
+    assert 1 <= at_once <= 3 and warning["what"].endswith(f"it computes {at_once} at a time")
     assert event["clips"] == 6 and event["at_once"] == at_once and event["clip_s"] == 20.5
     assert (
         cut.batches.plan_settings() == before
@@ -213,7 +213,7 @@ def test_what_other_programs_hold_now_refuses_nobody(work):
     """A Mac with a browser open has little memory available, and gives back what it is asked for."""
     own = work(20.0, 20.0, batch_size=2)
     events = own.fit(replace(shares(own, 0.7), most=PLENTY.most))
-    assert own.batches.clips_at_once == 1 and "it computes 1 at once" in events[0]["what"]
+    assert own.batches.clips_at_once == 1 and "it computes 1 at a time" in events[0]["what"]
 
 
 def test_a_batch_of_one_clip_is_not_cut(work):
@@ -227,8 +227,8 @@ def test_not_one_clip_fits(work):
     with pytest.raises(TooLittleMemory) as caught:
         own.fit(replace(shares(own, 0.7), workers=4))
     said = str(caught.value)
-    assert said.startswith("one clip of 20.5 s takes") and "the share of this worker is" in said
-    assert "4 workers are on this machine" in said and "gradient_checkpointing" in said
+    assert said.startswith("one clip of 20.5 s needs") and "but this worker's share is" in said
+    assert "4 workers share this machine" in said and "gradient_checkpointing" in said
 
 
 PEAK = """

@@ -99,7 +99,7 @@ def test_a_wrong_gradient_is_found_and_named(whisper, faulty, device, factor):
     assert found.state is State.PROBLEM
     off = {1.01: "0.01", 1000.0: "1e+03", 0.0: "1"}.get(factor, "inf")
     assert f"the gradient of {WEIGHT} is off by {off} times its size (limit 0.005)" in found.detail
-    assert "1 of 103 parameters wrong" in found.detail and "loss right" in found.detail
+    assert "1 of 103 parameters wrong" in found.detail and "the loss is right" in found.detail
     assert "device = cpu" in found.remedy or device == "cpu"
     json.dumps(found.figures, allow_nan=False)
 

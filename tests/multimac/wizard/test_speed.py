@@ -44,7 +44,7 @@ def test_what_is_wrong_on_a_machine_is_said(spec):
     [
         ('print(\'{"problem": "no memory"}\')', "no memory"),
         ("raise ZeroDivisionError('by hand')", "ZeroDivisionError: by hand"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", "it did not make 4 steps in time"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", "it did not finish 4 training steps in time"),
     ],
 )
 def test_a_process_that_ends_otherwise_is_a_problem(spec, monkeypatch, tmp_path, script, problem):
