@@ -278,7 +278,7 @@ def test_the_resident_peak_stays_below_the_share(trained):
 
 def test_a_trial_is_broken_off_before_it_takes_too_much(trained):
     _, budget, peak, _, said = trained(30 * MB, "fit")
-    assert "one clip of 30.0 s takes more than" in said and peak < budget + 30 * MB
+    assert "one clip of 30.0 s needs more than" in said and peak < budget + 30 * MB
 
 
 HOLD = "import sys; held = bytearray(int(sys.argv[3])); print('held', flush=True); sys.stdin.read()"
