@@ -15,7 +15,6 @@ import json
 import math
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -25,20 +24,14 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.results import current_commit, write_section  # noqa: E402
+from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 from whisper_tuner.config import ConfigFile  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-epochs"
 RANKS, EPOCHS = (2, 4), (8, 16, 32)
 QUICK_RANKS, QUICK_EPOCHS, QUICK_SEEDS = (2,), (1, 2), 2
 ERRORS = 2.0  # standard errors by which a mean may exceed another and still count as noise
-START = """
-import sys
-from pathlib import Path
-sys.path[:0] = [".", "gym"]
-from multimac.commands.train import finetune
-sys.exit(finetune(Path(sys.argv[1]), "epochs", ranks=int(sys.argv[2])))
-"""
 HEAD = ("ranks", "epochs", "WER of each seed", "mean", "s for each run", "above half the epochs by", "noise")
 
 
@@ -139,9 +132,9 @@ class Bench:
     def report(self) -> list[str]:
         verdicts = {(verdict.ranks, verdict.epochs): verdict for verdict in judge(self.results.values())}
         rows = [self._row(*cell, verdicts.get(cell)) for cell in dict.fromkeys((t.ranks, t.epochs) for t in self.tasks)]
-        misses = [f"- {task}: the run failed, status {r.status}" for task, r in self.results.items() if r.status]
+        misses = [f"{task}: the run failed, status {r.status}" for task, r in self.results.items() if r.status]
         misses += [
-            f"- {v.ranks} ranks: {v.epochs} epochs end {v.difference:.1f} above {v.epochs // 2}, and {v.noise:.1f} "
+            f"{v.ranks} ranks: {v.epochs} epochs end {v.difference:.1f} above {v.epochs // 2}, and {v.noise:.1f} "
             "would be noise"
             for v in verdicts.values()
             if v.missed
@@ -154,20 +147,16 @@ class Bench:
             f"that of half as many epochs by more than noise: {ERRORS:g} standard errors of the difference of the "
             "means, with the standard deviation of a run pooled over all runs of fewer epochs.",
             "",
-            f"| {' | '.join(HEAD)} |",
-            "|---" * len(HEAD) + "|",
-            *rows,
-            "",
-            *(["Misses:", "", *misses] if misses else [f"No misses{left}."]),
+            *table(HEAD, rows),
+            *(listed(misses) or ["", f"No misses{left}."]),
         ]
 
-    def _row(self, ranks: int, epochs: int, verdict: Verdict | None) -> str:
+    def _row(self, ranks: int, epochs: int, verdict: Verdict | None) -> list:
         runs = [r for task, r in self.results.items() if (task.ranks, task.epochs) == (ranks, epochs)]
         rates = [run.wer for run in runs if run.wer is not None]
         mean = f"{statistics.mean(rates):.1f}" if rates else ""
         cells = [ranks, epochs, ", ".join(map(str, rates)), mean, ", ".join(f"{run.seconds:.0f}" for run in runs)]
-        cells += [f"{verdict.difference:+.1f}", f"{verdict.noise:.1f}"] if verdict else ["", ""]
-        return f"| {' | '.join(map(str, cells))} |"
+        return cells + ([f"{verdict.difference:+.1f}", f"{verdict.noise:.1f}"] if verdict else ["", ""])
 
 
 def read(path: Path) -> list[Result]:
@@ -181,10 +170,9 @@ def train(task: Task, folder: Path) -> Result:
     folder.mkdir(parents=True)
     (folder / "config.ini").write_text(config(task), encoding="utf-8")
     commit, began = current_commit(), time.monotonic()
-    command = [sys.executable, "-c", START, str(folder / "config.ini"), str(task.ranks)]
     print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
     with (folder / "console.txt").open("wb") as console:
-        process = subprocess.Popen(command, cwd=PROJECT, stdout=console, stderr=subprocess.STDOUT)
+        process = start_finetune(folder / "config.ini", "epochs", task.ranks, console)
         try:
             status = process.wait()
         except KeyboardInterrupt:  # it has come to the run as well, which stops at the end of a step
@@ -226,8 +214,8 @@ def main() -> int:
     lines = bench.report()
     print("\n".join(lines))
     if len(bench.results) == len(bench.tasks) and not args.quick:
-        commits = ", ".join(dict.fromkeys(result.commit for result in bench.results.values()))
-        write_section("epochs: WER after 8, 16 and 32 epochs", "\n".join(lines), commits)
+        commits = [result.commit for result in bench.results.values()]
+        write_section("epochs: WER after 8, 16 and 32 epochs", lines, commits)
     return int(any(result.status for result in bench.results.values()))
 
 

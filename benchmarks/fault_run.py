@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import shutil
@@ -11,35 +10,28 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fault_plan import REST_S, Plan
+from benchmarks.local_run import BUNDLED, PROJECT
 from benchmarks.results import current_commit
 from distributed.run_dir.log import read_events
 from lab import Lab, faults, remains
 from lab.hosts import user_home
 from lab.mischief import SKEWS_S, Aim, Fault, Mischief
 
-PROJECT = Path(__file__).resolve().parent.parent
 MASTER = "h1"
 RECORD = "record.json"
 HOME = "bench"  # on the lab's hosts, below their home
-BATCH, ROUND_STEPS = 4, 5
 DISK = "192m"  # holds the project, the run and some checkpoints
-SHORT_S, LONG_S = (2.0, 9.0), (16.0, 28.0)  # a host comes back before it is given up, or after
-FIRST_S, GAP_S, REST_S = 3.0, (4.0, 12.0), 2.0
 START_S, RUN_S, LEFT_S = 180.0, 900.0, 25.0
 SETTINGS = """
 [profile:bench]
-base_model = {project}/bundled/model
-train = {project}/bundled/data/train.csv
-validation = {project}/bundled/data/validation.csv
+{bundled}
 {test}
 epochs = {epochs}
 batch_size = {batch}
 learning_rate = 1.5e-3
-num_threads = 1
-device = cpu
 seed = {seed}
 checkpoint_interval = 1
 runs_dir = runs
@@ -50,64 +42,6 @@ communication_interval = {steps}
 base_profile = bench
 strategy = allreduce
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A run and what happens to it. After each leg but the last the launcher is killed, and a checkpoint damaged.
-
-    clocks are wrong during the whole run; a host of a `disk` fault has a small one.
-    """
-
-    number: int
-    hosts: tuple[str, ...]
-    strategy: str
-    seed: int
-    epochs: int
-    legs: tuple[tuple[Fault, ...], ...] = ((),)
-    damages: tuple[Fault, ...] = ()
-    clocks: tuple[Fault, ...] = ()
-    test: bool = False
-    round_steps: int = ROUND_STEPS
-    batch: int = BATCH
-
-    def to_json(self) -> dict:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-    @property
-    def round_samples(self) -> int:
-        return self.batch * len(self.hosts) * (1 if self.strategy == "allreduce" else self.round_steps)
-
-
-def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[str, int]) -> Plan:
-    """Run `number`: its kinds come from a deck that is dealt out over all runs, so that each comes as often."""
-    rng = random.Random(f"{seed} {number}")
-    decks = [random.Random(f"{seed} deck {n}").sample(kinds, len(kinds)) for n in range((number + 1) * count)]
-    mine = [kind for deck in decks for kind in deck][number * count : (number + 1) * count]
-    hosts = tuple(f"h{n}" for n in range(1, rng.choice((3, 4)) + 1))
-    strategy = "allreduce" if number % 4 == 3 else "diloco"
-    legs, damages, clocks = [[]], [], []
-    at, free = FIRST_S, dict.fromkeys(hosts, 0.0)
-    for kind in mine:
-        host, own_seed = rng.choice(hosts), rng.randrange(1 << 32)
-        if kind == "clock":
-            host = rng.choice([h for h in hosts if h not in {clock.host for clock in clocks}])
-            clocks.append(Fault(at=0, host=host, kind=kind, seconds=0, seed=own_seed))
-        elif kind == "damage":
-            damages.append(Fault(at=0, host=host, kind=kind, seconds=0, seed=own_seed))
-            legs.append([])
-            at, free = FIRST_S, dict.fromkeys(hosts, 0.0)
-        else:
-            host = rng.choice([h for h in hosts if free[h] <= at] or [min(hosts, key=free.get)])
-            at = max(at, free[host])
-            lasts = 0.0 if kind == "kill" else rng.uniform(*rng.choice((SHORT_S, LONG_S)))
-            legs[-1].append(Fault(at=at, host=host, kind=kind, seconds=lasts, seed=own_seed))
-            free[host] = at + lasts + REST_S
-            at += rng.uniform(*GAP_S)
-    return Plan(
-        number=number, hosts=hosts, strategy=strategy, seed=seed + number, epochs=epochs[strategy],
-        legs=tuple(map(tuple, legs)), damages=tuple(damages), clocks=tuple(clocks),
-    )  # fmt: skip
 
 
 class Course:
@@ -149,14 +83,8 @@ class Course:
         plan = self.plan
         self.home.mkdir(exist_ok=True)
         test = f"test = {PROJECT}/bundled/data/test.csv" if plan.test else ""
-        values = {
-            "project": PROJECT,
-            "batch": plan.batch,
-            "steps": plan.round_steps,
-            "epochs": plan.epochs,
-            "seed": plan.seed,
-        }
-        (self.home / "config.ini").write_text(SETTINGS.format(test=test, **values))
+        values = {"batch": plan.batch, "steps": plan.round_steps, "epochs": plan.epochs, "seed": plan.seed}
+        (self.home / "config.ini").write_text(SETTINGS.format(bundled=BUNDLED, test=test, **values))
         workers = [{"host": self.lab[n].address, "project_path": f"~/project-{n}"} for n in plan.hosts[1:]]
         settings = {"master": self.lab[MASTER].address, "workers": workers, "python_env": str(Path(sys.prefix))}
         (self.home / "hosts.json").write_text(json.dumps(settings))

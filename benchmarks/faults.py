@@ -25,8 +25,9 @@ from textwrap import shorten
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.fault_run import LONG_S, RECORD, SHORT_S, Course, Plan, plan  # noqa: E402
-from benchmarks.results import write_section  # noqa: E402
+from benchmarks.fault_plan import LONG_S, SHORT_S, Plan, plan  # noqa: E402
+from benchmarks.fault_run import RECORD, Course  # noqa: E402
+from benchmarks.results import listed, table, write_section  # noqa: E402
 from benchmarks.verdicts import CRASH_S, LATE_S, SILENT, Story, differing, inexact  # noqa: E402
 from lab import Lab  # noqa: E402
 from lab.mischief import KINDS, Fault  # noqa: E402
@@ -78,7 +79,7 @@ class Bench:
     def write(self, name: str, lines: Sequence[str], results: Sequence[dict]) -> None:
         print("\n".join(lines))
         if not self.args.quick:
-            write_section(name, "\n".join(lines), ", ".join(dict.fromkeys(result["commit"] for result in results)))
+            write_section(name, lines, [result["commit"] for result in results])
 
     # Do runs survive?
 
@@ -116,7 +117,8 @@ class Bench:
             "nothing left on the hosts 25 s later": [not result["troubles"] for result in results],
             "nobody lost without a fault": [not result["of_nobody"] for result in results],
         }
-        misses = [f"- run {r['plan']['number']}: {miss}" for r in results for miss in r["misses"]]
+        misses = [f"run {r['plan']['number']}: {miss}" for r in results for miss in r["misses"]]
+        rows = [row(kind, [verdict for verdict in verdicts if verdict["kind"] == kind]) for kind in self.args.kinds]
         return [
             f"{len(verdicts)} faults in {len(results)} runs, seed {self.args.seed}: {three} runs of three hosts, "
             f"{len(results) - three} of four; {reduce} with AllReduce, "
@@ -124,29 +126,21 @@ class Bench:
             f"the silence that the launcher bears and {LATE_S:.0f} s from falling silent; one round undone, and one "
             "trained in vain.",
             "",
-            f"| {' | '.join(HEAD)} |",
-            "|---" * len(HEAD) + "|",
-            *(row(kind, [verdict for verdict in verdicts if verdict["kind"] == kind]) for kind in self.args.kinds),
+            *table(HEAD, rows),
             "",
             *(f"- {what}: {sum(each)} of {len(results)} runs" for what, each in fine.items()),
             f"- rounds whose digests were compared: {sum(r['compared'] for r in results)}; AllReduce tells none, "
             "there the launcher compares every vote",
             f"- longest until nothing was left: {max(result['left_s'] for result in results):.0f} s",
             "",
-            f"Misses (`--seed {self.args.seed} --only RUN` repeats one):" if misses else "No misses.",
-            *(["", *misses] if misses else []),
+            f"`--seed {self.args.seed} --only RUN` repeats a run." if misses else "No misses.",
+            *listed(misses),
         ]
 
     # What do faults cost?
 
     def goodput(self) -> None:
-        lines = [
-            GOODPUT_HEAD,
-            "",
-            "| repeat | samples/s without faults, before and after | with | faults | away | ratio |",
-            "|---|---|---|---|---|---|",
-        ]
-        ratios, results = [], []
+        rows, ratios, results = [], [], []
         for number in range(self.args.repeats):
             calm = Plan(
                 number=number,
@@ -167,10 +161,10 @@ class Bench:
             results += [before, with_faults, after]
             cells = [number + 1, ", ".join(f"{speed:.2f}" for speed in undisturbed), f"{with_faults['speed']:.2f}"]
             cells += [len(with_faults["verdicts"]), f"{100 * with_faults['away']:.0f} %"]
-            lines.append(f"| {' | '.join(map(str, cells))} | {100 * ratios[-1]:.0f} % |")
-        misses = [f"- {miss}" for result in results for miss in result["misses"]]
-        lines += ["", f"Median: {100 * statistics.median(ratios):.0f} %."]
-        lines += ["", "Misses:", "", *misses] if misses else []
+            rows.append([*cells, f"{100 * ratios[-1]:.0f} %"])
+        head = ("repeat", "samples/s without faults, before and after", "with", "faults", "away", "ratio")
+        lines = [GOODPUT_HEAD, "", *table(head, rows), "", f"Median: {100 * statistics.median(ratios):.0f} %."]
+        lines += listed(miss for result in results for miss in result["misses"])
         self.write("faults: goodput", lines, results)
 
     def wer(self) -> None:
@@ -181,21 +175,19 @@ class Bench:
             calm = replace(troubled, legs=((),), damages=(), clocks=())
             for name, each in (("without", calm), ("with", troubled)):
                 results[name].append(self.run(each, self.out / f"wer-{each.seed}-{name}"))
-        lines = [
-            f"WER on the bundled test set after {self.epochs['wer']} epochs of DiLoCo, {self.args.seeds} seeds; "
-            "the same hosts and order of clips with faults and without.",
-            "",
-            "| faults | WER of each seed | mean | standard deviation | faults in all |",
-            "|---|---|---|---|---|",
-        ]
+        rows = []
         for name, runs in results.items():
             rates = [run["wer"] for run in runs if run["wer"] is not None]
             spread = f"{statistics.stdev(rates):.1f}" if len(rates) > 1 else ""
             mean = f"{statistics.mean(rates):.1f}" if rates else ""
-            cells = [name, ", ".join(map(str, rates)), mean, spread, sum(len(run["verdicts"]) for run in runs)]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-        misses = [f"- seed {run['plan']['seed']}: {miss}" for run in results["with"] for miss in run["misses"]]
-        lines += ["", "Misses:", "", *misses] if misses else []
+            rows.append([name, ", ".join(map(str, rates)), mean, spread, sum(len(run["verdicts"]) for run in runs)])
+        lines = [
+            f"WER on the bundled test set after {self.epochs['wer']} epochs of DiLoCo, {self.args.seeds} seeds; "
+            "the same hosts and order of clips with faults and without.",
+            "",
+            *table(("faults", "WER of each seed", "mean", "standard deviation", "faults in all"), rows),
+            *listed(f"seed {run['plan']['seed']}: {miss}" for run in results["with"] for miss in run["misses"]),
+        ]
         self.write("faults: WER", lines, [run for runs in results.values() for run in runs])
 
 
@@ -255,13 +247,13 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
     return result | {"misses": [shorten(miss, LONGEST_MISS) for miss in found]}
 
 
-def row(kind: str, verdicts: Sequence[dict]) -> str:
+def row(kind: str, verdicts: Sequence[dict]) -> list:
     times = [verdict["recovery"] for verdict in verdicts if verdict["recovery"] is not None]
     middle, longest = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("", "")
     defined = sum(not verdict["problems"] for verdict in verdicts)
     undone = max((verdict["undone_rounds"] for verdict in verdicts), default=0)
     vain = max((verdict["in_vain"] for verdict in verdicts), default=0.0)
-    return f"| {' | '.join(map(str, [kind, len(verdicts), defined, middle, longest, undone, f'{vain:.1f}']))} |"
+    return [kind, len(verdicts), defined, middle, longest, undone, f"{vain:.1f}"]
 
 
 def summary(plan: Plan, result: dict) -> str:

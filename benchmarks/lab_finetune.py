@@ -20,7 +20,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.results import current_commit, write_section  # noqa: E402
+from benchmarks.results import current_commit, table, write_section  # noqa: E402
 from distributed.hosts import environment, wheelhouse  # noqa: E402
 from lab import Lab  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
@@ -55,6 +55,15 @@ communication_interval = 17
 base_profile = lora
 communication_interval = 5
 """
+HEAD = (
+    "model",
+    "WER, `evaluate`",
+    "WER, plain transformers",
+    "run, s",
+    "rounds",
+    "sent per host, MB",
+    "ranks agree",
+)
 
 
 class Bench:
@@ -144,25 +153,21 @@ class Bench:
 
     def report(self) -> None:
         length = "Quick: 8 steps, 8 test clips." if self.args.quick else "Five epochs."
+        base = self.done["base WER"]["result"]
+        rows = [["base", base["evaluate"], base["plain"], "", "", "", ""]]
+        for method in ("full", "lora"):
+            run, wer = self.done[method]["result"], self.done[f"{method} WER"]["result"]
+            cells = [method, wer["evaluate"], wer["plain"], round(self.done[method]["seconds"]), run["rounds"]]
+            rows.append([*cells, f"{run['bytes'] / 1e6:.0f}", "yes" if run["agree"] else "NO"])
         lines = [
             f"Three hosts of {self.args.cpus} core each, 100 Mbit/s links; `hosts setup` from nothing took "
             f"{self.done['setup']['seconds']:.0f} s. {length}",
             "",
-            "| model | WER, `evaluate` | WER, plain transformers | run, s | rounds | sent per host, MB | ranks agree |",
-            "|---|---|---|---|---|---|---|",
+            *table(HEAD, rows),
         ]
-        base = self.done["base WER"]["result"]
-        lines.append(f"| base | {base['evaluate']} | {base['plain']} | | | | |")
-        for method in ("full", "lora"):
-            run, wer = self.done[method]["result"], self.done[f"{method} WER"]["result"]
-            agree = "yes" if run["agree"] else "NO"
-            cells = [method, wer["evaluate"], wer["plain"], round(self.done[method]["seconds"]), run["rounds"]]
-            lines.append(f"| {' | '.join(map(str, cells))} | {run['bytes'] / 1e6:.0f} | {agree} |")
         print("\n".join(lines))
-        commits = ", ".join(dict.fromkeys(self.done[method]["commit"] for method in ("full", "lora")))
-        write_section(
-            f"lab_finetune: {self.args.model.name} on {self.args.data.name}, three hosts", "\n".join(lines), commits
-        )
+        commits = [self.done[method]["commit"] for method in ("full", "lora")]
+        write_section(f"lab_finetune: {self.args.model.name} on {self.args.data.name}, three hosts", lines, commits)
 
 
 def main() -> None:

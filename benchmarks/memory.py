@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +21,8 @@ import psutil
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.results import write_section  # noqa: E402
+from benchmarks.local_run import BUNDLED, start_finetune  # noqa: E402
+from benchmarks.results import table, write_section  # noqa: E402
 
 GRAPH = Path(__file__).with_name("memory.svg")
 CONFIG = """
@@ -32,21 +32,10 @@ communication_interval = 1
 checkpoint_interval = 50
 max_steps = {rounds}
 [profile:tiny]
-base_model = {project}/bundled/model
-train = {project}/bundled/data/train.csv
-validation = {project}/bundled/data/validation.csv
+{bundled}
 epochs = 1000
 batch_size = 2
 learning_rate = 1e-5
-num_threads = 1
-device = cpu
-"""
-START = """
-import sys
-from pathlib import Path
-sys.path[:0] = [".", "gym"]
-from multimac.commands.train import finetune
-sys.exit(finetune(Path(sys.argv[1]), "rounds", ranks=2))
 """
 EVERY_S = 1.0
 WARM_UP = 0.25  # of the rounds: caches and the allocator fill up
@@ -62,28 +51,28 @@ def main() -> int:
     rounds = 100 if options.quick else options.rounds
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         series = measure(options.out or Path(folder), rounds)
-    table = summary(series)
-    print("\n".join(table))
+    lines = summary(series)
+    print("\n".join(lines))
     if not options.quick:
         GRAPH.write_text(svg(series), encoding="utf-8")
-        head = "Two local ranks, the bundled model, DiLoCo with H = 1.\n\n![memory](memory.svg)\n"
-        write_section(f"memory: {rounds:,} rounds", "\n".join([head, *table]))
+        head = ["Two local ranks, the bundled model, DiLoCo with H = 1.", "", "![memory](memory.svg)", ""]
+        write_section(f"memory: {rounds:,} rounds", [*head, *lines])
     return 0
 
 
 def measure(folder: Path, rounds: int) -> Series:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.ini"
-    config.write_text(CONFIG.format(project=PROJECT, rounds=rounds), encoding="utf-8")
-    process = subprocess.Popen([sys.executable, "-c", START, str(config)], cwd=PROJECT, stdout=subprocess.DEVNULL)
+    config.write_text(CONFIG.format(bundled=BUNDLED, rounds=rounds), encoding="utf-8")
     series: Series = {}
-    while process.poll() is None:
-        time.sleep(EVERY_S)
-        events = max(folder.glob("runs/*/events.jsonl"), default=None)
-        if events and (done := rounds_of(events)):
-            for name, megabytes in resident(events.parent).items():
-                series.setdefault(name, []).append((done, megabytes))
-            print(f"\r{done}/{rounds}", end="", file=sys.stderr)
+    with (folder / "console.txt").open("wb") as console, start_finetune(config, "rounds", 2, console) as process:
+        while process.poll() is None:
+            time.sleep(EVERY_S)
+            events = max(folder.glob("runs/*/events.jsonl"), default=None)
+            if events and (done := rounds_of(events)):
+                for name, megabytes in resident(events.parent).items():
+                    series.setdefault(name, []).append((done, megabytes))
+                print(f"\r{done}/{rounds}", end="", file=sys.stderr)
     if process.returncode:
         raise SystemExit(f"the run failed: see {folder}")
     return series
@@ -108,7 +97,7 @@ def resident(run_dir: Path) -> dict[str, float]:
 
 def summary(series: Series) -> list[str]:
     """Least squares over the rounds after the warm-up."""
-    rows = ["| process | MB at the end | MB per 1,000 rounds | noise, MB | flat |", "|---|---|---|---|---|"]
+    rows = []
     for name, points in sorted(series.items()):
         last = points[-1][0]
         counted = [point for point in points if point[0] >= WARM_UP * last]
@@ -116,8 +105,8 @@ def summary(series: Series) -> list[str]:
         noise = statistics.pstdev(megabytes - start - slope * done for done, megabytes in counted)
         grown = abs(slope) * (last - counted[0][0])
         flat = "yes" if grown <= 2 * noise or grown < 0.01 * points[-1][1] else "no"
-        rows.append(f"| {name} | {points[-1][1]:.0f} | {1000 * slope:+.1f} | {noise:.1f} | {flat} |")
-    return rows
+        rows.append((name, f"{points[-1][1]:.0f}", f"{1000 * slope:+.1f}", f"{noise:.1f}", flat))
+    return table(("process", "MB at the end", "MB per 1,000 rounds", "noise, MB", "flat"), rows)
 
 
 def svg(series: Series) -> str:

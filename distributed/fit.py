@@ -1,27 +1,45 @@
-"""NetworkTrainer: fits a model of your own on all machines of a hosts file."""
+"""NetworkTrainer: fits a model of your own on all machines of a hosts file.
+
+Model and data travel as one file, the only thing that is unpickled after a journey: over SFTP with mode 0600. A worker
+opens it only if its SHA-256 is the one in the RunSpec, which comes over the launcher's own SSH session.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+from safetensors.torch import load_model
 from torch import nn
 
+from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items
+from distributed.hosts.paths import STORE
+from distributed.hosts.sync import sync
 from distributed.launcher.follow import PlainScreen, follow, start_launcher
 from distributed.plan.hosts_file import load_hosts
+from distributed.plan.launch import Launch, Rank
+from distributed.plan.rendezvous import meeting_address
+from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
+from distributed.preflight.run import preflight
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
-from distributed.user_model import UserModel, send, trained
 from exogym.errors import SettingError
+from exogym.train_node import TrainResult
 from exogym.trainer import DataSource, Fit, FitSettings
+from whisper_tuner.errors import RunError
+from whisper_tuner.files import atomic_path
 
 
 class NetworkTrainer:
     """Fits a model of your own on all machines of a hosts file, as exogym's LocalTrainer does on one.
 
-    Model and data sets are sent to the hosts as one file, checked by its SHA-256 before it is unpickled; what their
-    classes import must be installed there. `hosts setup` prepares the hosts. Whisper profiles go another way: their
-    workers build model and data from the RunSpec alone, see worker/train.py.
+    The model's `forward(batch)` returns a loss. Model and data sets must be picklable; what their classes import must
+    be installed on the hosts, which `hosts setup` prepares.
     """
 
     def __init__(
@@ -32,7 +50,7 @@ class NetworkTrainer:
         val_dataset: DataSource | None = None,
     ):
         self.hosts = hosts_config if isinstance(hosts_config, Hosts) else load_hosts(hosts_config)
-        self.mine = UserModel(model=model, train=train_dataset, validation=val_dataset)
+        self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
 
     def fit(self, **settings: Any) -> Fit:
         """Train a copy of the model and return it; `settings` are the fields of exogym's FitSettings.
@@ -42,7 +60,58 @@ class NetworkTrainer:
         if "num_nodes" in settings:
             raise SettingError("num_nodes is the number of hosts in the hosts file: leave it out")
         parsed = FitSettings(num_nodes=len(self.hosts.all), **settings)
-        with new_run(Path("runs").absolute(), type(self.mine.model).__name__) as run_dir:
-            send(self.mine, self.hosts, parsed, run_dir)
+        with new_run(Path("runs").absolute(), type(self.model).__name__) as run_dir:
+            self._send(parsed, run_dir)
         follow(run_dir, lambda: start_launcher(run_dir), PlainScreen())
-        return trained(self.mine.model, run_dir)
+        return self._trained(run_dir)
+
+    def _send(self, settings: FitSettings, run_dir: Path) -> None:
+        """Send the bundle to all hosts, and write run.json. Raises HostError, ConfigError."""
+        data, file = self._pickled(settings), run_dir / "bundle.pickle"
+        with atomic_path(file) as part:
+            part.write_bytes(data)
+        here = Bundle(path=str(file), sha256=hashlib.sha256(data).hexdigest())
+        there = Bundle(path=f"{STORE}/bundles/{here.sha256}.pickle", sha256=here.sha256)
+        with preflight(None, self.hosts) as report:
+            report.raise_if_errors()
+            address = meeting_address(self.hosts, report.remotes)
+            items = [*code_items(), SyncItem(local=file, remote=there.path)]
+            sync(report.remotes, {host.address: items for host in self.hosts.workers}, prune=PRUNED)
+        ranks = [self._rank(number, run_dir, there if number else here) for number in range(len(self.hosts.all))]
+        Launch(
+            run_id=run_dir.name, name="own model", ranks=tuple(ranks), address=address, timeout_s=settings.timeout
+        ).save(run_dir)
+
+    def _rank(self, number: int, run_dir: Path, bundle: Bundle) -> Rank:
+        host = self.hosts.all[number]
+        spec = RunSpec(
+            run_id=run_dir.name,
+            run_dir=f"runs/{run_dir.name}" if number else str(run_dir),
+            cache_dir=f"{STORE}/cache",
+            rank=number,
+            world_size=len(self.hosts.all),
+            hosts=tuple(host.address for host in self.hosts.all),
+            bundle=bundle,
+            interface=host.interface or "",
+            device=host.device or "",
+        )
+        return Rank(label=host.address, spec=spec, host=host if number else None)
+
+    def _pickled(self, settings: FitSettings) -> bytes:
+        parts = (self.model, self.train_dataset, self.val_dataset)
+        for part in (*parts, settings.strategy):
+            module = sys.modules.get(type(part).__module__)
+            origin = getattr(module, "__file__", None)
+            # Classes of a script beside the user's own are not installed on the hosts: send their code along.
+            if origin and "site-packages" not in origin and module.__name__.split(".")[0] not in PACKAGES:
+                cloudpickle.register_pickle_by_value(module)
+        return cloudpickle.dumps((*parts, settings))
+
+    def _trained(self, run_dir: Path) -> Fit:
+        """A copy of the model with the weights of the run. Raises RunError if it has none."""
+        final = run_dir / "final"
+        if not (final / RESULT).is_file():
+            raise RunError(f"{run_dir}: the run ended before there was a model")
+        model = copy.deepcopy(self.model)
+        load_model(model, str(final / WEIGHTS))
+        return Fit(model=model, result=TrainResult(**json.loads((final / RESULT).read_text())))

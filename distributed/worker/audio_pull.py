@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
-from distributed.control.channel import ControlChannel
 from whisper_tuner.data.dataset import Sample
 
 POLL_S = 0.05
@@ -18,8 +17,9 @@ LONGEST_S = 600.0  # a clip is given up when nothing at all has arrived for so l
 class AudioPull:
     """Asks the launcher for audio, which it puts into place over SFTP; whoever reads a clip waits for it here."""
 
-    def __init__(self, events: Callable[[dict], None], channel: ControlChannel):
-        self._events, self._channel = events, channel
+    def __init__(self, events: Callable[[dict], None], unsent: Container[str]):
+        """unsent: what the launcher has said that it cannot send."""
+        self._events, self._unsent = events, unsent
         self._wanted: set[str] = set()
         self._next_look = 0.0
         self._last_arrival = 0.0
@@ -37,7 +37,7 @@ class AudioPull:
         while name in self._wanted and not sample.audio.exists() and not given_up():
             self._look()
             quiet_since = max(began, self._last_arrival)
-            if name in self._channel.unsent or time.monotonic() - quiet_since > LONGEST_S:
+            if name in self._unsent or time.monotonic() - quiet_since > LONGEST_S:
                 return
             time.sleep(POLL_S)
 

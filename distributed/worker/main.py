@@ -6,6 +6,7 @@ Its RunSpec is the first line of stdin; by RUN a run's workers on one machine kn
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import platform
 import signal
@@ -16,25 +17,19 @@ from pathlib import Path
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
+from distributed.hosts.code import PACKAGES
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
-from .source_hash import loaded_source_hash
-
 REMEDIES = {
-    "PeerLost": "Another host fell silent: see what its own lines say.",
+    "PeerLost": "Another host went silent: look for its last lines in launcher.log.",
     "RanksDiverged": "`multimac hosts check` compares code and packages; then start again, or resume.",
     "NotFinite": "Try a lower learning_rate; `runs show` has the loss so far.",
     "CheckpointError": "Start a new run, or put the run's checkpoints back on that host.",
     "SettingError": "`multimac config show NAME` explains every setting.",
 }
-
-
-def _explained(error: ExogymError) -> str:
-    remedy = REMEDIES.get(type(error).__name__)
-    return f"{error}\n  {remedy}" if remedy else str(error)
 
 
 def main() -> int:
@@ -44,29 +39,47 @@ def main() -> int:
         return ExitStatus.RUN
     channel = ControlChannel(sys.stdin.buffer)
     try:
-        spec = RunSpec.from_json(line.decode())
-        gc.disable()  # a sixth of the time of so many imports
-        from .train import run  # torch and transformers: seconds, in which the channel is already watched
-
-        gc.enable()
-        about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
-        about["awake"] = keep_awake(os.getpid())
-        send_event({"type": "hello", **about})
-        save = run(spec, events=send_event, channel=channel)
-        channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
-        save(Path(spec.run_dir))
-        send_event({"type": "saved"})
-        threading.Event().wait()
+        _work(RunSpec.from_json(line.decode()), channel)
     except TunerError as error:
-        send_event({"type": "error", "kind": type(error).__name__, "foreseen": True, "message": str(error)})
+        _report(error, str(error), foreseen=True)
         return error.exit_status
     except ExogymError as error:
-        send_event({"type": "error", "kind": type(error).__name__, "foreseen": True, "message": _explained(error)})
+        remedy = REMEDIES.get(type(error).__name__)
+        _report(error, f"{error}\n  {remedy}" if remedy else str(error), foreseen=True)
         return ExitStatus.RUN
     except Exception as error:
         traceback.print_exc()
-        send_event({"type": "error", "kind": type(error).__name__, "message": f"{type(error).__name__}: {error}"})
+        _report(error, f"{type(error).__name__}: {error}")
         return ExitStatus.ERROR
+
+
+def _work(spec: RunSpec, channel: ControlChannel) -> None:
+    """Be a rank until the launcher ends this process."""
+    gc.disable()  # a sixth of the time of so many imports
+    from .train import run  # torch and transformers: seconds, in which the channel is already watched
+
+    gc.enable()
+    about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
+    send_event({"type": "hello", **about, "awake": keep_awake(os.getpid())})
+    save = run(spec, events=send_event, channel=channel)
+    channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
+    save()
+    send_event({"type": "saved"})
+    threading.Event().wait()
+
+
+def loaded_source_hash() -> str:
+    """Hash of our source files that this process has loaded: a host may load another copy than the one it was sent."""
+    digest = hashlib.sha256()
+    for name, module in sorted(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and name.split(".")[0] in PACKAGES:
+            digest.update(name.encode() + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _report(error: Exception, message: str, **about: bool) -> None:
+    send_event({"type": "error", "kind": type(error).__name__, "message": message, **about})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
-from exogym.batches import Batch, to_device
+from exogym.batches import to_device
 from exogym.random_state import random_state, set_random_state
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
@@ -23,7 +23,7 @@ from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, FLOAT
 from whisper_tuner.text import size
 
-WORKER = f"{__package__}.main"
+WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 REMEDY = (
@@ -51,7 +51,7 @@ class Share:
     workers: int = 1
 
     def among(self) -> str:
-        return f" ({self.workers} workers are on this machine)" if self.workers > 1 else ""
+        return f" ({self.workers} workers share this machine)" if self.workers > 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,65 @@ class _Full(Exception):
     """More than the share is in use."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Training steps of `model` with silent clips of `longest`. They leave no trace, see `_untouched`."""
+
+    model: nn.Module
+    batches: ShardBatches
+    longest: tuple[int, int]
+    share: Share
+    precision: str
+
+    def clips_in(self, room: int) -> tuple[int, Needs]:
+        """How many clips of a batch fit into `room` bytes, and what was measured."""
+        whole = self.batches.clips_at_once
+        needs = self.measure(min(2, whole))
+        clips = needs.clips_in(room)
+        if 2 < clips < whole:  # what one clip adds is little beside what else there is: told more exactly by several
+            needs = self.measure(clips)
+            clips = min(clips, needs.clips_in(room))
+        return clips, needs
+
+    def measure(self, clips: int) -> Needs:
+        """A step with one clip and, if that is not all, one with `clips`."""
+        with _untouched(self.model, self.share.device):
+            self.model.train()
+            one, is_full = self._peak(1, self.share.most)
+            if is_full or clips == 1 or one > self.share.bytes:
+                return Needs(one=one, more=one, is_full=is_full)
+            all_of_them, is_full = self._peak(clips, self.share.bytes)
+            added = max(all_of_them, self.share.bytes) if is_full else all_of_them
+            return Needs(one=one, more=max(1, int(GROWTH * (added - one) / (clips - 1))))
+
+    def _peak(self, clips: int, limit: int) -> tuple[int, bool]:
+        """(bytes, whether the step was broken off since it took more than `limit` of them)"""
+
+        def look(*_call: object) -> None:
+            if devices.memory_in_use(self.share.device) > limit:
+                raise _Full
+
+        is_full = False
+        with devices.PeakMemory(self.share.device) as peak:
+            looking = register_module_forward_pre_hook(look)
+            try:
+                self._step(clips)
+            except Exception as error:
+                is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
+                if not is_full:
+                    raise
+            finally:
+                looking.remove()
+                self.model.zero_grad(set_to_none=True)
+        return peak.bytes, is_full
+
+    def _step(self, clips: int) -> None:
+        batch = to_device(self.batches.blank(clips, self.longest), self.share.device)
+        with devices.autocast(self.share.device, self.precision):
+            loss, weight = self.model(batch)
+        (loss * weight).backward()
+
+
 def fit_into_memory(
     model: nn.Module,
     train: ShardBatches,
@@ -91,115 +150,33 @@ def fit_into_memory(
     of the model is changed but where it is: on the device that trains. Raises TooLittleMemory.
     """
     model.to(share.device)
-    longest = train.longest()
-    at_once = _fit(model, train, longest, share, precision, events, training=True)
-    if validation is None:
-        return
-    theirs = validation.longest()
-    if any(own > known for own, known in zip(theirs, longest, strict=True)):
-        _fit(model, validation, theirs, share, precision, events, training=False)
-    elif at_once < validation.clips_at_once:
-        validation.compute_at_most(at_once)
-
-
-def _fit(
-    model: nn.Module,
-    batches: ShardBatches,
-    longest: tuple[int, int],
-    share: Share,
-    precision: str,
-    events: Callable[[dict], None],
-    *,
-    training: bool,
-) -> int:
-    """Clips that are computed at once from now on."""
-    began, whole = time.perf_counter(), batches.clips_at_once
-
-    def measured(clips: int) -> Needs:
-        return measure(model, lambda count: batches.blank(count, longest), clips, share, precision, training=training)
-
-    needs = measured(min(2, whole))
+    began = time.perf_counter()
+    used = [train, validation] if validation else [train]
+    longest = tuple(max(each) for each in zip(*(batches.longest() for batches in used), strict=True))
+    trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    later = trained * AFTER_A_STEP_BYTES + SPARE
-    at_once, clip_s = needs.clips_in(share.bytes - later), batches.seconds(longest[0])
-    if at_once < whole:  # gradients are then kept from one part to the next
-        later += trained * FLOAT
-        at_once = needs.clips_in(share.bytes - later)
-        if at_once > 2:  # what one clip adds is little beside what else there is: told more exactly by several
-            needs = measured(at_once)
-            at_once = min(at_once, needs.clips_in(share.bytes - later))
+    # Gradients are kept from one part of a batch to the next.
+    later = trained * (AFTER_A_STEP_BYTES + FLOAT) + SPARE
+    at_once, needs = trial.clips_in(share.bytes - later)
+    clip_s, whole = train.seconds(longest[0]), train.clips_at_once
     if at_once < 1 and (needs.is_full or needs.one + later > share.most):
-        raise TooLittleMemory(_too_little(needs.one + later, clip_s, share, needs.is_full), remedy=REMEDY)
-    at_once = max(1, at_once)
-    about = {"clip_s": clip_s, "clips": whole, "needed": needs.of(whole) + later, "share": share.bytes}
-    if at_once < whole:
-        batches.compute_at_most(at_once)
-        events({"type": "warning", "what": _cut(about, share, batches.clips_at_once, training)})
-    at_once = batches.clips_at_once
-    events({"type": "memory", **about, "at_once": at_once, "seconds": time.perf_counter() - began})
-    return at_once
-
-
-def measure(
-    model: nn.Module,
-    blank: Callable[[int], Batch],
-    clips: int,
-    share: Share,
-    precision: str,
-    *,
-    training: bool = True,
-) -> Needs:
-    """A step with one clip and, if that is not all, one with `clips`; `blank` makes the batches.
-
-    Leaves no trace in the model or in random generators.
-    """
-    with _untouched(model, share.device):
-        model.train(training)
-        one, is_full = _peak(model, blank(1), share.device, share.most, precision, training)
-        if is_full or clips == 1:
-            return Needs(one=one, more=1, is_full=is_full)
-        if one > share.bytes:
-            return Needs(one=one, more=one)
-        all_of_them, is_full = _peak(model, blank(clips), share.device, share.bytes, precision, training)
-        added = max(all_of_them, share.bytes) if is_full else all_of_them
-        return Needs(one=one, more=max(1, int(GROWTH * (added - one) / (clips - 1))))
-
-
-def _peak(
-    model: nn.Module, batch: Batch, device: torch.device, limit: int, precision: str, training: bool
-) -> tuple[int, bool]:
-    """(bytes, whether it was broken off since it took more than `limit` of them)"""
-
-    def look(*_call: object) -> None:
-        if devices.memory_in_use(device) > limit:
-            raise _Full
-
-    is_full = False
-    with devices.PeakMemory(device) as peak:
-        looking = register_module_forward_pre_hook(look)
-        try:
-            _step(model, batch, device, precision, training)
-        except Exception as error:
-            is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
-            if not is_full:
-                raise
-        finally:
-            looking.remove()
-            model.zero_grad(set_to_none=True)
-    return peak.bytes, is_full
-
-
-def _step(model: nn.Module, batch: Batch, device: torch.device, precision: str, training: bool) -> None:
-    with torch.set_grad_enabled(training):
-        batch = to_device(batch, device)
-        with devices.autocast(device, precision):
-            loss, weight = model(batch)
-        if training:
-            (loss * weight).backward()
+        needed = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
+        what = f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {size(share.most)}"
+        raise TooLittleMemory(f"{what}{share.among()}", remedy=REMEDY)
+    needed = needs.of(whole) + later
+    if max(1, at_once) < whole:
+        for batches in used:
+            batches.compute_at_most(max(1, at_once))
+        what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
+        but = f"but this worker's share is {size(share.bytes)}{share.among()}"
+        events({"type": "warning", "what": f"{what}, {but}: it computes {train.clips_at_once} at a time"})
+    about = {"clip_s": clip_s, "clips": whole, "at_once": train.clips_at_once, "needed": needed, "share": share.bytes}
+    events({"type": "memory", **about, "seconds": time.perf_counter() - began})
 
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards the model and the random generators are as they were."""
     chance = random_state(device)
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -218,36 +195,23 @@ def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
         devices.empty_cache(device)
 
 
-def _cut(about: dict, share: Share, at_once: int, training: bool) -> str:
-    clips = f"{about['clips']} {'clips' if training else 'clips of the validation'} of {about['clip_s']:.1f}"
-    needs = f"{clips} s at once would take {size(about['needed'])} of memory, and its share is {size(share.bytes)}"
-    return f"{needs}{share.among()}: it computes {at_once} at once"
-
-
-def _too_little(needed: int, clip_s: float, share: Share, is_full: bool) -> str:
-    takes = f"{'more than ' if is_full else ''}{size(needed)}"
-    part = f"{size(share.most)}{share.among()}"
-    return f"one clip of {clip_s:.1f} s takes {takes} of memory, and the share of this worker is {part}"
-
-
 def share_of_memory(spec: RunSpec, device: str | None) -> Share:
     """What this worker may hold of the memory of the device that it trains on."""
     chosen = devices.choose(device, local_rank=spec.rank)
     own = devices.own_memory(chosen)
     held = devices.memory_in_use(chosen)
     workers = spec.machine_workers if own is None else devices.sharers(chosen, spec.machine_workers)
-    now, most = [], []
+    limits = []  # of what there is now, and of all
     if own:
         free, total = own
         reserve = int(RESERVE * total / workers)
-        now.append(min(free + held, total // workers) - reserve)
-        most.append(total // workers - reserve)
+        limits.append((min(free + held, total // workers) - reserve, total // workers - reserve))
     if chosen.type != "cuda":  # on a Mac the GPU has no memory of its own
         elsewhere = held - devices.memory_in_use(torch.device("cpu"))
         available, whole = _of_machine(spec)
-        now.append(available + elsewhere)
-        most.append(whole + elsewhere)
-    return Share(device=chosen, bytes=max(0, min(now)), most=max(0, min(most)), workers=workers)
+        limits.append((available + elsewhere, whole + elsewhere))
+    now, most = (max(0, min(each)) for each in zip(*limits, strict=True))
+    return Share(device=chosen, bytes=now, most=most, workers=workers)
 
 
 def _of_machine(spec: RunSpec) -> tuple[int, int]:
@@ -263,6 +227,6 @@ def _held_by_workers(run_id: str) -> int:
     held = 0
     for process in psutil.process_iter(["cmdline", "memory_info"]):
         line, memory = process.info["cmdline"] or (), process.info["memory_info"]
-        if memory and (process.pid == os.getpid() or (WORKER in line and run_id in line)):
+        if memory and (process.pid == os.getpid() or (run_id in line and WORKERS & set(line))):
             held += memory.rss - getattr(memory, "shared", 0)
     return held

@@ -7,10 +7,9 @@ whose rank waits tries those of the others, from a thread of its own. The launch
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
-import errno
-import selectors
 import socket
 import threading
 import time
@@ -49,14 +48,12 @@ class PeerProbe:
         self._meeting = meeting
         self._lock = threading.Lock()
         self._peers: set[Endpoint] = set()
-        # All that follows belongs to the one thread that calls `turn`.
-        self._selector = selectors.DefaultSelector()
+        # All that follows belongs to the thread of `run`.
         self._listener: socket.socket | None = None
-        self._attempts: dict[socket.socket, tuple[Endpoint, float]] = {}
+        self._attempts: set[asyncio.Task] = set()
         self._unanswered = Unanswered()
         self._told: set[Endpoint] = set()
-        self._turned = clock() - EVERY_S
-        self._looked = -LOOK_S
+        self._turned, self._looked = clock(), -LOOK_S
 
     def meet(self, peers: list) -> None:
         """From any thread: where the others listen now, as [address, port]."""
@@ -64,20 +61,18 @@ class PeerProbe:
             self._peers = {endpoint(*peer) for peer in peers}
 
     def start(self) -> None:
-        def work() -> None:
-            while True:
-                try:
-                    self.turn()
-                except OSError:
-                    time.sleep(AGAIN_S)
+        threading.Thread(target=lambda: asyncio.run(self.run()), daemon=True).start()
 
-        threading.Thread(target=work, daemon=True).start()
+    async def run(self) -> None:
+        try:
+            while True:
+                self.turn()
+                await asyncio.sleep(EVERY_S)
+        finally:
+            self._stop_listening()
 
     def turn(self) -> None:
-        """Answer for a second, then ask."""
-        until = self._turned + EVERY_S
-        while (left := until - self._clock()) > 0:
-            self._answer_for(left)
+        """Once in EVERY_S: tell who has not answered, and ask anew."""
         now = self._clock()
         passed, self._turned = min(now - self._turned, 2 * EVERY_S), now
         if now - self._looked >= LOOK_S:
@@ -90,14 +85,10 @@ class PeerProbe:
         asked = peers if waits else peers & self._told
         self._unanswered.turn(asked, passed)
         self._tell(generation, waits, peers)
-        self._give_up(now - UNREACHED_S, asked)
         for peer in asked:
-            self._ask(peer, now)
-
-    def close(self) -> None:
-        for each in [*self._attempts, *([self._listener] if self._listener else [])]:
-            each.close()
-        self._selector.close()
+            attempt = asyncio.create_task(self._ask(peer))
+            self._attempts.add(attempt)  # the loop itself holds no task
+            attempt.add_done_callback(self._attempts.discard)
 
     def _look(self) -> None:
         """Listen where this machine is now, and on no other address."""
@@ -107,19 +98,15 @@ class PeerProbe:
                 return
             listener = socket.create_server((address, 0), backlog=BACKLOG)
             listener.setblocking(False)
-            if self._listener:
-                self._selector.unregister(self._listener)
-                self._listener.close()
+            self._stop_listening()
             self._listener = listener
-            self._selector.register(listener, selectors.EVENT_READ)
+            asyncio.get_running_loop().add_reader(listener, self._take_all)
             self._send({"type": "listens", "address": address, "port": listener.getsockname()[1]})
 
-    def _answer_for(self, seconds: float) -> None:
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._listener:
-                self._take_all()
-            else:
-                self._hear(key.fileobj)
+    def _stop_listening(self) -> None:
+        if self._listener:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
 
     def _take_all(self) -> None:
         taken = 0
@@ -129,31 +116,13 @@ class PeerProbe:
         if not taken:
             time.sleep(AGAIN_S)
 
-    def _ask(self, peer: Endpoint, now: float) -> None:
-        """A new connection each time: TCP itself tries a lost one again ever more slowly."""
-        with contextlib.suppress(OSError):
-            attempt = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    async def _ask(self, peer: Endpoint) -> None:
+        """By a new connection each time: TCP itself tries a lost one again ever more slowly."""
+        with contextlib.suppress(OSError), socket.socket() as attempt:
             attempt.setblocking(False)
-            if attempt.connect_ex(peer) in (0, errno.EINPROGRESS):
-                self._attempts[attempt] = peer, now
-                self._selector.register(attempt, selectors.EVENT_WRITE)
-            else:
-                attempt.close()
-
-    def _hear(self, attempt: socket.socket) -> None:
-        if not attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._unanswered.answered(self._attempts[attempt][0])
-        self._drop(attempt)
-
-    def _give_up(self, before: float, asked: set[Endpoint]) -> None:
-        for attempt, (peer, begun) in list(self._attempts.items()):
-            if begun < before or peer not in asked:
-                self._drop(attempt)
-
-    def _drop(self, attempt: socket.socket) -> None:
-        del self._attempts[attempt]
-        self._selector.unregister(attempt)
-        attempt.close()
+            async with asyncio.timeout(UNREACHED_S):
+                await asyncio.get_running_loop().sock_connect(attempt, peer)
+            self._unanswered.answered(peer)
 
     def _tell(self, generation: int, waits: bool, peers: set[Endpoint]) -> None:
         """As long as there is somebody: the launcher may not have been able to make use of it before."""

@@ -1,9 +1,11 @@
-"""exogym's trainer where each rank is a machine."""
+"""What one rank of a run trains, and exogym's trainer where each rank is a machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from torch import nn
 from torch.distributed import PrefixStore, TCPStore
@@ -18,13 +20,25 @@ from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
 from exogym.membership.messages import Generation
-from exogym.trainer import DataSource, Trainer
+from exogym.train_node import TrainResult
+from exogym.trainer import DataSource, FitSettings, Trainer
 from whisper_tuner.errors import HostError
 
 from .peer_probe import PeerProbe
 
 JOIN_S = 120.0  # for the slowest host of a generation to come
 COLLECTIVE_S = 3600.0  # gloo's own limit; the launcher knows sooner who is slow, and who is gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """What a rank trains, and how; save(folder, result) writes the trained model."""
+
+    model: nn.Module
+    train: DataSource
+    validation: DataSource | None
+    settings: FitSettings
+    save: Callable[[Path, TrainResult], None]
 
 
 class RankTrainer(Trainer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,46 +26,56 @@ from whisper_tuner.model.base_model import LoraSettings, load_base, prepare, set
 
 from .audio_pull import AudioPull
 from .micro_batch import fit_into_memory, share_of_memory
-from .rank_trainer import RankTrainer
+from .rank_trainer import RankTrainer, RankWork
+from .user_model import load_bundle
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
-Save = Callable[[Path], None]
 
 
-def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Save:
+def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if spec.bundle:
-        from .user_model import run_bundle  # and all that a launcher needs: a quarter of a second
+        work = load_bundle(spec)
+    else:
+        events({"type": "phase", "phase": "load"})
+        work = load_whisper(spec, events, channel.unsent)
+        if spec.rendezvous:
+            keep_spec(spec)
+    trainer = RankTrainer(spec, channel, work.model, work.train, work.validation)
+    channel.rescue = trainer.rescue
+    events({"type": "ready"})
+    result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
+    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
+    return lambda: work.save(Path(spec.run_dir) / "final", result)
 
-        return run_bundle(spec, events=events, channel=channel)
+
+def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankWork:
+    """Model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory."""
     profile = spec.profile
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)
-    events({"type": "phase", "phase": "load"})
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
-    data = _Data(spec, model, processor, events, channel)
+    data = _Data(spec, model, processor, events, unsent)
     model = prepared(model, profile)
-    wrapper = WhisperModelWrapper(model, processor, "cpu")  # TrainNode moves it to the device
-    trainer = RankTrainer(spec, channel, wrapper, data.train, data.validation)
-    channel.rescue = trainer.rescue
-    if spec.rendezvous:
-        keep_spec(spec)
-    settings = _fit_settings(spec)
+    work = RankWork(
+        model=WhisperModelWrapper(model, processor, "cpu"),  # TrainNode moves it to the device
+        train=data.sampler(profile.train, shuffle=True),
+        validation=data.sampler(profile.validation, shuffle=False) if profile.validation else None,
+        settings=_fit_settings(spec),
+        save=lambda final, _: save_final(model.cpu(), processor, final, profile.base_model),
+    )
     fit_into_memory(
-        wrapper,
-        data.train.samples,
-        data.validation and data.validation.samples,
-        share=share_of_memory(spec, settings.device),
-        precision=settings.precision,
+        work.model,
+        work.train.samples,
+        work.validation and work.validation.samples,
+        share=share_of_memory(spec, work.settings.device),
+        precision=profile.precision,
         events=events,
     )
-    events({"type": "ready"})
-    result = trainer.run_rank(spec.rank, settings, events=events, should_stop=channel.stopping.is_set)
-    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
-    return lambda run_dir: save_final(model.cpu(), processor, run_dir / "final", profile.base_model)
+    return work
 
 
 def prepared(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Module:
@@ -112,22 +122,20 @@ def _fit_settings(spec: RunSpec) -> FitSettings:
 class _Data:
     """The clips of all ranks. All ranks read the same lists, so all come to the same plans without asking."""
 
-    def __init__(self, spec: RunSpec, model, processor, events: Events, channel: ControlChannel):
+    def __init__(self, spec: RunSpec, model, processor, events: Events, unsent: Container[str]):
         self._spec, self._events = spec, events
         profile = spec.profile
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
         self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
-        self._audio_pull = AudioPull(events, channel)
-        self.train = self._work(profile.train, shuffle=True)
-        self.validation = self._work(profile.validation, shuffle=False) if profile.validation else None
+        self._audio_pull = AudioPull(events, unsent)
 
-    def _work(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
+    def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
         spec, profile = self._spec, self._spec.profile
         # Audio of other hosts' shards is not on this machine, at first.
         samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
         samples, problems = split_encodable(samples, self._encoder)
         for problem in problems:
-            self._events({"type": "problem", "what": f"{manifest.name}: {problem}"})
+            self._report(f"{manifest.name}: {problem}")
         per_step = profile.batch_size * max(1, len(profile.shards))
         batches = ShardBatches(
             samples,
@@ -142,6 +150,9 @@ class _Data:
             shuffle=shuffle,
             shards=profile.shards,
             missing_audio=self._audio_pull,
-            on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
+            on_problem=self._report,
         )
         return ElasticSampler(batches, spec.hosts, spec.name)
+
+    def _report(self, problem: object) -> None:
+        self._events({"type": "problem", "what": str(problem)})

@@ -25,8 +25,7 @@ from whisper_tuner.errors import ExitStatus
 STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}
 
 
-def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False, place=None) -> ExitStatus:
-    """place: see `deep_checks`; None leaves the models as they are."""
+def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False) -> ExitStatus:
     job = resolve(ConfigFile(config), profile) if profile else None
     runs = job.profile.runs_dir if job else PROJECT / "runs"
     with Console(stderr=True, highlight=False).status("") as status:  # stdout holds the result alone
@@ -36,7 +35,7 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
 
         findings = examine([*machine_checks(job, runs), *service_checks()], show)
         if deep:
-            findings += _deep(job and job.profile, place, show)
+            findings += _deep(job and job.profile, show)
     if as_json:
         print(json.dumps(report(findings, profile, deep), indent=1))
     else:
@@ -44,18 +43,17 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
     return exit_status(findings)
 
 
-def _deep(profile: Profile | None, place, show: Tell) -> list[Finding]:
+def _deep(profile: Profile | None, show: Tell) -> list[Finding]:
     show("loading torch")
     try:
         from exogym import device as devices
         from multimac.doctor.deep import deep_checks
-        from multimac.doctor.gradients import on_device
 
         device = devices.choose(profile.device if profile else None)
     except (ImportError, OSError, ValueError) as error:  # a broken package, or a device that is not there
         found = problem(f"they cannot run: {error}", "First put right what the rows above say.")
         return [dataclasses.replace(found, name="deep checks")]
-    return examine(deep_checks(profile, device, show, place or on_device), show)
+    return examine(deep_checks(profile, device, show), show)
 
 
 def report(findings: Sequence[Finding], profile: str, deep: bool) -> dict:

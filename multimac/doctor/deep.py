@@ -10,36 +10,31 @@ from whisper_tuner.config import Profile
 
 from .audio import check_audio_formats
 from .checks import Check, Finding, Tell
-from .gradients import Parity, Place, compare, large_shapes, on_device, profile_shapes, small_whisper
-from .ranks import check_ranks
-from .staging import check_staging
+from .exchange import check_ranks, check_staging
+from .gradients import Parity, compare, large_shapes, profile_shapes, small_whisper
 
 
-def deep_checks(profile: Profile | None, device: torch.device, tell: Tell, place: Place = on_device) -> list[Check]:
-    """`place` brings a copy of a model to the device: tests put a fault there."""
+def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> list[Check]:
     whisper = functools.cache(small_whisper)
 
-    def parity(precision: str = "float32") -> Parity:
-        return Parity(whisper(), device, precision=precision, place=place)
-
     def gradients() -> Finding:
-        return compare(parity(), *profile_shapes(whisper(), profile, device), tell)
+        return compare(Parity(whisper(), device), *profile_shapes(whisper(), profile, device), tell)
 
     def large_batch() -> Finding:
-        return compare(parity(), large_shapes(whisper(), device), "batch sizes that change", tell, tidy=False)
+        shapes = large_shapes(whisper(), device)
+        return compare(Parity(whisper(), device), shapes, "batch sizes that change", tell, tidy=False)
 
     def bf16() -> Finding:
         shapes, source = profile_shapes(whisper(), profile, device)
         if device.type == "cpu":  # which computes bf16 many times slower than float32
             shapes = [shapes[1]]
-        return compare(parity("bf16"), shapes, source, tell)
+        return compare(Parity(whisper(), device, "bf16"), shapes, source, tell)
 
-    checks = [Check("gradients", gradients), Check("large batch", large_batch)]
-    if profile and profile.precision == "bf16":
-        checks.append(Check("bf16", bf16))
     return [
-        *checks,
-        Check("staging", lambda: check_staging(device, tell, place)),
+        Check("gradients", gradients),
+        Check("large batch", large_batch),
+        *([Check("bf16", bf16)] if profile and profile.precision == "bf16" else []),
+        Check("staging", lambda: check_staging(device, tell)),
         Check("two ranks", lambda: check_ranks(device, tell)),
         Check("audio formats", lambda: check_audio_formats(tell)),
     ]

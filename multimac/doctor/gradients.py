@@ -6,10 +6,11 @@ batch x positions passed 32,766, while the loss was right (pytorch 177116, 19348
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -36,8 +37,9 @@ ACCELERATOR_POSITIONS = 36_000  # batches are cut to this: past the fault, withi
 CPU_POSITIONS = 2_000
 SHORT_FRAMES = 200
 BUNDLED = PROJECT / "bundled"
-
-Place = Callable[[nn.Module, torch.device], nn.Module]
+DO_NOT_TRAIN = (
+    "Do not train on this GPU with this torch: set device = cpu in the profile. Please send us the report of --json."
+)
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,19 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One batch's comparison; `wrong` parameters are past the limit, `worst` is the one farthest off."""
+    """One batch's comparison: how many parameters are past the limit, and the one that is farthest off."""
 
     shape: Shape
     loss_error: float
-    worst: str
-    error: float
-    wrong: int
+    worst_parameter: str
+    worst_error: float
+    wrong_parameters: int
     parameters: int
 
-
-def on_device(model: nn.Module, device: torch.device) -> nn.Module:
-    return model.to(device)
+    def figures(self) -> dict:
+        """For JSON, which has no inf."""
+        about = {**asdict(self), **asdict(self.shape), "positions": self.shape.positions, "shape": str(self.shape)}
+        return {key: None if value == math.inf else value for key, value in about.items()}
 
 
 def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
@@ -80,12 +83,12 @@ def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
 
 
 class Parity:
-    """The same weights twice: in float64 on the CPU, and as `place` puts them on the device."""
+    """The same weights twice: in float64 on the CPU, and on the device."""
 
-    def __init__(self, model: nn.Module, device: torch.device, *, precision: str = "float32", place: Place = on_device):
+    def __init__(self, model: nn.Module, device: torch.device, precision: str = "float32"):
         self.device, self.precision = device, precision
         self.reference = copy.deepcopy(model).double().train()
-        self.candidate = place(copy.deepcopy(model), device).train()
+        self.candidate = copy.deepcopy(model).to(device).train()
         self._expected: dict[Shape, tuple[float, dict[str, Tensor]]] = {}
 
     def step(self, shape: Shape) -> Step:
@@ -97,14 +100,11 @@ class Parity:
         return Step(
             shape=shape,
             loss_error=loss_error if math.isfinite(loss_error) else math.inf,
-            worst=worst.removeprefix("model.model."),
-            error=errors[worst],
-            wrong=sum(error > GRADIENT_LIMIT[self.precision] for error in errors.values()),
+            worst_parameter=worst.removeprefix("model.model."),
+            worst_error=errors[worst],
+            wrong_parameters=sum(error > GRADIENT_LIMIT[self.precision] for error in errors.values()),
             parameters=len(errors),
         )
-
-    def bad(self, step: Step) -> bool:
-        return step.wrong > 0 or step.loss_error > LOSS_LIMIT[self.precision]
 
     def _expect(self, shape: Shape) -> tuple[float, dict[str, Tensor]]:
         if shape not in self._expected:
@@ -174,17 +174,14 @@ def _shape(model: nn.Module, clips: int, frames: int) -> Shape:
 
 
 def _samples(profile: Profile | None) -> tuple[Sequence[Sample], str]:
-    for manifest, name in ((profile.train, "the profile"), *_BUNDLED) if profile else _BUNDLED:
-        try:
-            samples = load_manifest(manifest, check_audio=False).samples or load_manifest(manifest).samples
-        except DataError:
-            continue
-        if samples:
-            return samples, name
-    raise DataError(f"{BUNDLED} holds no training clips", remedy="Take them from the repository: git checkout bundled")
-
-
-_BUNDLED = ((BUNDLED / "data" / "train.csv", "the bundled data"),)
+    """A profile's clips, or the bundled ones where it has none that can be used; and whose they are."""
+    with contextlib.suppress(DataError):
+        if profile:
+            # Where the manifest states no durations the audio itself is looked at.
+            samples = load_manifest(profile.train, check_audio=False).samples or load_manifest(profile.train).samples
+            if samples:
+                return samples, "the profile"
+    return load_manifest(BUNDLED / "data" / "train.csv", check_audio=False).samples, "the bundled data"
 
 
 def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *, tidy: bool = True) -> Finding:
@@ -195,58 +192,40 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
         if tidy:
             devices.empty_cache(parity.device)
         steps.append(parity.step(shape))
-    return judge(parity, steps, source)
-
-
-def judge(parity: Parity, steps: Sequence[Step], source: str) -> Finding:
-    figures = {
-        "device": str(parity.device),
-        "precision": parity.precision,
-        "limit": GRADIENT_LIMIT[parity.precision],
-        "steps": [_figures(step) for step in steps],
-    }
-    bad = [number for number, step in enumerate(steps) if parity.bad(step)]
-    if bad:
-        return problem(_describe(parity, steps, bad), _remedy(parity, steps[bad[0]]), **figures)
-    worst = max(steps, key=lambda step: step.error)
+    limit = GRADIENT_LIMIT[parity.precision]
+    figures = {"device": str(parity.device), "precision": parity.precision, "limit": limit}
+    figures |= {"steps": [step.figures() for step in steps]}
+    wrong = [n for n, step in enumerate(steps) if step.wrong_parameters or _loss_is_wrong(parity, step)]
+    if wrong:
+        return problem(_describe(parity, steps, wrong), _remedy(parity, steps[wrong[0]]), **figures)
+    worst = max(steps, key=lambda step: step.worst_error)
     sizes = ", ".join(dict.fromkeys(str(step.shape) for step in steps))
-    detail = (
-        f"{parity.device} agrees with float64 at {sizes} (clips x positions, {source}): at most {worst.error:.1e} off"
-    )
-    return ok(f"{detail} in {worst.worst}, limit {figures['limit']:g}", **figures)
+    agrees = f"{parity.device} agrees with float64 at {sizes} (clips x positions, {source})"
+    return ok(f"{agrees}: at most {worst.worst_error:.1e} off in {worst.worst_parameter}, limit {limit:g}", **figures)
 
 
-def _describe(parity: Parity, steps: Sequence[Step], bad: Sequence[int]) -> str:
-    step = steps[bad[0]]
-    before = f", after {steps[bad[0] - 1].shape}" if bad[0] else ""
-    where = f"{parity.device}, batch {bad[0] + 1} of {len(steps)} ({step.shape}{before})"
-    loss = f"the loss is {step.loss_error:.1e} off" if step.loss_error > LOSS_LIMIT[parity.precision] else "loss right"
-    size = f"off by {step.error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
-    others = f"{step.wrong} of {step.parameters} parameters wrong, {len(bad)} of {len(steps)} batches"
-    return f"{where}: the gradient of {step.worst} is {size}; {others}; {loss}"
+def _loss_is_wrong(parity: Parity, step: Step) -> bool:
+    return step.loss_error > LOSS_LIMIT[parity.precision]
+
+
+def _describe(parity: Parity, steps: Sequence[Step], wrong: Sequence[int]) -> str:
+    step = steps[wrong[0]]
+    before = f", after {steps[wrong[0] - 1].shape}" if wrong[0] else ""
+    where = f"{parity.device}, batch {wrong[0] + 1} of {len(steps)} ({step.shape}{before})"
+    off = f"off by {step.worst_error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
+    others = f"{step.wrong_parameters} of {step.parameters} parameters wrong, {len(wrong)} of {len(steps)} batches"
+    loss = f"the loss is {step.loss_error:.1e} off" if _loss_is_wrong(parity, step) else "the loss is right"
+    return f"{where}: the gradient of {step.worst_parameter} is {off}; {others}; {loss}"
 
 
 def _remedy(parity: Parity, step: Step) -> str:
     if parity.precision == "bf16":
         return "Set precision = float32 in the profile."
     if parity.device.type == "cpu":
-        return "The CPU itself, or this torch, computes wrongly: do not train here. Send us this with --json."
+        return "This CPU, or this torch, gives wrong results: do not train here. Please send us the report of --json."
     if step.shape.positions >= FAULTY_POSITIONS:
         return (
             f"Keep clips x frames / 2 under {FAULTY_POSITIONS:,} in each forward pass: a smaller batch_size, or "
             "accumulation; or use device = cpu. torch 2.14 repairs it (pytorch 177116)."
         )
-    return "Do not train on this GPU with this torch: set device = cpu in the profile. Send us this with --json."
-
-
-def _figures(step: Step) -> dict:
-    """inf is no JSON."""
-    return {
-        "clips": step.shape.clips,
-        "frames": step.shape.frames,
-        "positions": step.shape.positions,
-        "loss_error": step.loss_error if math.isfinite(step.loss_error) else None,
-        "worst_parameter": step.worst,
-        "worst_error": step.error if math.isfinite(step.error) else None,
-        "wrong_parameters": step.wrong,
-    }
+    return DO_NOT_TRAIN

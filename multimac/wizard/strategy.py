@@ -18,9 +18,8 @@ from whisper_tuner.model.memory import trained_parameters
 from whisper_tuner.text import size
 
 from .draft import Draft, Group
-from .estimate import HOME_NETWORK, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
-from .probe import Speed, measure
 from .questions import Option, Questions
+from .speed import HOME_NETWORK, Speed, Work, exchange_s, measure, speed_up, suggested_interval, suggested_strategy
 
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,13 +22,13 @@ def said(monkeypatch, tmp_path) -> list[dict]:
 
 
 @pytest.fixture
-def channel():
-    return SimpleNamespace(unsent=set())
+def unsent() -> set[str]:
+    return set()
 
 
 @pytest.fixture
-def pull(said, channel) -> AudioPull:
-    return AudioPull(said.append, channel)
+def pull(said, unsent) -> AudioPull:
+    return AudioPull(said.append, unsent)
 
 
 def clips(*names: str) -> list[Sample]:
@@ -49,11 +48,11 @@ def test_what_is_not_there_is_asked_for_once_and_in_order(pull, said):
     assert said == [{"type": "want", "files": ["c.wav", "b.wav"]}, {"type": "want", "files": ["d.wav"]}]
 
 
-def test_nobody_waits_for_a_clip_that_is_there_or_was_not_asked_for_or_will_not_come(pull, channel):
+def test_nobody_waits_for_a_clip_that_is_there_or_was_not_asked_for_or_will_not_come(pull, unsent):
     Path("a.wav").touch()
     [*known, never] = clips("a.wav", "other.wav", "b.wav")
     pull.order([known[0], never])
-    channel.unsent.add("b.wav")
+    unsent.add("b.wav")
     assert sum(waited(pull, clip) for clip in (*known, never)) < 0.5
 
 

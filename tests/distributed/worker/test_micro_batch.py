@@ -19,11 +19,10 @@ from distributed.plan.run_spec import RunSpec
 from distributed.worker.micro_batch import (
     RESERVE,
     SPARE,
-    WORKER,
     Share,
     TooLittleMemory,
+    Trial,
     fit_into_memory,
-    measure,
     share_of_memory,
 )
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
@@ -114,12 +113,16 @@ def work(tmp_path):
     return lambda *seconds, **options: Work(tmp_path, seconds or (20.0,) * 6, **options)
 
 
-def shares(work: Work, clips: float, *, training: bool = True) -> Share:
+def shares(work: Work, clips: float) -> Share:
     """With room for about so many clips."""
-    longest = work.batches.longest()
-    needs = measure(
-        work.model, lambda count: work.batches.blank(count, longest), 4, PLENTY, "float32", training=training
+    trial = Trial(
+        model=work.model,
+        batches=work.batches,
+        longest=work.batches.longest(),
+        share=PLENTY,
+        precision="float32",
     )
+    needs = trial.measure(4)
     trained = sum(parameter.numel() for parameter in work.model.parameters() if parameter.requires_grad)
     later = (AFTER_A_STEP_BYTES + FLOAT) * trained + SPARE
     room = int(needs.one + (clips - 1) * needs.more + later)
@@ -182,9 +185,9 @@ def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
     whole, cut = work(), work()
     before = cut.batches.plan_settings()
     warning, event = cut.fit(shares(cut, 2.5))
-    assert warning["type"] == "warning" and "6 clips of 20.5 s at once would take" in warning["what"]
+    assert warning["type"] == "warning" and "6 clips of 20.5 s at once would need" in warning["what"]
     at_once = cut.batches.clips_at_once
-    assert 1 <= at_once <= 3 and warning["what"].endswith(f"it computes {at_once} at once")
+    assert 1 <= at_once <= 3 and warning["what"].endswith(f"it computes {at_once} at a time")
     assert event["clips"] == 6 and event["at_once"] == at_once and event["clip_s"] == 20.5
     assert (
         cut.batches.plan_settings() == before
@@ -199,19 +202,24 @@ def test_validation_obeys_the_same_limit(work, tmp_path):
     assert validation.clips_at_once == own.batches.clips_at_once < 6
 
 
-def test_validation_with_longer_clips_is_measured_by_itself(work):
-    own, longer = work(1.0, batch_size=1), work(*[30.0] * 6).batches
-    share = shares(work(*[30.0] * 6), 2.5, training=False)
-    events = own.fit(share, longer)
-    assert longer.clips_at_once < 6
-    assert "6 clips of the validation of 30.0 s" in events[1]["what"] and events[2]["clip_s"] == 30.0
+def test_longer_clips_of_the_validation_are_measured(work):
+    own, longer = work(1.0, 1.0), work(*[30.0] * 6).batches
+    warning, event = own.fit(shares(work(*[30.0] * 6), 2.5), longer)
+    assert longer.clips_at_once == own.batches.clips_at_once < 6
+    assert "6 clips of 30.0 s at once" in warning["what"] and event["clip_s"] == 30.0
 
 
 def test_what_other_programs_hold_now_refuses_nobody(work):
     """A Mac with a browser open has little memory available, and gives back what it is asked for."""
     own = work(20.0, 20.0, batch_size=2)
     events = own.fit(replace(shares(own, 0.7), most=PLENTY.most))
-    assert own.batches.clips_at_once == 1 and "it computes 1 at once" in events[0]["what"]
+    assert own.batches.clips_at_once == 1 and "it computes 1 at a time" in events[0]["what"]
+
+
+def test_a_batch_of_one_clip_is_not_cut(work):
+    own = work(20.0, batch_size=1)
+    [event] = own.fit(replace(shares(own, 0.7), most=PLENTY.most))
+    assert event["type"] == "memory" and event["clips"] == event["at_once"] == 1
 
 
 def test_not_one_clip_fits(work):
@@ -219,8 +227,8 @@ def test_not_one_clip_fits(work):
     with pytest.raises(TooLittleMemory) as caught:
         own.fit(replace(shares(own, 0.7), workers=4))
     said = str(caught.value)
-    assert said.startswith("one clip of 20.5 s takes") and "the share of this worker is" in said
-    assert "4 workers are on this machine" in said and "gradient_checkpointing" in said
+    assert said.startswith("one clip of 20.5 s needs") and "but this worker's share is" in said
+    assert "4 workers share this machine" in said and "gradient_checkpointing" in said
 
 
 PEAK = """
@@ -270,7 +278,7 @@ def test_the_resident_peak_stays_below_the_share(trained):
 
 def test_a_trial_is_broken_off_before_it_takes_too_much(trained):
     _, budget, peak, _, said = trained(30 * MB, "fit")
-    assert "one clip of 30.0 s takes more than" in said and peak < budget + 30 * MB
+    assert "one clip of 30.0 s needs more than" in said and peak < budget + 30 * MB
 
 
 HOLD = "import sys; held = bytearray(int(sys.argv[3])); print('held', flush=True); sys.stdin.read()"
@@ -282,7 +290,7 @@ def sibling():
     processes = []
 
     def start(run: str, held: int) -> None:
-        command = [sys.executable, "-c", HOLD, WORKER, run, str(held)]
+        command = [sys.executable, "-c", HOLD, "distributed.worker.main", run, str(held)]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         assert processes[-1].stdout.readline() == b"held\n"
 

@@ -1,5 +1,6 @@
 """Real connections on loopback. No answer at all is made by a port whose queue of connections is full."""
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -34,12 +35,14 @@ class Host:
         self.wait, self.said, self.address = Wait(), [], lambda: "127.0.0.1"
         self.probe = PeerProbe(self.wait, lambda: self.address(), meeting, self.said.append)
         self.closing = threading.Event()
-        self.thread = threading.Thread(target=self.work)
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.work()))
         self.thread.start()
 
-    def work(self):
+    async def work(self):
+        running = asyncio.create_task(self.probe.run())
         while not self.closing.is_set():
-            self.probe.turn()
+            await asyncio.sleep(0.01)
+        running.cancel()
 
     def of(self, kind):
         return [event for event in list(self.said) if event["type"] == kind]
@@ -52,7 +55,6 @@ class Host:
     def close(self):
         self.closing.set()
         self.thread.join(5)
-        self.probe.close()
 
 
 @pytest.fixture
@@ -114,8 +116,8 @@ def test_who_does_not_answer_is_named_until_it_does(hosts):
         one.probe.meet([other.place])  # it has moved
     wait_until(lambda: one.of("reach")[-1]["unreached"] == [])
     told = len(one.of("reach"))
-    time.sleep(0.3)
-    assert len(one.of("reach")) == told and not one.probe._attempts
+    wait_until(lambda: not one.probe._attempts)
+    assert len(one.of("reach")) == told
 
 
 def test_one_that_answers_again_is_heard_at_once(hosts):
@@ -153,15 +155,20 @@ def test_a_port_where_nobody_listens_is_no_answer(hosts, meeting):
 
 def test_a_sleep_of_this_process_is_no_silence_of_the_others():
     now, said = 0.0, []
+
+    async def turns(probe):
+        nonlocal now
+        for now in (0.0, 1.0, 1.1, 900.0):  # noqa: B007
+            probe.turn()
+        probe._stop_listening()
+
     with dead_end() as nowhere:
         wait = Wait(lambda: now)
         probe = PeerProbe(wait, lambda: "127.0.0.1", tuple(nowhere), said.append, lambda: now)
         wait.begins(1)
         probe.meet([nowhere])
-        for now in (0.0, 1.0, 1.1, 900.0):  # noqa: B007
-            probe.turn()
+        asyncio.run(turns(probe))
         assert [event["type"] for event in said] == ["listens"]
-        probe.close()
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has one loopback address")

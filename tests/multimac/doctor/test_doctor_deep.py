@@ -5,11 +5,16 @@ import json
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import Subset
 
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.trainer import LocalTrainer
 from multimac.commands.doctor import doctor
 from multimac.doctor import audio as doctor_audio
 from multimac.doctor.audio import check_audio_formats
 from multimac.doctor.checks import State, ok
+from multimac.doctor.exchange import LIMIT, Holder, check_ranks, check_staging
 from multimac.doctor.gradients import (
     FAULTY_POSITIONS,
     Parity,
@@ -20,8 +25,6 @@ from multimac.doctor.gradients import (
     profile_shapes,
     small_whisper,
 )
-from multimac.doctor.ranks import check_ranks
-from multimac.doctor.staging import check_staging
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ExitStatus
 
@@ -42,19 +45,16 @@ def whisper():
     return small_whisper()
 
 
-class Faulty:
-    """A device whose gradient of one weight is wrong by a factor: always, or after a change of batch size."""
+class Fault:
+    """Of a device: the gradient of one weight is wrong by a factor, always or after a change of batch size."""
 
-    def __init__(self, factor: float, *, after_change: bool = False):
+    def __init__(self, factor: float, after_change: bool):
         self.factor, self.after_change = factor, after_change
         self.clips = self.before = None
 
-    def __call__(self, model, device):
-        model = model.to(device)
-        if hasattr(model, "processor"):  # the Whisper, not what staging copies
-            model.register_forward_pre_hook(self._count)
-            model.get_submodule("model.model").get_parameter(WEIGHT).register_hook(self._spoil)
-        return model
+    def put_into(self, model) -> None:
+        model.register_forward_pre_hook(self._count)
+        model.get_submodule("model.model").get_parameter(WEIGHT).register_hook(self._spoil)
 
     def _count(self, module, arguments):
         self.before, self.clips = self.clips, len(arguments[0]["labels"])
@@ -62,6 +62,25 @@ class Faulty:
     def _spoil(self, grad):
         changed = self.before not in (None, self.clips)
         return grad * self.factor if changed or not self.after_change else grad
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """break_(model): what is done to a Whisper on its way to the device."""
+
+    def place(break_):
+        def to(model, device):
+            break_(moved := nn.Module.to(model, device))
+            return moved
+
+        monkeypatch.setattr(WhisperModelWrapper, "to", to)
+
+    return place
+
+
+@pytest.fixture
+def faulty(broken):
+    return lambda factor, *, after_change=False: broken(Fault(factor, after_change).put_into)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -74,36 +93,36 @@ def test_a_sound_device_agrees_with_float64(whisper, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("factor", [1.01, 1000.0, 0.0, float("nan")])
-def test_a_wrong_gradient_is_found_and_named(whisper, device, factor):
-    found = compare(Parity(whisper, torch.device(device), place=Faulty(factor)), FEW[:1], "test", quiet)
+def test_a_wrong_gradient_is_found_and_named(whisper, faulty, device, factor):
+    faulty(factor)
+    found = compare(Parity(whisper, torch.device(device)), FEW[:1], "test", quiet)
     assert found.state is State.PROBLEM
     off = {1.01: "0.01", 1000.0: "1e+03", 0.0: "1"}.get(factor, "inf")
     assert f"the gradient of {WEIGHT} is off by {off} times its size (limit 0.005)" in found.detail
-    assert "1 of 103 parameters wrong" in found.detail and "loss right" in found.detail
+    assert "1 of 103 parameters wrong" in found.detail and "the loss is right" in found.detail
     assert "device = cpu" in found.remedy or device == "cpu"
     json.dumps(found.figures, allow_nan=False)
 
 
-def test_a_gradient_that_is_wrong_after_a_change_of_batch_size_is_found(whisper):
-    found = compare(Parity(whisper, CPU, place=Faulty(1000.0, after_change=True)), FEW, "test", quiet)
+def test_a_gradient_that_is_wrong_after_a_change_of_batch_size_is_found(whisper, faulty):
+    faulty(1000.0, after_change=True)
+    found = compare(Parity(whisper, CPU), FEW, "test", quiet)
     assert found.state is State.PROBLEM
     assert "batch 2 of 3 (2 x 100, after 4 x 100)" in found.detail
     assert "2 of 3 batches" in found.detail
 
 
-def test_a_wrong_loss_is_found(whisper):
-    def louder(model, device):
-        model.register_forward_hook(lambda module, arguments, output: (output[0] * 1.01, output[1]))
-        return model
-
-    found = compare(Parity(whisper, CPU, place=louder), FEW[:1], "test", quiet)
+def test_a_wrong_loss_is_found(whisper, broken):
+    broken(lambda model: model.register_forward_hook(lambda module, call, output: (output[0] * 1.01, output[1])))
+    found = compare(Parity(whisper, CPU), FEW[:1], "test", quiet)
     assert found.state is State.PROBLEM
     assert "the loss is 1.0e-02 off" in found.detail
 
 
-def test_bf16_has_a_limit_of_its_own(whisper):
-    assert compare(Parity(whisper, CPU, precision="bf16"), FEW[1:2], "test", quiet).state is State.OK
-    found = compare(Parity(whisper, CPU, precision="bf16", place=Faulty(1.5)), FEW[1:2], "test", quiet)
+def test_bf16_has_a_limit_of_its_own(whisper, faulty):
+    assert compare(Parity(whisper, CPU, "bf16"), FEW[1:2], "test", quiet).state is State.OK
+    faulty(1.5)
+    found = compare(Parity(whisper, CPU, "bf16"), FEW[1:2], "test", quiet)
     assert found.state is State.PROBLEM
     assert found.remedy == "Set precision = float32 in the profile."
 
@@ -116,9 +135,10 @@ def test_a_single_wrong_element_counts():
     assert deviation(expected, None) == float("inf")
 
 
-def test_the_check_leaves_the_model_as_it_was(whisper):
+def test_the_check_leaves_the_model_as_it_was(whisper, faulty):
     before = copy.deepcopy(whisper.state_dict())
-    compare(Parity(whisper, CPU, place=Faulty(2.0)), FEW[:1], "test", quiet)
+    faulty(2.0)
+    compare(Parity(whisper, CPU), FEW[:1], "test", quiet)
     assert all(torch.equal(value, whisper.state_dict()[name]) for name, value in before.items())
     assert all(parameter.grad is None for parameter in whisper.parameters())
 
@@ -174,8 +194,9 @@ def test_staging_is_exact(device, small_chunks):
     assert found.state is State.OK, found.detail
 
 
-def test_staging_through_fewer_bits_is_found(small_chunks):
-    found = check_staging(CPU, quiet, place=lambda model, device: model.to(torch.bfloat16))
+def test_staging_through_fewer_bits_is_found(small_chunks, monkeypatch):
+    monkeypatch.setattr(Holder, "to", lambda model, device: nn.Module.to(model, torch.bfloat16))
+    found = check_staging(CPU, quiet)
     assert found.state is State.PROBLEM
     assert "values were not the same when read back" in found.detail
 
@@ -184,8 +205,23 @@ def test_staging_through_fewer_bits_is_found(small_chunks):
 def test_two_ranks_agree(device):
     found = check_ranks(torch.device(device), quiet)
     assert found.state is State.OK, found.detail
-    assert found.figures["rounds"] == 3
-    assert found.figures["moved"] > 0.01
+    assert found.figures["steps"] == 5
+    assert found.figures["moved"] > 100 * LIMIT
+
+
+class LonelyTrainer(LocalTrainer):
+    """Its rank 0 trains its share of the samples, and hears nothing of the others."""
+
+    def fit(self, *, num_nodes, **settings):
+        share = Subset(self.train_dataset, range(len(self.train_dataset) // num_nodes))
+        return LocalTrainer(self.model, share).fit(num_nodes=1, **settings)
+
+
+def test_ranks_that_do_not_exchange_are_found(monkeypatch):
+    monkeypatch.setattr("multimac.doctor.exchange.LocalTrainer", LonelyTrainer)
+    found = check_ranks(CPU, quiet)
+    assert found.state is State.PROBLEM and found.figures["off"] > 10 * LIMIT
+    assert "off those of one" in found.detail
 
 
 def test_audio_formats_decode():
@@ -211,15 +247,15 @@ def test_audio_that_decodes_to_something_else_is_found(tmp_path, monkeypatch):
     assert "something else" in doctor_audio._problem(path)
 
 
-def test_a_fault_in_the_gradients_fails_the_command(capsys, monkeypatch, tmp_path, small_chunks):
+def test_a_fault_in_the_gradients_fails_the_command(faulty, capsys, monkeypatch, tmp_path, small_chunks):
     """The whole command: the row names the parameter and by how much, the other rows are there, the status is 5."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("multimac.doctor.deep.check_ranks", lambda device, tell: ok("tried by a test of its own"))
     (tmp_path / "config.ini").write_text(
         f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\nbatch_size = 3\n"
     )
-    fault = Faulty(1000.0, after_change=True)
-    status = doctor(tmp_path / "config.ini", "mine", deep=True, place=fault)
+    faulty(1000.0, after_change=True)
+    status = doctor(tmp_path / "config.ini", "mine", deep=True)
     assert status == ExitStatus.HOST
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80

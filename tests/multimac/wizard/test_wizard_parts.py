@@ -10,8 +10,7 @@ from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
 from multimac.wizard.data import beside, find, split
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
-from multimac.wizard.estimate import Work, exchange_s, speed_up, suggested_interval, suggested_strategy
-from multimac.wizard.probe import Speed
+from multimac.wizard.speed import Speed, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError

@@ -1,0 +1,50 @@
+"""How fast this machine trains alone: `python -m distributed.worker.speed RUN`, for the wizard.
+
+Reads a RunSpec from the first line of stdin, trains what it says, and writes one line of JSON at the end: clips_s,
+step_s, trainable; or problem. The first step is not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+
+from distributed.plan.run_spec import RunSpec
+from exogym.comm.single import SingleComm
+from exogym.errors import ExogymError
+from exogym.trainer import LocalTrainer
+from whisper_tuner.errors import TunerError
+
+from .train import load_whisper
+
+LIMIT_S = 240  # for loading the model and all steps; if the connection is lost nobody else ends this process
+
+
+def speed(spec: RunSpec) -> dict[str, float]:
+    """Clips a second, seconds of a step, and how many parameters are trained."""
+    events: list[dict] = []
+    alone = dataclasses.replace(spec, hosts=SingleComm().members)  # LocalTrainer's name for a rank that has no peers
+    work = load_whisper(alone, events.append, unsent=())
+    settings = dataclasses.replace(work.settings, checkpoint_dir=None)
+    LocalTrainer(work.model, work.train).run_rank(0, settings, events=events.append)
+    _, *counted = [event for event in events if event["type"] == "step"]
+    seconds = sum(step["seconds"] for step in counted)
+    clips = sum(step["samples"] for step in counted)
+    [trainable] = [event["trainable"] for event in events if event["type"] == "start"]
+    return {"clips_s": clips / seconds, "step_s": seconds / len(counted), "trainable": trainable}
+
+
+def main() -> None:
+    signal.alarm(LIMIT_S)
+    spec = RunSpec.from_json(sys.stdin.readline())
+    try:
+        answer = speed(spec)
+    except (TunerError, ExogymError) as error:
+        answer = {"problem": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
