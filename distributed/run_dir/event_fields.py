@@ -8,6 +8,7 @@ from typing import Any
 from whisper_tuner.errors import ExitStatus
 
 MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
+Check = Callable[[Any], bool]
 
 
 def _number(value: Any) -> bool:
@@ -34,28 +35,30 @@ def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _maybe(known: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _status(value: Any) -> bool:
+    return _count(value) and value in set(ExitStatus)
+
+
+def _maybe(known: Check) -> Check:
     return lambda value: value is None or known(value)
 
 
-OF_ALL = {"time": _number, "type": _text, "host": _maybe(_text), "step": _maybe(_count)}
+COMMON = {"time": _number, "type": _text, "host": _maybe(_text), "step": _maybe(_count)}
 OF_HOST = {"host": _text}
-SPENT = {"step": _count, "bytes": _maybe(_count), "seconds": _maybe(_number)}
-FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+AT_STEP = {"step": _count}
+SPENT = AT_STEP | {"bytes": _maybe(_count), "seconds": _maybe(_number)}
+WORK = AT_STEP | {"epoch": _count, "samples": _count, "seconds": _number, "seconds_communicating": _maybe(_number)}
+RESULT = {"loss": _maybe(_number), "lr": _maybe(_number), "bytes": _maybe(_count), "memory": _maybe(_count)}
+FIELDS: dict[str, dict[str, Check]] = {
     "phase": {"phase": _text, "hosts": _maybe(_texts)},
     "start": {"total_steps": _count, "device": _text},
     "plan": {"total_steps": _count},
-    "step": {
-        **{"step": _count, "epoch": _count, "samples": _count, "seconds": _number, "loss": _maybe(_number)},
-        **{"lr": _maybe(_number), "bytes": _maybe(_count), "memory": _maybe(_count)},
-        **{"seconds_communicating": _maybe(_number)},
-    }
-    | OF_HOST,
+    "step": OF_HOST | WORK | RESULT,
     "round": {"round": _count} | SPENT,
     "stop": SPENT,
-    "validation": {"step": _count, "loss": _maybe(_number)},
-    "resume": {"step": _count, "round": _count, "epoch": _count} | OF_HOST,
-    "lost": {"reason": _text, "given_up": _flag} | OF_HOST,
+    "validation": AT_STEP | {"loss": _maybe(_number)},
+    "resume": OF_HOST | AT_STEP | {"round": _count, "epoch": _count},
+    "lost": OF_HOST | {"reason": _text, "given_up": _flag},
     "generation": {"number": _count, "hosts": _texts},
     "paused": {"hosts": _texts, "min_hosts": _count},
     "orphaned": {"hosts": _texts},
@@ -66,15 +69,13 @@ FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "model": {"path": _text},
     "evaluating": {"model": _text, "done": _count, "total": _count},
     "evaluation": {"when": _text, "wer": _number},
-    "end": {"status": lambda value: _count(value) and value in set(ExitStatus), "message": _text},
+    "end": {"status": _status, "message": _text},
 }
-
-
-CHECKS = {kind: tuple((OF_ALL | fields).items()) for kind, fields in FIELDS.items()}
 
 
 def makes_sense(event: Any) -> bool:
     """Whether it is an event with the fields that its type needs; of an unknown type only the common ones are."""
     if not isinstance(event, dict) or not isinstance(kind := event.get("type"), str):
         return False
-    return all(known(event.get(name)) for name, known in CHECKS.get(kind, OF_ALL.items()))
+    checks = COMMON | FIELDS.get(kind, {})
+    return all(known(event.get(name)) for name, known in checks.items())

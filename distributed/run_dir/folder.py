@@ -21,7 +21,7 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     """A new folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
-    path, above = _create(runs_dir, name)
+    path = _create(runs_dir, name)
     try:
         yield path
     except BaseException as error:
@@ -32,25 +32,20 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(path)
-            with contextlib.suppress(OSError):  # not empty: somebody else's run
-                for folder in above:
-                    folder.rmdir()
 
 
-def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
-    """The new folder, and the folders above it that did not exist."""
+def _create(runs_dir: Path, name: str) -> Path:
     stem = time.strftime(f"{STAMP}-") + re.sub(r"[^\w.-]+", "-", name)
-    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:  # of runs that begin in the same second
         path = runs_dir / (stem + suffix)
         try:
-            above = [folder for folder in path.parents if not folder.exists()]
             path.mkdir(parents=True, mode=0o700)
         except FileExistsError:
             continue
         except OSError as error:
             remedy = DISK_REMEDY if error.errno in DISK else "Choose another folder with runs_dir."
             raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
-        return path, above
+        return path
     raise RunError(f"{runs_dir}: no free name for {stem}")
 
 
@@ -93,10 +88,8 @@ def is_running(run_dir: Path) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(handle)
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from .events import problem_line
+from .log import problem_line
 
 RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 APART = (
@@ -25,7 +25,6 @@ class HostView:
     loss: float | None = None
     round: int = 0
     sent: int = 0
-    memory: int = 0
     device: str = ""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
@@ -39,7 +38,6 @@ class HostView:
             self.step, self.epoch = event["step"], event["epoch"] + 1
             self.loss = self.loss if event.get("loss") is None else event["loss"]
             self.sent += event.get("bytes") or 0
-            self.memory = event.get("memory") or 0
             self.recent.append((event["seconds"], event["samples"]))
         elif kind == "round":
             self.round = event["round"]
