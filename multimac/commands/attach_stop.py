@@ -1,4 +1,4 @@
-"""`multimac runs attach | stop`: a run that goes on without a terminal."""
+"""A run and its terminal: started and followed, left alone with `--detach`, then `multimac runs attach | stop`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,51 @@ from pathlib import Path
 from rich.console import Console
 
 from distributed.launcher.follow import Attached
+from distributed.launcher.start import start_launcher
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
+from distributed.run_dir.log import read_events
 from distributed.run_dir.summary import read_run
 from multimac.view.console import follow
 from whisper_tuner.errors import ExitStatus, RunError
 
 
-def detached(console: Console, run_dir: Path, launcher: subprocess.Popen) -> ExitStatus:
-    """Wait until others can tell that the run is going on, and say how to come back to it."""
-    try:
-        while launcher_pid(run_dir) is None:
-            if launcher.poll() is not None:
-                return follow(run_dir, launcher, console)  # its last words, or that there are none
-            time.sleep(0.05)
-    except KeyboardInterrupt:
-        launcher.send_signal(signal.SIGTERM)
-        raise
+def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool = False) -> ExitStatus:
+    """Start the launcher, and follow it from there; `detach`: only until others can tell that the run is going on."""
+    _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
+    launcher = start_launcher(run_dir, resume=resume)
+    if not detach or not _is_going_on(run_dir, launcher):
+        return follow(run_dir, launcher, console, position=position)
     console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
 
 
+def _is_going_on(run_dir: Path, launcher: subprocess.Popen) -> bool:
+    """Waits until the launcher holds the run's lock; False if it has ended before."""
+    try:
+        while launcher_pid(run_dir) is None:
+            if launcher.poll() is not None:
+                return False
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        launcher.send_signal(signal.SIGTERM)
+        raise
+    return True
+
+
 def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
     """Follow a run from its first line to its end; Ctrl-C stops it, as in its own terminal."""
-    run_dir, pid = _going_on(folders, name)
-    return follow(run_dir, Attached(run_dir, pid), Console(highlight=False, markup=False))
+    run_dir, launcher = _going_on(folders, name)
+    return follow(run_dir, launcher, Console(highlight=False, markup=False))
 
 
 def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     """Ask for an orderly stop and wait for it; `now`: kill all workers at once, and go on later from a checkpoint."""
-    run_dir, pid = _going_on(folders, name)
+    run_dir, launcher = _going_on(folders, name)
     console = Console(highlight=False, markup=False)
     for _ in range(2 if now else 1):
-        Attached(run_dir, pid).send_signal(signal.SIGTERM)
+        launcher.send_signal(signal.SIGTERM)
         time.sleep(0.2)
     evaluating = read_run(run_dir).message == "evaluate"  # there is nothing to finish and save then
     console.print("stopping now" if now or evaluating else "finishing the step, then saving")
@@ -54,9 +65,9 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     return ExitStatus.OK
 
 
-def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, int]:
+def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
     run_dir = find_run(name, folders).absolute()
     pid = launcher_pid(run_dir)
     if pid is None:
         raise RunError(f"run {run_dir.name} is not going on", remedy=f"See it with: multimac runs show {run_dir.name}")
-    return run_dir, pid
+    return run_dir, Attached(run_dir, pid)

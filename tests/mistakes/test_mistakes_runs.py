@@ -14,7 +14,8 @@ import pytest
 from mistake_desk import Desk
 
 from distributed.plan.job import resolve
-from multimac.commands.start import prepare_local
+from distributed.plan.prepare import prepare_run
+from distributed.run_dir.folder import new_run
 from whisper_tuner.config import ConfigFile
 
 RUN = "20251121-101010-mine"
@@ -23,7 +24,9 @@ RESUME = f"finetune --resume {RUN}"
 
 def a_run(desk: Desk, end: int | None = 6) -> Path:
     """A run as `finetune` writes it down, that ended in its first step with this exit status."""
-    made, _ = prepare_local(resolve(ConfigFile(desk.folder / "config.ini"), "mine", strategy="allreduce"), 1)
+    job = resolve(ConfigFile(desk.folder / "config.ini"), "mine", strategy="allreduce")
+    with new_run(job.profile.runs_dir, job.name) as made:
+        prepare_run(job, made).launch.save(made)
     run = made.rename(made.with_name(RUN))
     asked = (run / "run.json").read_text().replace(made.name, RUN)
     (run / "run.json").write_text(asked)

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import os
@@ -29,8 +30,8 @@ EVENTS = [
 def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str]:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events))
     launcher = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
-    console = Console(file=io.StringIO(), width=100, highlight=False)
-    return follow(tmp_path, launcher, console), console.file.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        return follow(tmp_path, launcher, Console()), said.getvalue()
 
 
 def test_a_run_in_plain_lines(tmp_path):
@@ -41,14 +42,13 @@ def test_a_run_in_plain_lines(tmp_path):
     assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
 
 
-def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_path):
+def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_path, capsys):
     (tmp_path / "events.jsonl").write_text("")
     launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    console = Console(file=io.StringIO(), width=100)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert follow(tmp_path, launcher, console) == ExitStatus.INTERRUPTED
+    assert follow(tmp_path, launcher, Console()) == ExitStatus.INTERRUPTED
     assert launcher.wait() == -signal.SIGTERM
-    assert "stopped at once; what it has: multimac runs show" in console.file.getvalue()
+    assert "stopped at once; what it has: multimac runs show" in capsys.readouterr().out
 
 
 START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"}
