@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,8 @@ class Candidate:
         """OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
         if out is None and self.origin:
             test = self.origin.test
-            if test and test.stem == data and not _same(str(test), str(manifest)):
-                data = _whole(manifest.with_suffix(""))  # the run's predictions of its own test set must stay
+            if test and test.stem == data and not _same(test, manifest):
+                data = _whole(manifest)  # the run's predictions of its own test set must stay
             model = "base" if self.untouched else _slug(Path(self.path).name)
             return self.origin.folder / "evaluation" / data / model
         model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
@@ -50,18 +51,8 @@ class Candidate:
 
 def labels(paths: Sequence[Path]) -> dict[Path, str]:
     """A folder name for each manifest: its stem, or its whole path if another one has the same stem."""
-    wholes = [_whole(path.with_suffix("")) for path in paths]
-    names = {}
-    for path, whole in zip(paths, wholes, strict=True):
-        if [other.stem for other in paths].count(path.stem) == 1:
-            names[path] = path.stem
-        else:
-            names[path] = whole if wholes.count(whole) == 1 else _whole(path)
-    return names
-
-
-def _whole(path: Path) -> str:
-    return _slug("-".join(path.absolute().parts[1:]))
+    stems = Counter(path.stem for path in paths)
+    return {path: path.stem if stems[path.stem] == 1 else _whole(path) for path in paths}
 
 
 def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candidate]:
@@ -94,12 +85,13 @@ def origin_of(model: str) -> Origin | None:
 
 
 def base_model_of(candidate: Candidate) -> str:
-    """What a model was trained from, or '' if nothing says so."""
+    """What a model was trained from, or '' if nothing says so; a folder below the current one as a relative path."""
+    base = ""
     if candidate.origin:
-        return _shown(candidate.origin.base_model)
-    if (Path(candidate.path) / ADAPTER_CONFIG).is_file():
-        return _shown(str(base_of(Path(candidate.path))))
-    return ""
+        base = candidate.origin.base_model
+    elif (Path(candidate.path) / ADAPTER_CONFIG).is_file():
+        base = str(base_of(Path(candidate.path)))
+    return str(shown(Path(base).resolve())) if base and Path(base).is_dir() else base
 
 
 def check_models(chosen: Sequence[Candidate]) -> None:
@@ -114,16 +106,13 @@ def check_models(chosen: Sequence[Candidate]) -> None:
             raise ModelError(str(error).splitlines()[0], remedy=remedy) from None
 
 
-def _shown(base: str) -> str:
-    """A folder below the current one as a relative path."""
-    path = Path(base)
-    if not path.is_dir():
-        return base
-    return str(shown(path.resolve()))
+def _same(one: str | Path, other: str | Path) -> bool:
+    """Also of two hub ids."""
+    return Path(one).resolve() == Path(other).resolve()
 
 
-def _same(one: str, other: str) -> bool:
-    return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
+def _whole(path: Path) -> str:
+    return _slug("-".join(path.absolute().parts[1:]))
 
 
 def _slug(text: str) -> str:

@@ -174,8 +174,8 @@ def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
 def test_manifests_of_the_same_name_get_folders_of_their_own():
     assert labels([Path("/d/a.csv"), Path("/d/a.tsv")]) == {Path("/d/a.csv"): "d-a.csv", Path("/d/a.tsv"): "d-a.tsv"}
     assert labels([Path("/d/en/test.csv"), Path("/d/fr/test.csv"), Path("/d/x.csv")]) == {
-        Path("/d/en/test.csv"): "d-en-test",
-        Path("/d/fr/test.csv"): "d-fr-test",
+        Path("/d/en/test.csv"): "d-en-test.csv",
+        Path("/d/fr/test.csv"): "d-fr-test.csv",
         Path("/d/x.csv"): "x",
     }
 
