@@ -1,15 +1,69 @@
-"""What a run's events add up to: steps, clips, seconds and bytes, of the whole run and of each host."""
+"""A run's whole history, and what it adds up to: steps, clips, seconds and bytes, of the run and of each host."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .log import Attempt, RunEvents, problem_line
+from .log import decoded, problem_line
 
 Points = tuple[tuple[float, float], ...]
+
+
+@dataclass
+class Attempt:
+    """What one launcher wrote; a resumed run has several."""
+
+    steps: list[dict] = field(default_factory=list)
+    others: list[dict] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the first step to the end of the last, over all ranks."""
+        if not self.steps:
+            return 0.0
+        return max(s["time"] for s in self.steps) - min(s["time"] - s["seconds"] for s in self.steps)
+
+    def of_type(self, *kinds: str) -> list[dict]:
+        return [event for event in self.others if event["type"] in kinds]
+
+
+@dataclass
+class RunEvents:
+    """A run's whole history. `left_out` tells of lines that cannot be read; "" if all can."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    left_out: str = ""
+
+    def of_type(self, *kinds: str) -> list[dict]:
+        return [event for attempt in self.attempts for event in attempt.of_type(*kinds)]
+
+
+def scan(path: Path) -> RunEvents:
+    """A missing file is a run that has not begun. Raises OSError, and ValueError if no line at all can be read."""
+    try:
+        *lines, cut_short = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return RunEvents()
+    found, unreadable = RunEvents(), []
+    for number, line in enumerate(lines, 1):
+        event = decoded(line)
+        if event is None:
+            unreadable.append(number)
+            continue
+        if not found.attempts or (event["type"] == "phase" and "hosts" in event):  # a launcher has just started
+            found.attempts.append(Attempt())
+        last = found.attempts[-1]
+        (last.steps if event["type"] == "step" else last.others).append(event)
+    if not found.attempts and (unreadable or cut_short):
+        raise ValueError(f"{path.name} holds no event that can be read")
+    if unreadable:
+        more = f", nor can {len(unreadable) - 1} more" if unreadable[1:] else ""
+        found.left_out = f"{path.name}:{unreadable[0]} cannot be read{more}: left out"
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

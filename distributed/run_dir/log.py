@@ -4,13 +4,78 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from whisper_tuner.errors import ExitStatus
 from whisper_tuner.files import DISK
 from whisper_tuner.json_text import parse_json
 
-from .event_fields import makes_sense
+MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
+Check = Callable[[Any], bool]
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < MOST
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(_texts(pair) and len(pair) == 2 for pair in value)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _status(value: Any) -> bool:
+    return _count(value) and value in set(ExitStatus)
+
+
+def _maybe(known: Check) -> Check:
+    return lambda value: value is None or known(value)
+
+
+COMMON = {"time": _number, "type": _text, "host": _maybe(_text), "step": _maybe(_count)}
+OF_HOST = {"host": _text}
+AT_STEP = {"step": _count}
+SPENT = AT_STEP | {"bytes": _maybe(_count), "seconds": _maybe(_number)}
+WORK = AT_STEP | {"epoch": _count, "samples": _count, "seconds": _number, "seconds_communicating": _maybe(_number)}
+RESULT = {"loss": _maybe(_number), "lr": _maybe(_number), "bytes": _maybe(_count), "memory": _maybe(_count)}
+FIELDS: dict[str, dict[str, Check]] = {  # that readers rely on
+    "phase": {"phase": _text, "hosts": _maybe(_texts)},
+    "start": {"total_steps": _count, "device": _text},
+    "plan": {"total_steps": _count},
+    "step": OF_HOST | WORK | RESULT,
+    "round": {"round": _count} | SPENT,
+    "stop": SPENT,
+    "validation": AT_STEP | {"loss": _maybe(_number)},
+    "resume": OF_HOST | AT_STEP | {"round": _count, "epoch": _count},
+    "lost": OF_HOST | {"reason": _text, "given_up": _flag},
+    "generation": {"number": _count, "hosts": _texts},
+    "paused": {"hosts": _texts, "min_hosts": _count},
+    "orphaned": {"hosts": _texts},
+    "apart": {"pairs": _pairs, "hosts": _texts},
+    "reached": {"pairs": _pairs},
+    "problem": {"what": _text},
+    "warning": {"what": _text},
+    "model": {"path": _text},
+    "evaluating": {"model": _text, "done": _count, "total": _count},
+    "evaluation": {"when": _text, "wer": _number},
+    "end": {"status": _status, "message": _text},
+}
 
 
 class EventLog:
@@ -50,69 +115,22 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
     except FileNotFoundError:
         return [], start
     whole = data[: data.rfind(b"\n") + 1]
-    return [event for line in whole.split(b"\n") if (event := _decoded(line))], start + len(whole)
+    return [event for line in whole.split(b"\n") if (event := decoded(line))], start + len(whole)
 
 
-def _decoded(line: bytes) -> dict | None:
-    """None for what is no JSON, or lacks a field that its type must have: a disk may damage lines."""
+def decoded(line: bytes) -> dict | None:
+    """The event in a line; None for what is no JSON, or lacks a field that its type must have.
+
+    A line that a disk has damaged may still be JSON. Of an event of an unknown type only the common fields are needed.
+    """
     try:
         event = parse_json(line)
     except ValueError:
         return None
-    return event if makes_sense(event) else None
-
-
-@dataclass
-class Attempt:
-    """What one launcher wrote; a resumed run has several."""
-
-    steps: list[dict] = field(default_factory=list)
-    others: list[dict] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """From the beginning of the first step to the end of the last, over all ranks."""
-        if not self.steps:
-            return 0.0
-        return max(s["time"] for s in self.steps) - min(s["time"] - s["seconds"] for s in self.steps)
-
-    def of_type(self, *kinds: str) -> list[dict]:
-        return [event for event in self.others if event["type"] in kinds]
-
-
-@dataclass
-class RunEvents:
-    """A run's whole history. `left_out` tells of lines that cannot be read; "" if all can."""
-
-    attempts: list[Attempt] = field(default_factory=list)
-    left_out: str = ""
-
-    def of_type(self, *kinds: str) -> list[dict]:
-        return [event for attempt in self.attempts for event in attempt.of_type(*kinds)]
-
-
-def scan(path: Path) -> RunEvents:
-    """A missing file is a run that has not begun. Raises OSError, and ValueError if no line at all can be read."""
-    try:
-        *lines, cut_short = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return RunEvents()
-    found, unreadable = RunEvents(), []
-    for number, line in enumerate(lines, 1):
-        event = _decoded(line)
-        if event is None:
-            unreadable.append(number)
-            continue
-        if not found.attempts or (event["type"] == "phase" and "hosts" in event):  # a launcher has just started
-            found.attempts.append(Attempt())
-        last = found.attempts[-1]
-        (last.steps if event["type"] == "step" else last.others).append(event)
-    if not found.attempts and (unreadable or cut_short):
-        raise ValueError(f"{path.name} holds no event that can be read")
-    if unreadable:
-        more = f", nor can {len(unreadable) - 1} more" if unreadable[1:] else ""
-        found.left_out = f"{path.name}:{unreadable[0]} cannot be read{more}: left out"
-    return found
+    if not isinstance(event, dict) or not isinstance(kind := event.get("type"), str):
+        return None
+    checks = COMMON | FIELDS.get(kind, {})
+    return event if all(known(event.get(name)) for name, known in checks.items()) else None
 
 
 def problem_line(event: dict) -> str:

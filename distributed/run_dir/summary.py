@@ -12,9 +12,8 @@ from typing import Any
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.json_text import parse_json
 
-from .figures import Curves, HostFigures, figures
+from .figures import Attempt, Curves, HostFigures, RunEvents, figures, scan
 from .folder import date_in, disk_use, is_running
-from .log import Attempt, RunEvents, scan
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"

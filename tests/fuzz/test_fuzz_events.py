@@ -19,9 +19,10 @@ from rich.console import Console
 from test_fuzz_specs import RUN
 
 from distributed.control.messages import split_line
+from distributed.run_dir.figures import scan
 from distributed.run_dir.find import speed_ups
 from distributed.run_dir.folder import launcher_pid
-from distributed.run_dir.log import read_events, scan
+from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, read_run
 from multimac.commands.runs import to_json

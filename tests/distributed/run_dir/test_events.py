@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from distributed.run_dir.figures import Curves, figures
-from distributed.run_dir.log import EventLog, RunEvents, read_events, scan
+from distributed.run_dir.figures import Curves, RunEvents, figures, scan
+from distributed.run_dir.log import EventLog, read_events
 
 BEGIN = {"time": 1.0, "type": "phase", "phase": "start", "hosts": ["a", "b"]}
 START = {"time": 2.0, "type": "start", "total_steps": 4, "device": "cpu"}

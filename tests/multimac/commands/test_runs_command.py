@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import cli_typer
+from distributed.run_dir.figures import scan
 from distributed.run_dir.folder import is_running
-from distributed.run_dir.log import EventLog, read_events, scan
+from distributed.run_dir.log import EventLog, read_events
 from distributed.run_dir.summary import read_run
 
 PROJECT = Path(__file__).parents[3]
