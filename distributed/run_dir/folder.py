@@ -59,7 +59,7 @@ def date_in(name: str) -> float | None:
 
 @contextlib.contextmanager
 def only_one(run_dir: Path) -> Iterator[None]:
-    """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if another process holds it."""
+    """Hold run_dir/lock, which tells others that the run is running. Raises RunError if another process holds it."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -96,7 +96,7 @@ def is_running(run_dir: Path) -> bool:
 
 
 def launcher_pid(run_dir: Path) -> int | None:
-    """The process that holds the lock; None if the run is not going on."""
+    """The process that holds the lock; None if it is not running."""
     try:
         pid = int((run_dir / "lock").read_text())
     except (OSError, ValueError):

@@ -124,18 +124,18 @@ class RunView:
             view.state = "training" if view.total_steps else view.state
         self._generation = number
         if number > 1:
-            self.lines.append(f"training goes on with {', '.join(hosts)}")
+            self.lines.append(f"training continues with {', '.join(hosts)}")
 
     def _take_resume(self, host: str, event: dict) -> None:
         step, anew = event["step"], event.get("anew") and event["step"]
         if self._generation > 1:
-            self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts anew' if anew else ''}")
+            self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts afresh' if anew else ''}")
             return
         if not self._resumed:
             self._resumed = True
-            self.lines.append(f"goes on after step {step}" if step else "begins anew: no checkpoint")
+            self.lines.append(f"resumes after step {step}" if step else "starts from the beginning: no checkpoint")
         if anew:
-            self.lines.append(f"{host}: its inner optimizer starts anew")
+            self.lines.append(f"{host}: its inner optimizer starts afresh")
 
 
 def line_of(event: dict) -> str:

@@ -21,12 +21,12 @@ from whisper_tuner.errors import ExitStatus, RunError
 
 
 def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool = False) -> ExitStatus:
-    """Start the launcher, and follow it from there; `detach`: only until others can tell that the run is going on."""
+    """Start the launcher, and follow it from there; `detach`: only until others can tell that it is running."""
     _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
     launcher = start_launcher(run_dir, resume=resume)
     if not detach or not _is_going_on(run_dir, launcher):
         return follow(run_dir, launcher, console, position=position)
-    console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
+    console.print(f"running without this terminal; to follow it: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
 
@@ -69,5 +69,5 @@ def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
     run_dir = find_run(name, folders).absolute()
     pid = launcher_pid(run_dir)
     if pid is None:
-        raise RunError(f"run {run_dir.name} is not going on", remedy=f"See it with: multimac runs show {run_dir.name}")
+        raise RunError(f"run {run_dir.name} is not running", remedy=f"See it with: multimac runs show {run_dir.name}")
     return run_dir, Attached(run_dir, pid)

@@ -96,11 +96,10 @@ def _test_sets(profile: Profile | None, chosen: Sequence[Candidate]) -> list[Pat
 def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
     manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
     for manifest in manifests:
-        lines = "\n  ".join(described(manifest.problems))
         if not manifest.samples:
-            raise DataError(f"{manifest.path}: no usable row", remedy=lines)
-        if lines:
-            console.print(f"{manifest.path}: {lines}", soft_wrap=True)
+            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+        if manifest.problems:
+            console.print(f"{manifest.path}: " + "\n  ".join(described(manifest.problems)), soft_wrap=True)
     return manifests
 
 
@@ -186,7 +185,7 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table
 def _show_worst(console: Console, measured: Measured, count: int) -> None:
     found = worst(measured.predictions, count)
     if found:
-        console.print(f"\nworst of {measured.manifest.path.name} by {measured.model.path}:", soft_wrap=True)
+        console.print(f"\nthe worst of {measured.manifest.path.name} by {measured.model.path}:", soft_wrap=True)
     for prediction in found:
         rates, flags = prediction.rates, " ".join(prediction.flags)
         errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"

@@ -100,7 +100,7 @@ def _recover(one: Kept, here: Path) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
     run_dir = here / "runs" / one.run
     if is_running(run_dir):
-        raise RunError(f"run {one.run} is going on here", remedy=f"See it with: multimac runs attach {one.run}")
+        raise RunError(f"run {one.run} is running here", remedy=f"Follow it with: multimac runs attach {one.run}")
     folder = _fetched(one, run_dir)
     profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).profile
     base = _fetched_base(one, profile.base_model, here)

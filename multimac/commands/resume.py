@@ -52,20 +52,21 @@ def resume(
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:
-    run, profile = f"run {launch.run_id}", launch.ranks[0].spec.profile
+    run, profile = launch.run_id, launch.ranks[0].spec.profile
     if name and name != launch.name:
-        raise ConfigError(f"{run} is of {launch.name}, not of {name}", remedy="Leave the name out.")
+        raise ConfigError(f"run {run} is of {launch.name}, not of {name}", remedy="Leave the name out.")
     if launch.ranks[0].spec.bundle:
-        raise RunError(f"{run} is of a model of your own", remedy="Call fit again with checkpoint_dir and resume=True.")
+        again = "Call fit again with checkpoint_dir and resume=True."
+        raise RunError(f"run {run} is of a model of your own", remedy=again)
     if is_running(run_dir):
-        raise RunError(f"{run} is going on", remedy=f"Follow it with: multimac runs attach {launch.run_id}")
+        raise RunError(f"run {run} is running", remedy=f"Follow it with: multimac runs attach {run}")
     if read_run(run_dir).state == FINISHED:
-        raise RunError(f"{run} is finished", remedy="To train more, start a new run with more epochs.")
+        raise RunError(f"run {run} is finished", remedy="To train more, start a new run with more epochs.")
     read_here = [profile.train, profile.validation, launch.test]  # by rank 0
     read_here += [profile.base_model] if Path(profile.base_model).is_absolute() else []
     for path in filter(None, read_here):
         if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name longer than names can be
-            raise RunError(f"{run} needs {path}, which is gone", remedy="Put it back, or start a new run.")
+            raise RunError(f"run {run} needs {path}, which is gone", remedy="Put it back, or start a new run.")
     check_model(profile)
 
 
@@ -86,7 +87,7 @@ def _bring_up_to_date(
     with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         if others:
-            console.print("the hosts are not the same as before: they share the work that is left")
+            console.print("these are not the hosts of before: they share the work that is left")
         changed, items = rehost(launch, hosts, run_dir, report.machine_workers)
         if not no_sync:
             send(console, items, report.remotes)

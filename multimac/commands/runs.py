@@ -94,7 +94,7 @@ def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
     if len(runs) < 2:
-        raise ConfigError("there is one run to compare", remedy="Name two or more: multimac runs compare RUN RUN")
+        raise ConfigError("one run alone cannot be compared", remedy="Name two or more: multimac runs compare RUN RUN")
     console.print(run_tables.comparison(runs, speed_ups(runs)))
     _print_block(console, run_tables.compared_losses(runs, console.width - 1))
     return ExitStatus.OK
@@ -107,7 +107,9 @@ def runs_clean(
     seconds = age(older_than) if older_than else None
     if names:
         if keep or older_than:
-            raise ConfigError("--keep and --older-than choose runs, and so do names", remedy="Give one or the other.")
+            raise ConfigError(
+                "--keep and --older-than choose among all runs", remedy="Leave them out, or name no runs."
+            )
         unique = dict.fromkeys(find_run(name, folders) for name in names)
         found = named_removals([read_run(path) for path in unique], folders)
     else:
@@ -115,7 +117,10 @@ def runs_clean(
         found = removals(runs, keep=keep, older_than=seconds)
         going = {removal.run.id for removal in found}
         if kept := [run.id for run in runs if run.resumable and run.id not in going]:
-            console.print(f"can be resumed, so kept unless named or --older-than: {', '.join(kept)}", soft_wrap=True)
+            console.print(
+                f"kept because they can be resumed (name them, or use --older-than, to remove them): {', '.join(kept)}",
+                soft_wrap=True,
+            )
     for removal in found:
         console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
     total = size(sum(removal.size for removal in found))

@@ -103,7 +103,7 @@ MISTAKES = {
     "no run.json": (without_run_json, RESUME, 6, (f"{RUN}/run.json", "No such file"), "start a new one"),
     "the model is gone": (model_is_gone, RESUME, 6, f"run {RUN} needs {{desk}}/model, which is gone", "Put it back"),
     "the test set is gone": (no_test_set, RESUME, 6, "test.csv, which is gone", "Put it back"),
-    "compare one run": (a_run, f"runs compare {RUN}", 3, "there is one run to compare", "Name two or more"),
+    "compare one run": (a_run, f"runs compare {RUN}", 3, "one run alone cannot be compared", "Name two or more"),
     "a runs folder that there is not": (None, "runs list --runs-dir nowhere", 3, "nowhere", "--runs-dir"),
     "an age that is none": (a_run, "runs clean --older-than 7", 3, "--older-than 7: not an age", "12h"),
     "clean a run that there is not": (a_run, "runs clean nothing --yes", 3, "no run 'nothing'", RUN),

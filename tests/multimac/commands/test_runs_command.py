@@ -359,7 +359,7 @@ def test_clean_lists_first_and_removes_with_yes(runs, cli):
     runs.checkpoint(paused)
     runs.age(paused, 3)
     status, said = cli("runs", "clean")
-    assert status == 0 and "--yes" in said and "can be resumed" in said
+    assert status == 0 and "--yes" in said and "they can be resumed" in said
     assert "useless  (failed, no model)" in said and "2 checkpoints of a finished run" in said
     assert useless.exists() and (done / "checkpoints").exists()
     assert "nothing to remove" in cli("runs", "clean", "--keep", "3", "--yes")[1]

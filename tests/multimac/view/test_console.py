@@ -92,9 +92,9 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
     assert told == [
         "h2 is lost: the SSH connection was lost",
-        "training goes on with h1, h3",
-        "training goes on with h1, h2, h3",
-        "h2 joins after step 3; its inner optimizer starts anew",
+        "training continues with h1, h3",
+        "training continues with h1, h2, h3",
+        "h2 joins after step 3; its inner optimizer starts afresh",
         "h3 is lost: the SSH connection was lost",
         "h3 is lost and not tried again: the SSH connection was lost",
         "paused until 3 hosts are there (min_hosts); now: h1, h2",
@@ -116,7 +116,7 @@ def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
     why = "though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
     assert told == [
         f"h2 and h3 cannot reach each other, {why}; left out until then: h3",
-        "training goes on with h1, h2",
+        "training continues with h1, h2",
         f"h1 and h2, h2 and h3 cannot reach each other, {why}; left out until then: h1, h3",
         "h1 and h2, h2 and h3 reach each other again",
     ]
@@ -126,14 +126,14 @@ def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 4, anew=False), resumed("h2", 4, anew=False)):
         view.take(event)
-    assert view.lines == ["goes on after step 4"]
+    assert view.lines == ["resumes after step 4"]
     view.take({"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
     view.take(resumed("h1", 8))
-    assert view.lines[1:] == ["goes on after step 8", "h1: its inner optimizer starts anew"]
+    assert view.lines[1:] == ["resumes after step 8", "h1: its inner optimizer starts afresh"]
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
         view.take(event)
-    assert view.lines == ["begins anew: no checkpoint"]
+    assert view.lines == ["starts from the beginning: no checkpoint"]
 
 
 def test_the_table_tells_what_each_host_does():
