@@ -149,7 +149,9 @@ def wizard(
     config: Config = CONFIG,
 ) -> int:
     """Ask what to train and where, save it as a profile, and start it."""
-    return wizard(config, answers, save_answers)
+    from multimac.wizard import flow
+
+    return flow.wizard(config, answers, save_answers)
 
 
 @hosts_app.command("setup")

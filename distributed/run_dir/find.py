@@ -35,26 +35,29 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(name: str, folders: Sequence[Path]) -> Path:
-    """By id, by an unambiguous beginning of it, by path, or the newest as `last`. Raises ConfigError."""
+    """As `meant`, or by path. Raises ConfigError."""
     runs = run_dirs(folders)
-    if name == "last" and runs:
-        return runs[0]
-    if exact := [path for path in runs if path.name == name]:
-        return exact[0]
+    names = [run.name for run in runs]
     path = expanded(name).absolute()
-    if ("/" in name or not runs) and path.is_dir() and _is_run(path):
+    if name not in names and ("/" in name or not runs) and path.is_dir() and _is_run(path):
         return path
-    begins = [path for path in runs if name and path.name.startswith(name)]
+    return runs[names.index(meant(name, names, ", ".join(map(str, folders))))]
+
+
+def meant(name: str, runs: Sequence[str], where: str) -> str:
+    """Of these, newest first: by id, by an unambiguous beginning of it, or the newest as `last`. Raises ConfigError."""
+    if name in runs:
+        return name
+    begins = runs[:1] if name == "last" else [run for run in runs if name and run.startswith(name)]
     if len(begins) == 1:
         return begins[0]
-    names = [path.name for path in begins or runs]
-    where = ", ".join(map(str, folders))
-    remedy = f"Runs in {where}:\n    " + "\n    ".join(names[:SHOWN]) if names else f"There is no run in {where}."
+    names = list(begins or runs)
     if len(names) > SHOWN:
-        remedy += f"\n    and {len(names) - SHOWN} more: multimac runs list --all"
+        names[SHOWN:] = [f"and {len(names) - SHOWN} more: multimac runs list --all"]
+    remedy = f"Runs in {where}:\n    " + "\n    ".join(names) if names else f"There is no run in {where}."
     if begins:
         raise ConfigError(f"{len(begins)} runs begin with {name!r}", remedy=remedy)
-    raise ConfigError(f"there is no run {name!r}{nearest(name, names)}", remedy=remedy)
+    raise ConfigError(f"there is no run {name!r}{nearest(name, runs)}", remedy=remedy)
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,13 +108,10 @@ def launcher_pid(run_dir: Path) -> int | None:
 
 def disk_use(folder: Path) -> tuple[int, float]:
     """Bytes of all files below, and when the newest changed; links are not followed."""
-    size, changed, folders = 0, folder.stat().st_mtime, [str(folder)]
-    while folders:
-        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.name != "lock":
-                    facts = entry.stat(follow_symlinks=False)
-                    size, changed = size + facts.st_size, max(changed, facts.st_mtime)
+    size, changed = 0, folder.stat().st_mtime
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a running run removes files
+            facts = path.lstat()
+            if path.name != "lock" and not stat.S_ISDIR(facts.st_mode):
+                size, changed = size + facts.st_size, max(changed, facts.st_mtime)
     return size, changed

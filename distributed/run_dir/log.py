@@ -13,7 +13,6 @@ from whisper_tuner.files import DISK
 from whisper_tuner.json_text import parse_json
 
 MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
-Check = Callable[[Any], bool]
 
 
 def _number(value: Any) -> bool:
@@ -28,6 +27,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_text, value))
 
@@ -36,45 +39,40 @@ def _pairs(value: Any) -> bool:
     return isinstance(value, list) and all(_texts(pair) and len(pair) == 2 for pair in value)
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _status(value: Any) -> bool:
     return _count(value) and value in set(ExitStatus)
 
 
-def _maybe(known: Check) -> Check:
-    return lambda value: value is None or known(value)
-
-
-COMMON = {"time": _number, "type": _text, "host": _maybe(_text), "step": _maybe(_count)}
-OF_HOST = {"host": _text}
-AT_STEP = {"step": _count}
-SPENT = AT_STEP | {"bytes": _maybe(_count), "seconds": _maybe(_number)}
-WORK = AT_STEP | {"epoch": _count, "samples": _count, "seconds": _number, "seconds_communicating": _maybe(_number)}
-RESULT = {"loss": _maybe(_number), "lr": _maybe(_number), "bytes": _maybe(_count), "memory": _maybe(_count)}
-FIELDS: dict[str, dict[str, Check]] = {  # that readers rely on
-    "phase": {"phase": _text, "hosts": _maybe(_texts)},
-    "start": {"total_steps": _count, "device": _text},
-    "plan": {"total_steps": _count},
-    "step": OF_HOST | WORK | RESULT,
-    "round": {"round": _count} | SPENT,
-    "stop": SPENT,
-    "validation": AT_STEP | {"loss": _maybe(_number)},
-    "resume": OF_HOST | AT_STEP | {"round": _count, "epoch": _count},
-    "lost": OF_HOST | {"reason": _text, "given_up": _flag},
-    "generation": {"number": _count, "hosts": _texts},
-    "paused": {"hosts": _texts, "min_hosts": _count},
-    "orphaned": {"hosts": _texts},
-    "apart": {"pairs": _pairs, "hosts": _texts},
-    "reached": {"pairs": _pairs},
-    "problem": {"what": _text},
-    "warning": {"what": _text},
-    "model": {"path": _text},
-    "evaluating": {"model": _text, "done": _count, "total": _count},
-    "evaluation": {"when": _text, "wer": _number},
-    "end": {"status": _status, "message": _text},
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("time", "seconds", "seconds_communicating", "loss", "lr", "wer"), _number),
+    **dict.fromkeys(("step", "epoch", "round", "number", "total_steps", "samples", "bytes", "memory"), _count),
+    **dict.fromkeys(("min_hosts", "done", "total"), _count),
+    **dict.fromkeys(("type", "host", "phase", "device", "reason", "what", "path", "model", "when", "message"), _text),
+    **{"given_up": _flag, "hosts": _texts, "pairs": _pairs, "status": _status},
+}
+# The fields that readers rely on; one with a question mark may be null or missing.
+COMMON = "time type host? step?"
+FIELDS = {
+    "phase": "phase hosts?",
+    "start": "total_steps device",
+    "plan": "total_steps",
+    "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating?",
+    "round": "round step bytes? seconds?",
+    "stop": "step bytes? seconds?",
+    "validation": "step loss?",
+    "resume": "host step round epoch",
+    "lost": "host reason given_up",
+    "generation": "number hosts",
+    "paused": "hosts min_hosts",
+    "orphaned": "hosts",
+    "apart": "pairs hosts",
+    "reached": "pairs",
+    "problem": "what",
+    "warning": "what",
+    "model": "path",
+    "evaluating": "model done total",
+    "evaluation": "when wer",
+    "end": "status message",
 }
 
 
@@ -129,8 +127,11 @@ def decoded(line: bytes) -> dict | None:
         return None
     if not isinstance(event, dict) or not isinstance(kind := event.get("type"), str):
         return None
-    checks = COMMON | FIELDS.get(kind, {})
-    return event if all(known(event.get(name)) for name, known in checks.items()) else None
+    for field in f"{COMMON} {FIELDS.get(kind, '')}".split():
+        value = event.get(name := field.rstrip("?"))
+        if not (field.endswith("?") and value is None) and not CHECKS[name](value):
+            return None
+    return event
 
 
 def problem_line(event: dict) -> str:

@@ -43,6 +43,7 @@ class RunSummary:
     method: str = ""
     base_model: str = ""
     language: str = ""
+    task: str = ""
     test: str = ""
     steps: int = 0
     total_steps: int = 0
@@ -82,11 +83,11 @@ class RunSummary:
 def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
 
-    only_asked: events.jsonl, nearly all of the work, is taken for empty.
+    only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
     """
     size, changed = 0, 0.0
     with contextlib.suppress(OSError):
-        size, changed = disk_use(run_dir)
+        size, changed = (0, 0.0) if only_asked else disk_use(run_dir)
     created = date_in(run_dir.name) or changed
     known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "created": created, "changed": changed}
     try:
@@ -121,7 +122,7 @@ def _asked_for(asked: dict[str, Any]) -> dict[str, Any]:
     spec = ranks[0]["spec"]
     profile = spec.get("profile") or {}
     in_words = {"name": asked["name"], "test": asked.get("test"), "strategy": spec["strategy"]}
-    in_words |= {key: profile.get(key) for key in ("method", "base_model", "language")}
+    in_words |= {key: profile.get(key) for key in ("method", "base_model", "language", "task")}
     return {
         **{key: _text(value) for key, value in in_words.items()},
         "hosts": tuple(_text(rank["label"]) for rank in ranks),

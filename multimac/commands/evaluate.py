@@ -86,7 +86,7 @@ def evaluate(
 def _test_sets(profile: Profile | None, chosen: Sequence[Candidate]) -> list[Path]:
     if profile and profile.test:
         return [profile.test]
-    found = [model.origin.test for model in chosen if model.origin and model.origin.test]
+    found = [Path(model.origin.test) for model in chosen if model.origin and model.origin.test]
     if not found:
         what = "nothing to evaluate on"
         raise ConfigError(what, remedy="Name a manifest with --data, or a profile that has a test set.")

@@ -14,6 +14,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
+from distributed.run_dir.find import meant
 from distributed.run_dir.folder import is_running
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine, Machine
@@ -58,19 +59,21 @@ def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
 
 
 def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell: Callable[[str], None]) -> Path:
-    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises RunError.
+    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises ConfigError, RunError.
 
     machines: each with its project folder.
     """
     kept = [one for machine, project in machines for one in _kept(machine, project)]
-    for one in sorted(_of_one_run(kept, run), key=lambda kept: kept.number, reverse=True):
+    name = meant(run, sorted({one.run for one in kept}, reverse=True), "the checkpoints of these hosts")
+    of_run = [one for one in kept if one.run == name]
+    for one in sorted(of_run, key=lambda kept: kept.number, reverse=True):
         agreements = one.number // 2  # odd numbers are states inside a round
         tell(f"{one.machine.name}: {one.run}, agreed {agreements} times")
         try:
             return _recover(one, here)
         except (TunerError, OSError) as error:
             tell(f"  {error}")
-    raise RunError(f"no host has a checkpoint of {run} that is whole")
+    raise RunError(f"no host has a checkpoint of {name} that is whole")
 
 
 def _kept(machine: Machine, project: str) -> list[Kept]:
@@ -82,18 +85,6 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
         if folder == CHECKPOINTS and number.isdecimal():
             found.append(Kept(machine, project, run, int(number), file.removesuffix(".json")))
     return found
-
-
-def _of_one_run(kept: list[Kept], run: str) -> list[Kept]:
-    names = sorted({one.run for one in kept})
-    wanted = names[-1:] if run == "last" else [name for name in names if name.startswith(run)]
-    if run in names:
-        wanted = [run]
-    if len(wanted) != 1:
-        known = ", ".join(names) or "none"
-        what = f"{len(wanted)} runs begin with {run}" if wanted else f"no host has checkpoints of a run {run}"
-        raise RunError(what, remedy=f"Runs with checkpoints on these hosts: {known}.")
-    return [one for one in kept if one.run == wanted[0]]
 
 
 def _recover(one: Kept, here: Path) -> Path:

@@ -107,9 +107,7 @@ def runs_clean(
     seconds = age(older_than) if older_than else None
     if names:
         if keep or older_than:
-            raise ConfigError(
-                "--keep and --older-than choose among all runs", remedy="Leave them out, or name no runs."
-            )
+            raise ConfigError("--keep and --older-than choose among all runs", remedy="Name no runs with them.")
         unique = dict.fromkeys(find_run(name, folders) for name in names)
         found = named_removals([read_run(path) for path in unique], folders)
     else:
@@ -117,10 +115,8 @@ def runs_clean(
         found = removals(runs, keep=keep, older_than=seconds)
         going = {removal.run.id for removal in found}
         if kept := [run.id for run in runs if run.resumable and run.id not in going]:
-            console.print(
-                f"kept because they can be resumed (name them, or use --older-than, to remove them): {', '.join(kept)}",
-                soft_wrap=True,
-            )
+            console.print("kept because they can be resumed; to remove them, name them or use --older-than:")
+            console.print(f"  {', '.join(kept)}", soft_wrap=True)
     for removal in found:
         console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
     total = size(sum(removal.size for removal in found))

@@ -8,30 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distributed.run_dir.summary import RunSummary, read_run
 from whisper_tuner.errors import ModelError, TunerError
 from whisper_tuner.export.final import ADAPTER_CONFIG, base_of, load_model
-from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The run that made a model, as its run.json says."""
-
-    folder: Path
-    base_model: str
-    language: str
-    task: str
-    test: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A model to evaluate. `origin` is the run that it came from, or that it was the base of."""
+    """A model to evaluate; equal to itself alone. `origin` is the run that it came from, or that it was the base of."""
 
     path: str
     untouched: bool = False  # a base, put in for comparison
-    origin: Origin | None = None
+    origin: RunSummary | None = None
 
     @property
     def name(self) -> str:
@@ -41,10 +30,10 @@ class Candidate:
         """OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
         if out is None and self.origin:
             test = self.origin.test
-            if test and test.stem == data and not _same(test, manifest):
+            if test and Path(test).stem == data and not _same(test, manifest):
                 data = _whole(manifest)  # the run's predictions of its own test set must stay
             model = "base" if self.untouched else _slug(Path(self.path).name)
-            return self.origin.folder / "evaluation" / data / model
+            return self.origin.path / "evaluation" / data / model
         model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
         return (out or Path("evaluation")) / data / _slug(model)
 
@@ -66,22 +55,10 @@ def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candida
     return [*bases.values(), *named]
 
 
-def origin_of(model: str) -> Origin | None:
+def origin_of(model: str) -> RunSummary | None:
     """The run whose folder holds this model."""
-    for folder in list(Path(model).absolute().parents)[:2]:
-        try:
-            stored = parse_json((folder / "run.json").read_text(encoding="utf-8"))
-            profile = stored["ranks"][0]["spec"]["profile"]
-            return Origin(
-                folder=folder,
-                base_model=str(profile["base_model"]),
-                language=str(profile.get("language") or ""),
-                task=str(profile.get("task") or "transcribe"),
-                test=Path(stored["test"]) if stored.get("test") else None,
-            )
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            continue
-    return None
+    runs = [read_run(folder, only_asked=True) for folder in list(Path(model).absolute().parents)[:2]]
+    return next((run for run in runs if run.base_model), None)
 
 
 def base_model_of(candidate: Candidate) -> str:
