@@ -86,8 +86,9 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
     """
     size, changed = 0, 0.0
-    with contextlib.suppress(OSError):
-        size, changed = (0, 0.0) if only_asked else disk_use(run_dir)
+    if not only_asked:
+        with contextlib.suppress(OSError):
+            size, changed = disk_use(run_dir)
     created = date_in(run_dir.name) or changed
     known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "created": created, "changed": changed}
     try:
@@ -109,25 +110,32 @@ def _asked(run_dir: Path) -> dict[str, Any]:
     Versions of this program differ in what they write: only what a run cannot lack is required.
     """
     try:
-        asked = parse_json((run_dir / "run.json").read_text(encoding="utf-8"))
-        return _asked_for(asked) | {"settings": _settings(asked) | {"training clips": _clips_list(run_dir)}}
+        fields = _fields(parse_json((run_dir / "run.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ValueError(NO_RUN_JSON) from None
     except NOT_AS_WRITTEN:
         raise ValueError("run.json is damaged") from None
+    fields["settings"]["training clips"] = _clips_list(run_dir)
+    return fields
 
 
-def _asked_for(asked: dict[str, Any]) -> dict[str, Any]:
-    ranks = asked["ranks"]
+def _fields(asked: dict[str, Any]) -> dict[str, Any]:
+    """settings: every one that may differ between two runs."""
+    ranks, test = asked["ranks"], asked.get("test")
     spec = ranks[0]["spec"]
-    profile = spec.get("profile") or {}
-    in_words = {"name": asked["name"], "test": asked.get("test"), "strategy": spec["strategy"]}
-    in_words |= {key: profile.get(key) for key in ("method", "base_model", "language", "task")}
+    strategy, profile = spec["strategy"], spec.get("profile") or {}
+    words = {"name": asked["name"], "test": test, "strategy": strategy}
+    words |= {key: profile.get(key) for key in ("method", "base_model", "language", "task")}
+    settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
+    settings |= {"test": test, "strategy": strategy}
+    chosen = spec.get("strategy_settings") or {}
+    settings |= {f"{strategy}: {key}": value for key, value in chosen.items() if value is not None}
     return {
-        **{key: _text(value) for key, value in in_words.items()},
+        **{key: _text(value) for key, value in words.items()},
         "hosts": tuple(_text(rank["label"]) for rank in ranks),
         "over_ssh": any(rank.get("host") for rank in ranks),
         "versions": dict(asked.get("versions") or {}),
+        "settings": settings,
     }
 
 
@@ -135,15 +143,6 @@ def _text(value: Any) -> str:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value or ""
-
-
-def _settings(asked: dict[str, Any]) -> dict[str, Any]:
-    """Every setting that may differ between two runs."""
-    spec = asked["ranks"][0]["spec"]
-    profile = {k: v for k, v in (spec.get("profile") or {}).items() if k not in ("train", "validation", "test")}
-    chosen = {key: value for key, value in (spec.get("strategy_settings") or {}).items() if value is not None}
-    strategy = {f"{spec['strategy']}: {key}": value for key, value in chosen.items()}
-    return {**profile, "test": asked.get("test"), "strategy": spec["strategy"], **strategy}
 
 
 def _state(run_dir: Path, attempts: Sequence[Attempt]) -> tuple[str, str]:
