@@ -1,7 +1,4 @@
-"""The command line: parse, build the config, make one call, turn the outcome into an exit code.
-
-Everything heavy is imported inside the commands: `--help` must answer at once.
-"""
+"""The command line: parse, make one call, turn the outcome into an exit code. `--help` must answer at once."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from multimac import commands
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.interrupts import as_ctrl_c
 
@@ -29,10 +27,9 @@ app = typer.Typer(
 )
 hosts_app = typer.Typer(help="Prepare and check the machines of a hosts file.", no_args_is_help=True)
 config_app = typer.Typer(help="Look at config.ini.", no_args_is_help=True)
-app.add_typer(hosts_app, name="hosts")
-app.add_typer(config_app, name="config")
 runs_app = typer.Typer(help="Look at the runs that there are, compare them, free disk.", no_args_is_help=True)
-app.add_typer(runs_app, name="runs")
+for name, group in {"hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
+    app.add_typer(group, name=name)
 
 Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
 HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.")]
@@ -41,6 +38,7 @@ Run = Annotated[str, typer.Argument(help="A run's id or the beginning of it, its
 Resume = Annotated[
     str, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped, or broke off.")
 ]
+Language = Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 
@@ -60,20 +58,14 @@ def finetune(
 ) -> int:
     """Train a profile on this machine."""
     if resume:
-        from multimac.commands.resume import resume as go_on
-
-        return go_on(config, resume, name=profile, detach=detach)
-    from multimac.commands.train import finetune
-
-    return finetune(config, named(profile), detach=detach)
+        return commands.resume.resume(config, resume, name=profile, detach=detach)
+    return commands.train.finetune(config, named(profile), detach=detach)
 
 
 @app.command()
 def demo() -> int:
     """Train the bundled model on the bundled speech: two ranks on this machine, about two minutes."""
-    from multimac.commands.train import finetune
-
-    return finetune(PROJECT / "config.ini", "demo-diloco", ranks=2)
+    return commands.train.finetune(PROJECT / "config.ini", "demo-diloco", ranks=2)
 
 
 @app.command("distributed-train")
@@ -88,14 +80,12 @@ def distributed_train(
 ) -> int:
     """Train a profile on all machines of a hosts file."""
     if resume:
-        from multimac.commands.resume import resume as go_on
-
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume goes on with one", remedy="Leave one of them out.")
-        return go_on(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
-    from multimac.commands.train import distributed_train
-
-    return distributed_train(config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach)
+        return commands.resume.resume(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
+    return commands.train.distributed_train(
+        config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach
+    )
 
 
 @app.command()
@@ -105,7 +95,7 @@ def evaluate(
         list[Path] | None, typer.Option(help="Manifest to evaluate on; may be given several times.")
     ] = None,
     profile: Annotated[str, typer.Option(help="Take test set, language and task from this [profile:NAME].")] = "",
-    language: Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")] = "",
+    language: Language = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
     base: Annotated[bool, typer.Option(help="Put the untouched base of a trained model first.")] = True,
     out: Annotated[Path | None, typer.Option(help="Folder for predictions; else the run's, or ./evaluation.")] = None,
@@ -114,18 +104,16 @@ def evaluate(
     config: Config = CONFIG,
 ) -> int:
     """Measure WER and CER of models on test sets, and write down what they heard."""
-    from multimac.commands.evaluate import evaluate
-
-    return evaluate(
+    return commands.evaluate.evaluate(
         config,
         models,
-        data=data or (),
-        profile=profile,
-        language=language,
+        data or (),
+        profile,
+        language,
         batch_size=batch_size,
         base=base,
         out=out,
-        worst=worst,
+        worst_rows=worst,
         as_json=as_json,
     )
 
@@ -136,13 +124,11 @@ def transcribe(
     model: Annotated[str, typer.Option("--model", help="Model folder (or hub id).")],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder for the files; else each lies beside its audio.")] = None,
-    language: Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")] = "",
+    language: Language = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
 ) -> int:
     """Write down what is said in recordings: text on the terminal, or files with times."""
-    from multimac.commands.transcribe import transcribe
-
-    return transcribe(audio, model, form=form, out=out, language=language, force=force)
+    return commands.transcribe.transcribe(audio, model, form=form, out=out, language=language, force=force)
 
 
 @app.command()
@@ -153,9 +139,7 @@ def doctor(
     config: Config = CONFIG,
 ) -> int:
     """Look whether this machine is fit to train; exit status 5 if not."""
-    from multimac.commands.doctor import doctor
-
-    return doctor(config, profile, deep=deep, as_json=as_json)
+    return commands.doctor.doctor(config, profile, deep=deep, as_json=as_json)
 
 
 @app.command()
@@ -165,17 +149,15 @@ def wizard(
     config: Config = CONFIG,
 ) -> int:
     """Ask what to train and where, save it as a profile, and start it."""
-    from multimac.wizard.flow import wizard
+    from multimac.wizard import flow
 
-    return wizard(config, answers, save_answers)
+    return flow.wizard(config, answers, save_answers)
 
 
 @hosts_app.command("setup")
 def hosts_setup(hosts: HostsFile = HOSTS) -> int:
     """Make the Python environment on each host: project folder, venv, dependencies."""
-    from multimac.commands.hosts import hosts_setup
-
-    return hosts_setup(hosts)
+    return commands.hosts.hosts_setup(hosts)
 
 
 @hosts_app.command("sync")
@@ -185,9 +167,7 @@ def hosts_sync(
     config: Config = CONFIG,
 ) -> int:
     """Bring code, base model and each host's share of the audio up to date."""
-    from multimac.commands.hosts import hosts_sync
-
-    return hosts_sync(config, profile, hosts)
+    return commands.hosts.hosts_sync(config, profile, hosts)
 
 
 @hosts_app.command("check")
@@ -197,9 +177,7 @@ def hosts_check(
     config: Config = CONFIG,
 ) -> int:
     """Look at all hosts and the links between them, and say everything that a run would stumble over."""
-    from multimac.commands.hosts import hosts_check
-
-    return hosts_check(hosts, config, profile)
+    return commands.hosts.hosts_check(hosts, config, profile)
 
 
 @config_app.command("show")
@@ -208,9 +186,7 @@ def config_show(
     config: Config = CONFIG,
 ) -> int:
     """Print every setting of a profile: its value, where it came from, what it means."""
-    from multimac.commands.config import config_show
-
-    return config_show(config, name)
+    return commands.config.config_show(config, name)
 
 
 @runs_app.command("list")
@@ -225,9 +201,7 @@ def runs_list(
     Speed-up is clips per second of the whole run over those of the fastest finished run of one host alone, in the same
     folder, of the same model, method, batch size, precision and training clips. Empty where there is no such run.
     """
-    from multimac.commands.runs import folders_of, runs_list
-
-    return runs_list(folders_of(config, runs_dir), everything=everything, as_json=as_json)
+    return commands.runs.runs_list(commands.runs.folders_of(config, runs_dir), everything=everything, as_json=as_json)
 
 
 @runs_app.command("show")
@@ -238,9 +212,7 @@ def runs_show(
     config: Config = CONFIG,
 ) -> int:
     """Show a run: figures, hosts, problems, curves of loss and learning rate, and what to do next."""
-    from multimac.commands.runs import folders_of, runs_show
-
-    return runs_show(folders_of(config, runs_dir), run, as_json=as_json)
+    return commands.runs.runs_show(commands.runs.folders_of(config, runs_dir), run, as_json=as_json)
 
 
 @runs_app.command("compare")
@@ -250,18 +222,13 @@ def runs_compare(
     config: Config = CONFIG,
 ) -> int:
     """Put runs side by side: figures, settings that differ, losses."""
-    from multimac.commands.runs import folders_of, runs_compare
-
-    return runs_compare(folders_of(config, runs_dir), runs)
+    return commands.runs.runs_compare(commands.runs.folders_of(config, runs_dir), runs)
 
 
 @runs_app.command("attach")
 def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CONFIG) -> int:
     """Follow a run that goes on, from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
-    from multimac.commands.attach_stop import runs_attach
-    from multimac.commands.runs import folders_of
-
-    return runs_attach(folders_of(config, runs_dir), run)
+    return commands.attach_stop.runs_attach(commands.runs.folders_of(config, runs_dir), run)
 
 
 @runs_app.command("stop")
@@ -272,18 +239,13 @@ def runs_stop(
     config: Config = CONFIG,
 ) -> int:
     """Let a run finish its step, agree and save; then it can be resumed."""
-    from multimac.commands.attach_stop import runs_stop
-    from multimac.commands.runs import folders_of
-
-    return runs_stop(folders_of(config, runs_dir), run, now=now)
+    return commands.attach_stop.runs_stop(commands.runs.folders_of(config, runs_dir), run, now=now)
 
 
 @runs_app.command("recover")
 def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> int:
     """Make a model of what the hosts of a run have kept, where the master or its disk is gone."""
-    from multimac.commands.recover import runs_recover
-
-    return runs_recover(run, hosts)
+    return commands.recover.runs_recover(run, hosts)
 
 
 @runs_app.command("clean")
@@ -299,9 +261,8 @@ def runs_clean(
 
     Runs that can be resumed are kept, unless they are named or --older-than is given.
     """
-    from multimac.commands.runs import folders_of, runs_clean
-
-    return runs_clean(folders_of(config, runs_dir), runs or [], really=yes, keep=keep, older_than=older_than)
+    folders = commands.runs.folders_of(config, runs_dir)
+    return commands.runs.runs_clean(folders, runs or [], really=yes, keep=keep, older_than=older_than)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from whisper_tuner.errors import ConfigError, RunError
 
 from .folder import disk_use, only_one
-from .summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary
+from .summary import FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary
 
 UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 JUST_NOW_S = 600.0  # a run that looks as if it had been killed may be starting right now
@@ -41,21 +41,19 @@ def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | N
     found, now = [], time.time()
     for run in runs[keep:]:
         idle = now - run.changed
-        if older_than is not None and idle < older_than:
+        wanted = run.resumable if older_than is None else idle < older_than
+        may_be_starting = run.state == FAILED and idle < JUST_NOW_S
+        if run.state not in (FINISHED, FAILED, INTERRUPTED) or wanted:
             continue
-        wanted = run.resumable and older_than is None
-        if run.model and run.checkpoints and not wanted and run.state in (FINISHED, FAILED, INTERRUPTED):
+        if run.model:
             folder = run.path / "checkpoints"
-            if not folder.is_symlink():
-                reason = (
-                    f"{len(run.checkpoints)} checkpoints of {'a finished' if run.state == FINISHED else 'an old'} run"
-                )
+            if run.checkpoints and not folder.is_symlink():
+                which = "a finished" if run.state == FINISHED else "an old"
+                reason = f"{len(run.checkpoints)} checkpoints of {which} run"
                 found.append(Removal(run=run, path=folder, reason=reason, size=disk_use(folder)[0]))
-        elif run.state in (FAILED, INTERRUPTED) and not run.model and idle > JUST_NOW_S * (run.state == FAILED):
-            if wanted:
-                continue
-            at = f", resumable at step {run.checkpoint_step}" if run.checkpoint_step is not None else ", resumable"
-            reason = f"{run.state}, no model{at if run.resumable else ''}"
+        elif run.state != FINISHED and not may_be_starting:
+            at = "" if run.checkpoint_step is None else f" at step {run.checkpoint_step}"
+            reason = f"{run.state}, no model{f', resumable{at}' if run.resumable else ''}"
             found.append(Removal(run=run, path=run.path, reason=reason, size=run.size))
     return found
 
@@ -69,9 +67,9 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
         if run.path.is_symlink() or run.path.parent.resolve() not in inside:
             where = ", ".join(map(str, folders))
             raise ConfigError(f"{run.path} is not in {where}", remedy="Name its folder with --runs-dir.")
-    kinds = {FINISHED: "finished, with its model", BROKEN: "broken"}
+    reasons = {FINISHED: "named; finished, with its model"}
     return [
-        Removal(run=run, path=run.path, reason=f"named; {kinds.get(run.state, run.state)}", size=run.size)
+        Removal(run=run, path=run.path, reason=reasons.get(run.state, f"named; {run.state}"), size=run.size)
         for run in runs
     ]
 

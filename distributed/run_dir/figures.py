@@ -1,23 +1,69 @@
-"""What a run's events add up to: steps, clips, seconds and bytes, of the whole run and of each host."""
+"""A run's whole history, and what it adds up to: steps, clips, seconds and bytes, of the run and of each host."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .event_fields import MOST
-from .events import Attempt, RunEvents, problem_line
+from .log import decoded, problem_line
 
 Points = tuple[tuple[float, float], ...]
 
 
-def check_numbers(figures: object) -> None:
-    """Raises ValueError for a field that cannot have been counted: infinite, no number, or too much."""
-    for name, value in vars(figures).items():
-        if isinstance(value, int | float) and not abs(value) < MOST:
-            raise ValueError(f"events.jsonl makes no sense: {name} cannot be {value}")
+@dataclass
+class Attempt:
+    """What one launcher wrote; a resumed run has several."""
+
+    steps: list[dict] = field(default_factory=list)
+    others: list[dict] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the first step to the end of the last, over all ranks."""
+        if not self.steps:
+            return 0.0
+        return max(s["time"] for s in self.steps) - min(s["time"] - s["seconds"] for s in self.steps)
+
+    def of_type(self, *kinds: str) -> list[dict]:
+        return [event for event in self.others if event["type"] in kinds]
+
+
+@dataclass
+class RunEvents:
+    """A run's whole history. `left_out` tells of lines that cannot be read; "" if all can."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    left_out: str = ""
+
+    def of_type(self, *kinds: str) -> list[dict]:
+        return [event for attempt in self.attempts for event in attempt.of_type(*kinds)]
+
+
+def scan(path: Path) -> RunEvents:
+    """A missing file is a run that has not begun. Raises OSError, and ValueError if no line at all can be read."""
+    try:
+        *lines, cut_short = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return RunEvents()
+    found, unreadable = RunEvents(), []
+    for number, line in enumerate(lines, 1):
+        event = decoded(line)
+        if event is None:
+            unreadable.append(number)
+            continue
+        if not found.attempts or (event["type"] == "phase" and "hosts" in event):  # a launcher has just started
+            found.attempts.append(Attempt())
+        last = found.attempts[-1]
+        (last.steps if event["type"] == "step" else last.others).append(event)
+    if not found.attempts and (unreadable or cut_short):
+        raise ValueError(f"{path.name} holds no event that can be read")
+    if unreadable:
+        more = f", nor can {len(unreadable) - 1} more" if unreadable[1:] else ""
+        found.left_out = f"{path.name}:{unreadable[0]} cannot be read{more}: left out"
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +82,6 @@ class HostFigures:
     bytes: int = 0
     memory: int = 0
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
@@ -50,23 +93,26 @@ class Curves:
 
 
 def figures(events: RunEvents) -> dict[str, Any]:
-    """The fields of a RunSummary that events tell. Raises ValueError for sums beyond belief."""
-    attempts = events.attempts
-    all_steps = [step for attempt in attempts for step in attempt.steps]
-    steps, others = _kept(attempts)
-    seconds = sum(attempt.seconds for attempt in attempts)
-    per_host = tuple(_host(name, events) for name in _names(events, all_steps))
+    """The fields of a RunSummary that events tell."""
+    all_steps = [step for attempt in events.attempts for step in attempt.steps]
+    steps, others = _kept(events.attempts)
+    seconds = sum(attempt.seconds for attempt in events.attempts)
+    per_host = tuple(_host(name, events.attempts) for name in _names(events, all_steps))
+    planned = [event for event in others if event["type"] == "plan"] or events.of_type("start")
+    rates = {event["when"]: event["wer"] for event in events.of_type("evaluation")}
     return {
         "steps": max((step["step"] for step in steps), default=0),
-        "total_steps": _total_steps(events.of_type("start"), [e for e in others if e["type"] == "plan"]),
+        "total_steps": planned[-1]["total_steps"] if planned else 0,
         "lost": dict(Counter(event["host"] for event in events.of_type("lost"))),
-        "apart": dict(_pairs(attempts)),
+        "apart": dict(_pairs(events.attempts)),
         "rounds": max((event["round"] for event in others if event["type"] == "round"), default=0),
         "clips": sum(step["samples"] for step in steps),
         "seconds": seconds,
-        "clips_per_s": sum(step["samples"] for step in all_steps) / seconds if seconds > 0 else None,
+        "clips_per_s": _rate(all_steps, seconds),
         "bytes": sum(host.bytes for host in per_host),
-        "attempts": len(attempts),
+        "attempts": len(events.attempts),
+        "wer_before": rates.get("before"),
+        "wer_after": rates.get("after"),
         "problems": tuple(dict.fromkeys(map(problem_line, events.of_type("problem", "warning")))),
         "per_host": per_host,
         "curves": Curves(
@@ -97,12 +143,6 @@ def _names(events: RunEvents, steps: Sequence[dict]) -> list[str]:
     return list(dict.fromkeys([*named, *(step["host"] for step in steps)]))
 
 
-def _total_steps(starts: Sequence[dict], plans: Sequence[dict]) -> int:
-    """As the newest plan says: the one made when hosts were lost or came back, else the first one."""
-    newest = {event.get("host"): event for event in starts}
-    return max((event["total_steps"] for event in plans[-1:] or newest.values()), default=0)
-
-
 def _pairs(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
     """How often each pair of hosts came apart; an event also names pairs that were apart before it."""
     found: Counter[tuple[str, str]] = Counter()
@@ -115,19 +155,17 @@ def _pairs(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
     return found
 
 
-def _host(name: str, events: RunEvents) -> HostFigures:
-    own = [_of_host(name, attempt) for attempt in events.attempts]
+def _host(name: str, attempts: Sequence[Attempt]) -> HostFigures:
+    own = [_of_host(name, attempt) for attempt in attempts]
     steps = [step for attempt in own for step in attempt.steps]
-    seconds = sum(step["seconds"] for step in steps)
-    clips = sum(step["samples"] for step in steps)
+    devices = [event["device"] for attempt in own for event in attempt.of_type("start")]
     told = [spent for attempt in own if (spent := _communicating(attempt)) is not None]
-    starts = [event for attempt in own for event in attempt.of_type("start")]
     return HostFigures(
         name=name,
-        device=starts[-1]["device"] if starts else "",
+        device=devices[-1] if devices else "",
         steps=max((step["step"] for step in steps), default=0),
-        clips=clips,
-        clips_per_s=clips / seconds if seconds else None,
+        clips=sum(step["samples"] for step in steps),
+        clips_per_s=_rate(steps, sum(step["seconds"] for step in steps)),
         communicating=sum(told) if told else None,
         bytes=sum(map(_sent, own)),
         memory=max((step.get("memory") or 0 for step in steps), default=0),
@@ -137,6 +175,11 @@ def _host(name: str, events: RunEvents) -> HostFigures:
 def _of_host(name: str, attempt: Attempt) -> Attempt:
     steps = [step for step in attempt.steps if step["host"] == name]
     return Attempt(steps, [event for event in attempt.others if event.get("host") == name])
+
+
+def _rate(steps: Sequence[dict], seconds: float) -> float | None:
+    """Clips a second; None where a damaged line makes that infinite."""
+    return sum(step["samples"] for step in steps) / seconds if seconds > 1e-6 else None
 
 
 def _sent(attempt: Attempt) -> int:

@@ -1,4 +1,4 @@
-"""Finds runs: all of them, one by name, and the one-host run that another is compared with."""
+"""Finds runs: all of them, one by name, and how much faster they are than on one host."""
 
 from __future__ import annotations
 
@@ -35,49 +35,42 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(name: str, folders: Sequence[Path]) -> Path:
-    """By id, by an unambiguous beginning of it, by path, or the newest as `last`. Raises ConfigError."""
+    """As `meant`, or by path. Raises ConfigError."""
     runs = run_dirs(folders)
-    if name == "last" and runs:
-        return runs[0]
-    if exact := [path for path in runs if path.name == name]:
-        return exact[0]
+    names = [run.name for run in runs]
     path = expanded(name).absolute()
-    if ("/" in name or not runs) and path.is_dir() and _is_run(path):
+    if name not in names and ("/" in name or not runs) and path.is_dir() and _is_run(path):
         return path
-    begins = [path for path in runs if name and path.name.startswith(name)]
+    return runs[names.index(meant(name, names, ", ".join(map(str, folders))))]
+
+
+def meant(name: str, runs: Sequence[str], where: str) -> str:
+    """Of these, newest first: by id, by an unambiguous beginning of it, or the newest as `last`. Raises ConfigError."""
+    if name in runs:
+        return name
+    begins = runs[:1] if name == "last" else [run for run in runs if name and run.startswith(name)]
     if len(begins) == 1:
         return begins[0]
-    names = [path.name for path in begins or runs]
-    where = ", ".join(map(str, folders))
-    remedy = f"Runs in {where}:\n    " + "\n    ".join(names[:SHOWN]) if names else f"There is no run in {where}."
+    names = list(begins or runs)
     if len(names) > SHOWN:
-        remedy += f"\n    and {len(names) - SHOWN} more: multimac runs list --all"
+        names[SHOWN:] = [f"and {len(names) - SHOWN} more: multimac runs list --all"]
+    remedy = f"Runs in {where}:\n    " + "\n    ".join(names) if names else f"There is no run in {where}."
     if begins:
         raise ConfigError(f"{len(begins)} runs begin with {name!r}", remedy=remedy)
-    raise ConfigError(f"there is no run {name!r}{nearest(name, names)}", remedy=remedy)
+    raise ConfigError(f"there is no run {name!r}{nearest(name, runs)}", remedy=remedy)
 
 
-class OneHost:
-    """How fast a single rank did the same work, in the same runs folder."""
+def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:
+    """clips/s of each run over those of the fastest finished run of one rank that did the same work in the same folder.
 
-    def __init__(self) -> None:
-        self._alone: dict[Path, list[RunSummary]] = {}
-        self._fastest: dict[tuple, float | None] = {}
-
-    def speed_up(self, run: RunSummary) -> float | None:
-        """clips/s of `run` over that of the fastest finished run of one rank; None if there is none to compare with."""
-        if len(run.hosts) < 2 or not run.clips_per_s or not run.base_model:
-            return None
-        folder, key = run.path.parent, run.kind_of_work
-        if (folder, key) not in self._fastest:
-            alike = [read_run(other.path) for other in self._of_one_rank(folder) if other.kind_of_work == key]
-            speeds = [other.clips_per_s for other in alike if other.state == FINISHED and other.clips_per_s]
-            self._fastest[folder, key] = max(speeds, default=None)
-        fastest = self._fastest[folder, key]
-        return run.clips_per_s / fastest if fastest else None
-
-    def _of_one_rank(self, folder: Path) -> list[RunSummary]:
-        if folder not in self._alone:
-            runs = (read_run(path, only_asked=True) for path in run_dirs([folder]))
-            self._alone[folder] = [run for run in runs if len(run.hosts) == 1]
-        return self._alone[folder]
+    None where there is nothing to compare.
+    """
+    keys = [(run.path.parent, run.kind_of_work) if len(run.hosts) > 1 and run.base_model else None for run in runs]
+    fastest: dict[tuple | None, float] = {}
+    for path in run_dirs({key[0] for key in keys if key}):
+        asked = read_run(path, only_asked=True)  # first, because most runs are of other work
+        key = path.parent, asked.kind_of_work
+        if len(asked.hosts) == 1 and key in keys and (alone := read_run(path)).state == FINISHED:
+            fastest[key] = max(fastest.get(key, 0.0), alone.clips_per_s or 0.0)
+    speeds = [(run.clips_per_s, fastest.get(key)) for run, key in zip(runs, keys, strict=True)]
+    return [mine / alone if mine and alone else None for mine, alone in speeds]

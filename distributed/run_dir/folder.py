@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     """A new folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
-    path, above = _create(runs_dir, name)
+    path = _create(runs_dir, name)
     try:
         yield path
     except BaseException as error:
@@ -32,25 +33,20 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(path)
-            with contextlib.suppress(OSError):  # not empty: somebody else's run
-                for folder in above:
-                    folder.rmdir()
 
 
-def _create(runs_dir: Path, name: str) -> tuple[Path, list[Path]]:
-    """The new folder, and the folders above it that did not exist."""
+def _create(runs_dir: Path, name: str) -> Path:
     stem = time.strftime(f"{STAMP}-") + re.sub(r"[^\w.-]+", "-", name)
-    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:  # of runs that begin in the same second
         path = runs_dir / (stem + suffix)
         try:
-            above = [folder for folder in path.parents if not folder.exists()]
             path.mkdir(parents=True, mode=0o700)
         except FileExistsError:
             continue
         except OSError as error:
             remedy = DISK_REMEDY if error.errno in DISK else "Choose another folder with runs_dir."
             raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
-        return path, above
+        return path
     raise RunError(f"{runs_dir}: no free name for {stem}")
 
 
@@ -64,7 +60,7 @@ def date_in(name: str) -> float | None:
 
 @contextlib.contextmanager
 def only_one(run_dir: Path) -> Iterator[None]:
-    """Hold run_dir/lock, which tells others that the run is going on. Raises RunError if another process holds it."""
+    """Hold run_dir/lock, which tells others that the run is running. Raises RunError if another process holds it."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -93,17 +89,15 @@ def is_running(run_dir: Path) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(handle)
     return False
 
 
 def launcher_pid(run_dir: Path) -> int | None:
-    """The process that holds the lock; None if the run is not going on."""
+    """The process that holds the lock; None if it is not running."""
     try:
         pid = int((run_dir / "lock").read_text())
     except (OSError, ValueError):
@@ -114,13 +108,10 @@ def launcher_pid(run_dir: Path) -> int | None:
 
 def disk_use(folder: Path) -> tuple[int, float]:
     """Bytes of all files below, and when the newest changed; links are not followed."""
-    size, changed, folders = 0, folder.stat().st_mtime, [str(folder)]
-    while folders:
-        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.name != "lock":
-                    facts = entry.stat(follow_symlinks=False)
-                    size, changed = size + facts.st_size, max(changed, facts.st_mtime)
+    size, changed = 0, folder.stat().st_mtime
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a running run removes files
+            facts = path.lstat()
+            if path.name != "lock" and not stat.S_ISDIR(facts.st_mode):
+                size, changed = size + facts.st_size, max(changed, facts.st_mtime)
     return size, changed

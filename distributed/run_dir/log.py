@@ -2,28 +2,91 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from whisper_tuner.errors import ExitStatus
 from whisper_tuner.files import DISK
 from whisper_tuner.json_text import parse_json
 
-from .event_fields import makes_sense
+MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < MOST
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(_texts(pair) and len(pair) == 2 for pair in value)
+
+
+def _status(value: Any) -> bool:
+    return _count(value) and value in set(ExitStatus)
+
+
+CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("time", "seconds", "seconds_communicating", "loss", "lr", "wer"), _number),
+    **dict.fromkeys(("step", "epoch", "round", "number", "total_steps", "samples", "bytes", "memory"), _count),
+    **dict.fromkeys(("min_hosts", "done", "total"), _count),
+    **dict.fromkeys(("type", "host", "phase", "device", "reason", "what", "path", "model", "when", "message"), _text),
+    **{"given_up": _flag, "hosts": _texts, "pairs": _pairs, "status": _status},
+}
+# The fields that readers rely on; one with a question mark may be null or missing.
+COMMON = "time type host? step?"
+FIELDS = {
+    "phase": "phase hosts?",
+    "start": "total_steps device",
+    "plan": "total_steps",
+    "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating?",
+    "round": "round step bytes? seconds?",
+    "stop": "step bytes? seconds?",
+    "validation": "step loss?",
+    "resume": "host step round epoch",
+    "lost": "host reason given_up",
+    "generation": "number hosts",
+    "paused": "hosts min_hosts",
+    "orphaned": "hosts",
+    "apart": "pairs hosts",
+    "reached": "pairs",
+    "problem": "what",
+    "warning": "what",
+    "model": "path",
+    "evaluating": "model done total",
+    "evaluation": "when wer",
+    "end": "status message",
+}
 
 
 class EventLog:
     """Appends one JSON object a line; every event gets a `time` (Unix seconds).
 
-    What a full disk does not take is kept until the next event: a full disk must not end the run.
+    What a full disk does not take is kept until the next event: a full disk must not end the run. Half a line, left by
+    a launcher that was killed, is removed: the first event must not become part of it.
     """
 
     def __init__(self, path: Path):
         self._file = path.open("ab", buffering=0)
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         self._waiting = b""
-        self._end_a_cut_line(path)
 
     def __call__(self, event: dict) -> None:
         self._waiting += (json.dumps({"time": round(time.time(), 3), **event}) + "\n").encode()
@@ -36,24 +99,6 @@ class EventLog:
 
     def close(self) -> None:
         self._file.close()
-
-    def _end_a_cut_line(self, path: Path) -> None:
-        """A killed launcher may have left half a line; the next launcher's first event must not become part of it."""
-        with path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
-                self._waiting = b"\n"
-
-
-class Senseless(ValueError):
-    """A line of JSON that is no event: it has no known shape, or lacks a field that its type must have."""
-
-
-def decode(line: bytes) -> dict:
-    """The event in a line. Raises Senseless, and another ValueError for what is no JSON, such as a line cut short."""
-    event = parse_json(line)
-    if not makes_sense(event):
-        raise Senseless
-    return event
 
 
 def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
@@ -68,8 +113,29 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
     except FileNotFoundError:
         return [], start
     whole = data[: data.rfind(b"\n") + 1]
-    events = []
-    for line in whole.split(b"\n"):
-        with contextlib.suppress(ValueError):
-            events.append(decode(line))
-    return events, start + len(whole)
+    return [event for line in whole.split(b"\n") if (event := decoded(line))], start + len(whole)
+
+
+def decoded(line: bytes) -> dict | None:
+    """The event in a line; None for what is no JSON, or lacks a field that its type must have.
+
+    A line that a disk has damaged may still be JSON. Of an event of an unknown type only the common fields are needed.
+    """
+    try:
+        event = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or not isinstance(kind := event.get("type"), str):
+        return None
+    for field in f"{COMMON} {FIELDS.get(kind, '')}".split():
+        value = event.get(name := field.rstrip("?"))
+        if not (field.endswith("?") and value is None) and not CHECKS[name](value):
+            return None
+    return event
+
+
+def problem_line(event: dict) -> str:
+    """What a `problem` or a `warning` says to the user. The coordinator's warnings are about no host."""
+    if event["type"] == "problem":
+        return f"{event.get('host') or 'data'}: skipped: {event['what']}"
+    return f"{event['host']}: {event['what']}" if event.get("host") else event["what"]

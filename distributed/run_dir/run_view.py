@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from .events import problem_line
+from .log import problem_line
 
 RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 APART = (
@@ -25,7 +25,6 @@ class HostView:
     loss: float | None = None
     round: int = 0
     sent: int = 0
-    memory: int = 0
     device: str = ""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
@@ -39,7 +38,6 @@ class HostView:
             self.step, self.epoch = event["step"], event["epoch"] + 1
             self.loss = self.loss if event.get("loss") is None else event["loss"]
             self.sent += event.get("bytes") or 0
-            self.memory = event.get("memory") or 0
             self.recent.append((event["seconds"], event["samples"]))
         elif kind == "round":
             self.round = event["round"]
@@ -126,18 +124,18 @@ class RunView:
             view.state = "training" if view.total_steps else view.state
         self._generation = number
         if number > 1:
-            self.lines.append(f"training goes on with {', '.join(hosts)}")
+            self.lines.append(f"training continues with {', '.join(hosts)}")
 
     def _take_resume(self, host: str, event: dict) -> None:
         step, anew = event["step"], event.get("anew") and event["step"]
         if self._generation > 1:
-            self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts anew' if anew else ''}")
+            self.lines.append(f"{host} joins after step {step}{'; its inner optimizer starts afresh' if anew else ''}")
             return
         if not self._resumed:
             self._resumed = True
-            self.lines.append(f"goes on after step {step}" if step else "begins anew: no checkpoint")
+            self.lines.append(f"resumes after step {step}" if step else "starts from the beginning: no checkpoint")
         if anew:
-            self.lines.append(f"{host}: its inner optimizer starts anew")
+            self.lines.append(f"{host}: its inner optimizer starts afresh")
 
 
 def line_of(event: dict) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,7 @@ from typing import Any
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.json_text import parse_json
 
-from .event_fields import MOST
-from .events import Attempt, RunEvents, scan
-from .figures import Curves, HostFigures, check_numbers, figures
+from .figures import Attempt, Curves, HostFigures, RunEvents, figures, scan
 from .folder import date_in, disk_use, is_running
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
@@ -26,7 +25,8 @@ NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, O
 class RunSummary:
     """`steps` are one rank's, `clips` those of all ranks; `seconds` are spent on training, not on evaluation.
 
-    `clips_per_s` counts every step that was computed, also those that a resumed run made twice.
+    `clips_per_s` counts every step that was computed, also those that a resumed run made twice. `left_out` tells of
+    lines of events.jsonl that cannot be read.
     """
 
     id: str
@@ -36,12 +36,14 @@ class RunSummary:
     changed: float
     name: str = ""
     message: str = ""
+    left_out: str = ""
     hosts: tuple[str, ...] = ()
     over_ssh: bool = False
     strategy: str = ""
     method: str = ""
     base_model: str = ""
     language: str = ""
+    task: str = ""
     test: str = ""
     steps: int = 0
     total_steps: int = 0
@@ -65,9 +67,6 @@ class RunSummary:
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
     @property
     def resumable(self) -> bool:
         return self.state in (INTERRUPTED, FAILED) and bool(self.checkpoints)
@@ -84,32 +83,25 @@ class RunSummary:
 def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
 
-    only_asked: events.jsonl, nearly all of the work, is taken for empty.
+    only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
     """
     size, changed = 0, 0.0
-    with contextlib.suppress(OSError):
-        size, changed = disk_use(run_dir)
-    about: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size}
+    if not only_asked:
+        with contextlib.suppress(OSError):
+            size, changed = disk_use(run_dir)
+    created = date_in(run_dir.name) or changed
+    known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "created": created, "changed": changed}
     try:
-        asked = _asked(run_dir)
+        known |= _asked(run_dir)
         events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
-        state, message = _state(run_dir, events)
-        return RunSummary(
-            state=state,
-            message=message,
-            created=asked.pop("created") or date_in(run_dir.name) or events.first_time or changed,
-            changed=max(changed, events.last_time or 0),
-            **about,
-            **asked,
-            **figures(events),
-            **_on_disk(run_dir, events),
-            **_rates(run_dir, events),
-        )
+        state, message = _state(run_dir, events.attempts)
+        known |= _on_disk(run_dir, events) | figures(events)
+        return RunSummary(state=state, message=message, left_out=events.left_out, **known)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
     except ValueError as error:
         reason = str(error)
-    return RunSummary(state=BROKEN, message=reason, created=date_in(run_dir.name) or changed, changed=changed, **about)
+    return RunSummary(state=BROKEN, message=reason, **known)
 
 
 def _asked(run_dir: Path) -> dict[str, Any]:
@@ -118,29 +110,32 @@ def _asked(run_dir: Path) -> dict[str, Any]:
     Versions of this program differ in what they write: only what a run cannot lack is required.
     """
     try:
-        asked = parse_json((run_dir / "run.json").read_text(encoding="utf-8"))
-        return _asked_for(asked) | {"settings": _settings(asked) | {"training clips": _clips_list(run_dir)}}
+        fields = _fields(parse_json((run_dir / "run.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ValueError(NO_RUN_JSON) from None
     except NOT_AS_WRITTEN:
         raise ValueError("run.json is damaged") from None
+    fields["settings"]["training clips"] = _clips_list(run_dir)
+    return fields
 
 
-def _asked_for(asked: dict[str, Any]) -> dict[str, Any]:
-    ranks = asked["ranks"]
+def _fields(asked: dict[str, Any]) -> dict[str, Any]:
+    """settings: every one that may differ between two runs."""
+    ranks, test = asked["ranks"], asked.get("test")
     spec = ranks[0]["spec"]
-    profile, created = spec.get("profile") or {}, asked.get("created")
+    strategy, profile = spec["strategy"], spec.get("profile") or {}
+    words = {"name": asked["name"], "test": test, "strategy": strategy}
+    words |= {key: profile.get(key) for key in ("method", "base_model", "language", "task")}
+    settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
+    settings |= {"test": test, "strategy": strategy}
+    chosen = spec.get("strategy_settings") or {}
+    settings |= {f"{strategy}: {key}": value for key, value in chosen.items() if value is not None}
     return {
-        "name": _text(asked["name"]),
-        "created": float(created) if isinstance(created, int | float) and 0 < created < MOST else None,
+        **{key: _text(value) for key, value in words.items()},
         "hosts": tuple(_text(rank["label"]) for rank in ranks),
         "over_ssh": any(rank.get("host") for rank in ranks),
-        "strategy": _text(spec["strategy"]),
-        "method": _text(profile.get("method")),
-        "base_model": _text(profile.get("base_model")),
-        "language": _text(profile.get("language")),
-        "test": _text(asked.get("test")),
         "versions": dict(asked.get("versions") or {}),
+        "settings": settings,
     }
 
 
@@ -150,35 +145,15 @@ def _text(value: Any) -> str:
     return value or ""
 
 
-def _settings(asked: dict[str, Any]) -> dict[str, Any]:
-    """Every setting that may differ between two runs."""
-    spec = asked["ranks"][0]["spec"]
-    profile = {k: v for k, v in (spec.get("profile") or {}).items() if k not in ("train", "validation", "test")}
-    chosen = {key: value for key, value in (spec.get("strategy_settings") or {}).items() if value is not None}
-    strategy = {f"{spec['strategy']}: {key}": value for key, value in chosen.items()}
-    return {**profile, "test": asked.get("test"), "strategy": spec["strategy"], **strategy}
-
-
-def _rates(run_dir: Path, events: RunEvents) -> dict[str, float | None]:
-    """WER from the events, or from wer.json where they lack it."""
-    found: dict[str, Any] = {}
-    with contextlib.suppress(OSError, *NOT_AS_WRITTEN):
-        written = parse_json((run_dir / "wer.json").read_text(encoding="utf-8"))
-        found = {when: rate for when in ("before", "after") if abs(rate := float(written[when]["wer"])) < MOST}
-    found |= {event["when"]: float(event["wer"]) for event in events.of_type("evaluation")}
-    return {"wer_before": found.get("before"), "wer_after": found.get("after")}
-
-
-def _state(run_dir: Path, events: RunEvents) -> tuple[str, str]:
-    last = events.attempts[-1] if events.attempts else Attempt()
+def _state(run_dir: Path, attempts: Sequence[Attempt]) -> tuple[str, str]:
+    """With the message of its end, or what it is doing now."""
+    last = attempts[-1] if attempts else Attempt()
     if is_running(run_dir):
-        phases = [event["phase"] for event in last.of_type("phase")]
-        return RUNNING, "training" if last.steps and phases[-1:] != ["evaluate"] else " ".join(phases[-1:])
-    if events.damage:
-        return BROKEN, events.damage
+        phase = next((event["phase"] for event in reversed(last.of_type("phase"))), "")
+        return RUNNING, "training" if last.steps and phase != "evaluate" else phase
     ends = last.of_type("end")
     if not ends:
-        return FAILED, NO_LAST_WORD if events.attempts else "it never began: see launcher.log"
+        return FAILED, NO_LAST_WORD if attempts else "it never began: see launcher.log"
     states = {ExitStatus.OK: FINISHED, ExitStatus.INTERRUPTED: INTERRUPTED}
     return states.get(ends[-1]["status"], FAILED), ends[-1]["message"]
 

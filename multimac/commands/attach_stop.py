@@ -1,25 +1,31 @@
-"""`multimac runs attach | stop`: a run that goes on without a terminal."""
+"""A run and its terminal: started and followed, left alone with `--detach`, then `multimac runs attach | stop`."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from distributed.launcher.follow import Attached, Starter
+from distributed.launcher.follow import Attached, start_launcher
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
+from distributed.run_dir.log import read_events
 from distributed.run_dir.summary import read_run
 from multimac.view.console import follow
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 
 
-def detached(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
-    """Wait until others can tell that the run is going on, and say how to come back to it."""
+def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool = False) -> ExitStatus:
+    """Start the launcher, and follow it from there; `detach`: only until others can tell that it is running."""
+    _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
+    launch = partial(start_launcher, run_dir, resume=resume)
+    if not detach:
+        return follow(run_dir, launch, console, position=position)
     with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
         launcher = launch()
         while launcher_pid(run_dir) is None:
@@ -29,7 +35,7 @@ def detached(run_dir: Path, launch: Starter, console: Console, *, position: int 
             if launcher.poll() is not None:  # its last words, or that there are none
                 return follow(run_dir, lambda: launcher, console, position=position)
             time.sleep(0.05)
-    console.print(f"going on without this terminal: multimac runs attach {run_dir.name}", soft_wrap=True)
+    console.print(f"running without this terminal; to follow it: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
 
@@ -42,10 +48,10 @@ def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
 
 def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     """Ask for an orderly stop and wait for it; `now`: kill all workers at once, and go on later from a checkpoint."""
-    run_dir, pid = _going_on(folders, name)
+    run_dir, launcher = _going_on(folders, name)
     console = Console(highlight=False, markup=False)
     for _ in range(2 if now else 1):
-        Attached(run_dir, pid).send_signal(signal.SIGTERM)
+        launcher.send_signal(signal.SIGTERM)
         time.sleep(0.2)
     evaluating = read_run(run_dir).message == "evaluate"  # there is nothing to finish and save then
     console.print("stopping now" if now or evaluating else "finishing the step, then saving")
@@ -55,9 +61,9 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     return ExitStatus.OK
 
 
-def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, int]:
+def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
     run_dir = find_run(name, folders).absolute()
     pid = launcher_pid(run_dir)
     if pid is None:
-        raise RunError(f"run {run_dir.name} is not going on", remedy=f"See it with: multimac runs show {run_dir.name}")
-    return run_dir, pid
+        raise RunError(f"run {run_dir.name} is not running", remedy=f"See it with: multimac runs show {run_dir.name}")
+    return run_dir, Attached(run_dir, pid)

@@ -23,17 +23,14 @@ def config_show(path: Path, name: str) -> ExitStatus:
     table = Table(title=f"{name} ({path})", header_style="bold")
     for column in ("setting", "value", "from", "meaning"):
         table.add_column(column, overflow="fold")
-    parts = [job.profile] + ([job.distribution] if config.has("distributed", name) else [])
-    for part in parts:
-        for field in dataclasses.fields(part):
-            value = _text(getattr(part, field.name))
-            table.add_row(field.name, value, job.origin.get(field.name, "default"), field.metadata["help"])
-    if len(parts) > 1:
+    shown = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
+    if config.has("distributed", name):
         strategy = job.strategy_config(total_steps=1_000_000)
-        for field in dataclasses.fields(strategy):
-            if field.name not in FROM_PROFILE:
-                value = _text(getattr(strategy, field.name))
-                table.add_row(field.name, value, job.origin.get(field.name, "default"), field.metadata["help"])
+        shown |= dict.fromkeys(dataclasses.fields(job.distribution), job.distribution)
+        shown |= {field: strategy for field in dataclasses.fields(strategy) if field.name not in FROM_PROFILE}
+    for field, part in shown.items():
+        value, origin = _text(getattr(part, field.name)), job.origin.get(field.name, "default")
+        table.add_row(field.name, value, origin, field.metadata["help"])
     console.print(table)
     return ExitStatus.OK
 

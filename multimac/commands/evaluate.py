@@ -4,90 +4,111 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.launcher.evaluate import summary
+from exogym import device as devices
+from multimac.view.alignment import side_by_side
+from multimac.view.comparison import Candidate, candidates, check_models, labels
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.data.check import check_manifest, described
+from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+from whisper_tuner.eval.evaluation import Evaluation
+from whisper_tuner.eval.evaluation import evaluate as evaluate_model
+from whisper_tuner.eval.predictions import PREDICTIONS, Prediction, predictions, worst, write_predictions
+from whisper_tuner.export.final import load_model
 from whisper_tuner.text import duration
-
-if TYPE_CHECKING:
-    from multimac.view.comparison import Candidate
-    from whisper_tuner.data.dataset import Manifest
-    from whisper_tuner.eval.evaluation import Evaluation
 
 ELSEWHERE = "Free some space, or choose another folder with --out."
 FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten", "cer_raw": "CER as\nwritten"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One model on one test set. `record` are its figures, as --json prints them."""
+
+    model: Candidate
+    manifest: Manifest
+    predictions: list[Prediction]
+    record: dict
+
+
 def evaluate(
     config: Path,
     models: Sequence[str],
+    data: Sequence[Path],
+    profile: str,
+    language: str,
     *,
-    data: Sequence[Path] = (),
-    profile: str = "",
-    language: str = "",
-    batch_size: int = 8,
-    base: bool = True,
-    out: Path | None = None,
-    worst: int = 5,
-    as_json: bool = False,
+    batch_size: int,
+    base: bool,
+    out: Path | None,
+    worst_rows: int,
+    as_json: bool,
 ) -> ExitStatus:
     """Without `data` the profile's test set is used, else those of the runs that made the models."""
-    from multimac.view.comparison import candidates, check_models, labels
-
     console = Console(highlight=False, markup=False, stderr=as_json)
     used = ConfigFile(config).profile(profile) if profile else None
-    language, task = language or (used.language if used else ""), used.task if used else ""
+    asked = {"language": language or (used.language if used else ""), "task": used.task if used else ""}
     chosen = candidates(models, with_base=base)
     manifests = _manifests(console, data or _test_sets(used, chosen))
-    for candidate in chosen:
-        fetch_model(candidate.path)
+    for model in chosen:
+        fetch_model(model.path)
     with console.status("loading the models"):
         check_models(chosen)
-    folders = _make_folders(chosen, labels([manifest.path for manifest in manifests]), out)
-    results = []
-    for candidate in chosen:
-        for manifest, result in _measure(console, candidate, manifests, language, task, batch_size):
-            folder = folders[candidate, manifest.path]
-            results.append((candidate, manifest, result, _record(console, candidate, manifest, result, folder)))
-    results.sort(key=lambda result: manifests.index(result[1]))
-    records = [record for *_, record in results]
+    folders = _make_folders(chosen, manifests, out)
+    measured = []
+    for model in chosen:
+        for manifest, result in _results(console, model, manifests, asked, batch_size):
+            measured.append(_measured(console, model, manifest, result, folders[model, manifest.path]))
+    measured.sort(key=lambda one: manifests.index(one.manifest))
     if as_json:
-        print(json.dumps(records, indent=2))
+        print(json.dumps([one.record for one in measured], indent=2))
         return ExitStatus.OK
-    console.print(_table(manifests, records))
-    for candidate, manifest, result, _ in results:
-        if worst and (not candidate.untouched or len(chosen) == 1):
-            _show_worst(console, candidate, manifest, result, worst)
-    for record in records:
-        console.print(f"predictions: {record['predictions']}", soft_wrap=True)
+    console.print(_table(manifests, measured))
+    for one in measured:
+        if not one.model.untouched or len(chosen) == 1:
+            _show_worst(console, one, worst_rows)
+    for one in measured:
+        console.print(f"predictions: {one.record['predictions']}", soft_wrap=True)
     return ExitStatus.OK
 
 
 def _test_sets(profile: Profile | None, chosen: Sequence[Candidate]) -> list[Path]:
     if profile and profile.test:
         return [profile.test]
-    found = dict.fromkeys(model.origin.test for model in chosen if model.origin and model.origin.test)
+    found = [Path(model.origin.test) for model in chosen if model.origin and model.origin.test]
     if not found:
         what = "nothing to evaluate on"
         raise ConfigError(what, remedy="Name a manifest with --data, or a profile that has a test set.")
-    return list(found)
+    return found
+
+
+def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
+    manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
+    for manifest in manifests:
+        if not manifest.samples:
+            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+        if manifest.problems:
+            console.print(f"{manifest.path}: " + "\n  ".join(described(manifest.problems)), soft_wrap=True)
+    return manifests
 
 
 def _make_folders(
-    chosen: Sequence[Candidate], names: Mapping[Path, str], out: Path | None
+    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None
 ) -> dict[tuple[Candidate, Path], Path]:
     """The folder for the predictions of each model on each manifest, made before hours are spent on them."""
-    folders = {
-        (model, data): model.predictions_folder(out, data, name) for model in chosen for data, name in names.items()
-    }
+    names = labels([manifest.path for manifest in manifests])
+    folders = {(model, path): model.predictions_folder(out, path, names[path]) for model in chosen for path in names}
     for folder in folders.values():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,60 +117,30 @@ def _make_folders(
     return folders
 
 
-def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
-    from distributed.hosts.paths import PROJECT, STORE
-    from whisper_tuner.data.check import check_manifest, described
-    from whisper_tuner.data.dataset import MAX_DURATION_S
-
-    manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
-    for manifest in manifests:
-        if not manifest.samples:
-            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
-        if manifest.problems:
-            lines = "\n  ".join(described(manifest.problems))
-            console.print(f"{manifest.path}: {lines}", soft_wrap=True)
-    return manifests
-
-
-def _measure(
-    console: Console,
-    candidate: Candidate,
-    manifests: Sequence[Manifest],
-    language: str,
-    task: str,
-    batch_size: int,
+def _results(
+    console: Console, chosen: Candidate, manifests: Sequence[Manifest], asked: dict[str, str], batch_size: int
 ) -> Iterator[tuple[Manifest, Evaluation]]:
-    from exogym import device as devices
-    from whisper_tuner.eval.evaluation import evaluate
-    from whisper_tuner.export.final import load_model
-
-    model, processor = load_model(candidate.path)
-    model, origin = model.to(devices.choose()), candidate.origin
+    """asked: language and task; where they are empty, those of the run that made the model."""
+    (model, processor), origin = load_model(chosen.path), chosen.origin
+    model = model.to(devices.choose())
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         for manifest in manifests:
-            shown = bar.add_task(f"{candidate.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
-            yield (
-                manifest,
-                evaluate(
-                    model,
-                    processor,
-                    manifest.samples,
-                    language=language or (origin.language if origin else "") or None,
-                    task=task or (origin.task if origin else None),
-                    batch_size=batch_size,
-                    progress=lambda done, total, shown=shown: bar.update(shown, completed=done),
-                ),
+            shown = bar.add_task(f"{chosen.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
+            result = evaluate_model(
+                model,
+                processor,
+                manifest.samples,
+                language=asked["language"] or (origin.language if origin else "") or None,
+                task=asked["task"] or (origin.task if origin else None),
+                batch_size=batch_size,
+                progress=lambda done, total, shown=shown: bar.update(shown, completed=done),
             )
+            yield manifest, result
 
 
-def _record(
-    console: Console, candidate: Candidate, manifest: Manifest, result: Evaluation, folder: Path
-) -> dict[str, object]:
-    """The figures of one model on one test set; its predictions are written."""
-    from distributed.launcher.evaluate import summary
-    from whisper_tuner.eval.predictions import PREDICTIONS, predictions, write_predictions
-
+def _measured(console: Console, model: Candidate, manifest: Manifest, result: Evaluation, folder: Path) -> Measured:
+    """Its predictions are written."""
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
     found = predictions(result.rows)
@@ -157,9 +148,9 @@ def _record(
         path = write_predictions(folder / PREDICTIONS, found)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
-    return {
-        "model": candidate.path,
-        "base": candidate.untouched,
+    record = {
+        "model": model.path,
+        "base": model.untouched,
         "data": str(manifest.path),
         **summary(result),
         "speed": round(result.speed, 2),
@@ -167,9 +158,10 @@ def _record(
         "skipped": len(manifest.problems) + len(result.problems),
         "predictions": str(path),
     }
+    return Measured(model=model, manifest=manifest, predictions=found, record=record)
 
 
-def _table(manifests: Sequence[Manifest], records: Sequence[dict]) -> Table:
+def _table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table:
     """A section for each test set; the rate columns come right after the model, as scripts expect."""
     table = Table(
         header_style="bold", caption="per cent; WER and CER after Whisper's text normaliser; speed: audio s/s"
@@ -183,25 +175,20 @@ def _table(manifests: Sequence[Manifest], records: Sequence[dict]) -> Table:
         else:
             table.add_section()
             table.add_row(f"{manifest.path}, {duration(seconds)}", style="bold")
-        for record in records:
-            if record["data"] == str(manifest.path):
-                figures = (f"{record[key]:.1f}" for key in FIGURES)
-                name = f"{record['model']} (base)" if record["base"] else record["model"]
-                table.add_row(name, *figures, str(record["clips"]), f"{record['speed']:.1f}")
+        for one in measured:
+            if one.manifest is manifest:
+                rates = [f"{one.record[key]:.1f}" for key in FIGURES]
+                table.add_row(one.model.name, *rates, str(one.record["clips"]), f"{one.record['speed']:.1f}")
     return table
 
 
-def _show_worst(console: Console, candidate: Candidate, manifest: Manifest, result: Evaluation, count: int) -> None:
-    from multimac.view.alignment import side_by_side
-    from whisper_tuner.eval.predictions import predictions, worst
-
-    found = worst(predictions(result.rows), count)
+def _show_worst(console: Console, measured: Measured, count: int) -> None:
+    found = worst(measured.predictions, count)
     if found:
-        console.print(f"\nworst of {manifest.path.name} by {candidate.path}:", soft_wrap=True)
+        console.print(f"\nthe worst of {measured.manifest.path.name} by {measured.model.path}:", soft_wrap=True)
     for prediction in found:
         rates, flags = prediction.rates, " ".join(prediction.flags)
         errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
         head = f"{prediction.row.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
-        console.print(head, soft_wrap=True)
-        for line in side_by_side(*prediction.row.normalized, width=console.width):
+        for line in (head, *side_by_side(*prediction.row.normalized, width=console.width)):
             console.print(line, soft_wrap=True)

@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
+from distributed.hosts.each import on_each
+from distributed.hosts.environment import setup
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
-from multimac.view.transfers import Transfers, show_sync
+from distributed.plan.prepare import prepare_run
+from distributed.preflight.run import preflight
+from distributed.ssh.connection import Remote
+from distributed.ssh.host import Hosts
+from multimac.view.preflight_view import show
+from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ExitStatus
 
+from .train import hosts_of
+
 
 def hosts_setup(hosts_file: Path) -> ExitStatus:
-    from distributed.hosts.environment import setup
-
-    from .start import connect_all
-
     console = Console(highlight=False, markup=False)
-    remotes = connect_all(load_hosts(hosts_file).workers)
-    try:
-        with Transfers(console) as show:
-            results = setup(remotes, lambda host, text: console.print(f"{host}: {text}"), show)
+    with _connected(load_hosts(hosts_file)) as remotes:
+        with transfers(console) as bars:
+            results = setup(remotes, lambda host, text: console.print(f"{host}: {text}"), bars)
         for result in results:
             console.print(f"{result.host}: ready ({result.source}, {result.python}, {result.seconds:.0f} s)")
-    finally:
-        for remote in remotes:
-            remote.close()
     return ExitStatus.OK
 
 
 def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
-    from .start import connect_all, prepare_hosts, sync_hosts
-    from .train import hosts_of
-
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
     hosts = hosts_of(job, hosts_file)
-    remotes = connect_all(hosts.workers)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            prepared = prepare_hosts(job, hosts, remotes, Path(folder), console.status)
-            with Transfers(console) as show:
-                reports = sync_hosts(prepared, remotes, show)
-        show_sync(console, reports)
-    finally:
-        for remote in remotes:
-            remote.close()
+    with _connected(hosts) as remotes, tempfile.TemporaryDirectory() as folder:
+        send(console, prepare_run(job, Path(folder), hosts=hosts, show_status=console.status).items, remotes)
     return ExitStatus.OK
 
 
-def hosts_check(hosts_file: Path, config: Path | None = None, name: str = "") -> ExitStatus:
+def hosts_check(hosts_file: Path, config: Path, name: str = "") -> ExitStatus:
     """The preflight; with a profile, also of what its run would need."""
-    from distributed.preflight.run import preflight
-    from multimac.view.preflight_view import show
-
     console = Console(highlight=False, markup=False)
     hosts = load_hosts(hosts_file)
-    job = resolve(ConfigFile(config), name) if config and name else None
+    job = resolve(ConfigFile(config), name) if name else None
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, hosts_file=hosts_file) as report:
         show(console, report, errors=False)
         report.raise_if_errors()
     return ExitStatus.OK
+
+
+@contextlib.contextmanager
+def _connected(hosts: Hosts) -> Iterator[list[Remote]]:
+    """All workers' hosts at once. Raises one HostError that names each host that failed."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(remote) for remote in on_each(hosts.workers, Remote.connect)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,26 +14,29 @@ from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
+from distributed.run_dir.find import meant
 from distributed.run_dir.folder import is_running
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine, Machine
+from distributed.worker.train import prepared
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.errors import CheckpointError
+from exogym.flat import FlatParameters
+from exogym.state.checkpoint import Checkpoints
 from whisper_tuner.errors import ExitStatus, HostError, RunError, TunerError
+from whisper_tuner.export.final import save_final
+from whisper_tuner.model.base_model import load_base, set_language
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint on some host, in that host's project folder. `name` is the rank's, as it stands in file names."""
+    """A checkpoint in the project folder of some host. `rank` is the rank's name, as it stands in file names."""
 
     machine: Machine
     project: str
     run: str
     number: int
-    name: str
-
-    @property
-    def agreements(self) -> int:
-        """Rounds that the ranks agreed on, or steps of a strategy without rounds."""
-        return self.number // 2  # odd numbers are states inside a round
+    rank: str
 
     @property
     def folder(self) -> str:
@@ -40,43 +44,36 @@ class Kept:
 
 
 def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
-    """Raises TunerError."""
-    console = Console(highlight=False, markup=False)
-    machines = _machines(console, hosts_file)
-    try:
-        final = recover(run, machines, PROJECT, lambda line: console.print(line, soft_wrap=True))
-        console.print(f"model: {final}", soft_wrap=True)
-    finally:
-        for machine, _ in machines:
-            machine.close()
+    """From all hosts that can be reached, this one first. Raises TunerError."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    with contextlib.ExitStack() as stack:
+        machines: list[tuple[Machine, str]] = [(LocalMachine(), str(PROJECT))]
+        for host in load_hosts(hosts_file).workers:
+            try:
+                remote = stack.enter_context(Remote.connect(host))
+                machines.append((remote, remote.expand(host.project_path)))
+            except HostError as error:
+                console.print(str(error))
+        console.print(f"model: {recover(run, machines, PROJECT, console.print)}")
     return ExitStatus.OK
 
 
 def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell: Callable[[str], None]) -> Path:
-    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises RunError.
+    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises ConfigError, RunError.
 
     machines: each with its project folder.
     """
     kept = [one for machine, project in machines for one in _kept(machine, project)]
-    for one in sorted(_of_one_run(kept, run), key=lambda kept: kept.number, reverse=True):
-        tell(f"{one.machine.name}: {one.run}, agreed {one.agreements} times")
+    name = meant(run, sorted({one.run for one in kept}, reverse=True), "the checkpoints of these hosts")
+    of_run = [one for one in kept if one.run == name]
+    for one in sorted(of_run, key=lambda kept: kept.number, reverse=True):
+        agreements = one.number // 2  # odd numbers are states inside a round
+        tell(f"{one.machine.name}: {one.run}, agreed {agreements} times")
         try:
             return _recover(one, here)
         except (TunerError, OSError) as error:
             tell(f"  {error}")
-    raise RunError(f"no host has a checkpoint of {run} that is whole")
-
-
-def _machines(console: Console, hosts_file: Path) -> list[tuple[Machine, str]]:
-    """All that can be reached, this one first, with their project folders."""
-    found: list[tuple[Machine, str]] = [(LocalMachine(), str(PROJECT))]
-    for host in load_hosts(hosts_file).workers:
-        try:
-            remote = Remote.connect(host)
-            found.append((remote, remote.expand(host.project_path)))
-        except HostError as error:
-            console.print(str(error), soft_wrap=True)
-    return found
+    raise RunError(f"no host has a checkpoint of {name} that is whole")
 
 
 def _kept(machine: Machine, project: str) -> list[Kept]:
@@ -90,36 +87,16 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
     return found
 
 
-def _of_one_run(kept: list[Kept], run: str) -> list[Kept]:
-    names = sorted({one.run for one in kept})
-    wanted = [name for name in names if name == run] or [name for name in names if name.startswith(run)]
-    if run == "last":
-        wanted = names[-1:]
-    if len(wanted) != 1:
-        known = ", ".join(names) or "none"
-        what = f"{len(wanted)} runs begin with {run}" if wanted else f"no host has checkpoints of a run {run}"
-        raise RunError(what, remedy=f"Runs with checkpoints on these hosts: {known}.")
-    return [one for one in kept if one.run == wanted[0]]
-
-
 def _recover(one: Kept, here: Path) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
-    from distributed.worker.train import prepared
-    from distributed.worker.whisper_wrapper import WhisperModelWrapper
-    from exogym.errors import CheckpointError
-    from exogym.flat import FlatParameters
-    from exogym.state.checkpoint import Checkpoints
-    from whisper_tuner.export.final import save_final
-    from whisper_tuner.model.base_model import load_base, set_language
-
     run_dir = here / "runs" / one.run
     if is_running(run_dir):
-        raise RunError(f"run {one.run} is going on here", remedy=f"See it with: multimac runs attach {one.run}")
+        raise RunError(f"run {one.run} is running here", remedy=f"Follow it with: multimac runs attach {one.run}")
     folder = _fetched(one, run_dir)
-    profile = RunSpec.from_json((folder / f"{one.name}{SPEC}").read_text("utf-8")).profile
+    profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).profile
     base = _fetched_base(one, profile.base_model, here)
     try:
-        state = Checkpoints(folder, unquote(one.name)).load(one.number)["agreed"]["strategy"]
+        state = Checkpoints(folder, unquote(one.rank)).load(one.number)["agreed"]["strategy"]
     except CheckpointError as error:
         raise RunError(str(error)) from None
     model, processor = load_base(base)
@@ -135,7 +112,7 @@ def _fetched(one: Kept, run_dir: Path) -> Path:
         return run_dir / CHECKPOINTS
     folder = run_dir / "recovered" / quote(one.machine.name, safe="")
     fetch_folder(one.machine, f"{one.folder}/{one.number:07d}", folder / f"{one.number:07d}")
-    one.machine.get(f"{one.folder}/{one.name}{SPEC}", folder / f"{one.name}{SPEC}")
+    one.machine.get(f"{one.folder}/{one.rank}{SPEC}", folder / f"{one.rank}{SPEC}")
     return folder
 
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import os
 from pathlib import Path
 
 from rich.console import Console
 
+from distributed.plan.change_hosts import change_hosts
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.launch import Launch
+from distributed.plan.prepare import rehost
+from distributed.plan.rendezvous import meeting_address
+from distributed.preflight.run import preflight
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import FINISHED, read_run
 from distributed.ssh.host import Hosts
-from multimac.view.console import follow
-from multimac.view.transfers import Transfers, show_sync
+from multimac.view.transfers import send
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.model.check import check_model
 
-from .attach_stop import detached
+from .attach_stop import start
 from .runs import folders_of
 from .train import show_preflight
-
-PUT_BACK = "Put it back, or start a new run."
 
 
 def resume(
@@ -36,8 +37,6 @@ def resume(
     detach: bool = False,
 ) -> ExitStatus:
     """`name`, if given, must be the run's own; `hosts_file` may name other hosts than it had. Raises TunerError."""
-    from distributed.launcher.follow import start_launcher
-
     console = Console(highlight=False, markup=False)
     run_dir = find_run(run, folders_of(config, None)).absolute()
     launch = Launch.load(run_dir)
@@ -49,43 +48,26 @@ def resume(
         raise ConfigError(what, remedy="Leave --hosts and --no-sync out.")
     hosts = ", ".join(rank.label for rank in launch.ranks)
     console.print(f"{launch.name}: resuming {launch.run_id} on {hosts}", soft_wrap=True)
-    start = (run_dir / "events.jsonl").stat().st_size if (run_dir / "events.jsonl").exists() else 0
-    launch = partial(start_launcher, run_dir, resume=True)
-    return (detached if detach else follow)(run_dir, launch, console, position=start)
+    return start(console, run_dir, resume=True, detach=detach)
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:
+    run, profile = launch.run_id, launch.ranks[0].spec.profile
     if name and name != launch.name:
-        raise ConfigError(f"run {launch.run_id} is of {launch.name}, not of {name}", remedy="Leave the name out.")
+        raise ConfigError(f"run {run} is of {launch.name}, not of {name}", remedy="Leave the name out.")
     if launch.ranks[0].spec.bundle:
-        raise RunError(
-            f"run {launch.run_id} is of a model of your own",
-            remedy="Call fit again with checkpoint_dir and resume=True.",
-        )
+        again = "Call fit again with checkpoint_dir and resume=True."
+        raise RunError(f"run {run} is of a model of your own", remedy=again)
     if is_running(run_dir):
-        raise RunError(
-            f"run {launch.run_id} is going on", remedy=f"Follow it with: multimac runs attach {launch.run_id}"
-        )
+        raise RunError(f"run {run} is running", remedy=f"Follow it with: multimac runs attach {run}")
     if read_run(run_dir).state == FINISHED:
-        raise RunError(f"run {launch.run_id} is finished", remedy="To train more, start a new run with more epochs.")
-    _check_files(launch)
-
-
-def _check_files(launch: Launch) -> None:
-    """What rank 0 reads is on this machine."""
-    profile = launch.ranks[0].spec.profile
-    manifests = [path for path in (profile.train, profile.validation, launch.test and Path(launch.test)) if path]
-    for path in [*manifests, *([Path(profile.base_model)] if Path(profile.base_model).is_absolute() else [])]:
-        if not _is_there(path):
-            raise RunError(f"run {launch.run_id} needs {path}, which is gone", remedy=PUT_BACK)
+        raise RunError(f"run {run} is finished", remedy="To train more, start a new run with more epochs.")
+    read_here = [profile.train, profile.validation, launch.test]  # by rank 0
+    read_here += [profile.base_model] if Path(profile.base_model).is_absolute() else []
+    for path in filter(None, read_here):
+        if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name longer than names can be
+            raise RunError(f"run {run} needs {path}, which is gone", remedy="Put it back, or start a new run.")
     check_model(profile)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name longer than names can be
-        return False
 
 
 def _bring_up_to_date(
@@ -95,13 +77,6 @@ def _bring_up_to_date(
 
     Nothing in the run's folder that it needs is changed before all hosts have their files. Returns the new run.json.
     """
-    from distributed.plan.change_hosts import change_hosts
-    from distributed.plan.prepare import rehost
-    from distributed.plan.rendezvous import meeting_address
-    from distributed.preflight.run import preflight
-
-    from .start import sync_items
-
     before = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
     hosts = load_hosts(hosts_file) if hosts_file else before
     others = _addresses(hosts) != _addresses(before)
@@ -112,12 +87,10 @@ def _bring_up_to_date(
     with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         if others:
-            console.print("the hosts are not the same as before: they share the work that is left")
+            console.print("these are not the hosts of before: they share the work that is left")
         changed, items = rehost(launch, hosts, run_dir, report.machine_workers)
         if not no_sync:
-            with Transfers(console) as show:
-                reports = sync_items(items, report.remotes, show)
-            show_sync(console, reports)
+            send(console, items, report.remotes)
         changed = dataclasses.replace(changed, address=meeting_address(hosts, report.remotes))
     change_hosts(run_dir, launch, changed)
     return changed

@@ -9,19 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from distributed.run_dir.clean import age, named_removals, removals, remove
-from distributed.run_dir.find import OneHost, find_run, run_dirs
+from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
+from distributed.run_dir.find import find_run, run_dirs, speed_ups
 from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RunSummary, read_run
-from multimac.view.run_tables import (
-    compared_losses,
-    comparison,
-    curve_lines,
-    facts,
-    facts_table,
-    host_table,
-    list_table,
-    next_commands,
-)
+from multimac.view import run_tables
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown
@@ -47,61 +38,65 @@ def folders_of(config: Path, runs_dir: Path | None) -> list[Path]:
 
 
 def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> ExitStatus:
-    console, one_host = Console(highlight=False, markup=False), OneHost()
+    console = Console(highlight=False, markup=False)
     found = run_dirs(folders)
-    shown = [read_run(path) for path in (found if everything else found[:NEWEST])]
-    rows = [(run, one_host.speed_up(run)) for run in shown]
+    runs = [read_run(path) for path in (found if everything else found[:NEWEST])]
+    rows = list(zip(runs, speed_ups(runs), strict=True))
     if as_json:
         print(json.dumps([to_json(*row) for row in rows], indent=2))
         return ExitStatus.OK
     if not rows:
         console.print(f"no run in {', '.join(map(str, folders))}")
         return ExitStatus.OK
-    console.print(list_table(rows, console.width))
-    for run in shown:
+    console.print(run_tables.list_table(rows, console.width))
+    for run in runs:
         if run.state == BROKEN:
             console.print(f"{run.id}: {run.message}", style="red", soft_wrap=True)
-    if len(found) > len(shown):
-        console.print(f"{len(found) - len(shown)} older ones: --all")
+        elif run.left_out:
+            console.print(f"{run.id}: {run.left_out}", style="yellow", soft_wrap=True)
+    if len(found) > len(runs):
+        console.print(f"{len(found) - len(runs)} older ones: --all")
     return ExitStatus.OK
 
 
 def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     run = read_run(find_run(name, folders))
-    speed_up = OneHost().speed_up(run)
+    [speed_up] = speed_ups([run])
     if as_json:
         print(json.dumps(to_json(run, speed_up, whole=True), indent=2))
         return ExitStatus.OK
     console.print(run.id, style="bold", soft_wrap=True)
-    console.print(facts_table(facts(run, speed_up)))
+    console.print(run_tables.facts_table(run, speed_up))
     if any(host.steps for host in run.per_host):
         console.print()
-        console.print(host_table(run))
-    _print_block(console, "", run.problems[:SHOWN_PROBLEMS])
-    if len(run.problems) > SHOWN_PROBLEMS:
-        console.print(f"and {len(run.problems) - SHOWN_PROBLEMS} more, in {run.path / 'events.jsonl'}", soft_wrap=True)
-    if run.message and run.state in (FAILED, BROKEN, INTERRUPTED):
-        _print_block(console, "", run.message.splitlines(), style="" if run.state == INTERRUPTED else "red")
-    _print_block(console, "", curve_lines(run, console.width - 1))
-    _print_block(console, "next:", [f"  {command}" for command in next_commands(run)])
+        console.print(run_tables.host_table(run))
+    problems = [*([run.left_out] if run.left_out else []), *run.problems]
+    if len(problems) > SHOWN_PROBLEMS:
+        problems[SHOWN_PROBLEMS:] = [f"and {len(problems) - SHOWN_PROBLEMS} more, in {run.path / 'events.jsonl'}"]
+    _print_block(console, problems)
+    if run.state in (FAILED, BROKEN, INTERRUPTED):
+        _print_block(console, run.message.splitlines(), style="" if run.state == INTERRUPTED else "red")
+    _print_block(console, run_tables.curve_lines(run, console.width - 1))
+    commands = [f"  {command}" for command in run_tables.next_commands(run)]
+    _print_block(console, ["next:", *commands] if commands else [])
     return ExitStatus.OK
 
 
-def _print_block(console: Console, title: str, lines: Sequence[str], *, style: str = "") -> None:
+def _print_block(console: Console, lines: Sequence[str], *, style: str = "") -> None:
     if lines:
         console.print()
-    for line in [*([title] if title and lines else []), *lines]:
+    for line in lines:
         console.print(line, style=style, soft_wrap=True)
 
 
 def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
-    console, one_host = Console(highlight=False, markup=False), OneHost()
+    console = Console(highlight=False, markup=False)
     runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
     if len(runs) < 2:
-        raise ConfigError("there is one run to compare", remedy="Name two or more: multimac runs compare RUN RUN")
-    console.print(comparison(runs, [one_host.speed_up(run) for run in runs]))
-    _print_block(console, "", compared_losses(runs, console.width - 1))
+        raise ConfigError("one run alone cannot be compared", remedy="Name two or more: multimac runs compare RUN RUN")
+    console.print(run_tables.comparison(runs, speed_ups(runs)))
+    _print_block(console, run_tables.compared_losses(runs, console.width - 1))
     return ExitStatus.OK
 
 
@@ -112,13 +107,16 @@ def runs_clean(
     seconds = age(older_than) if older_than else None
     if names:
         if keep or older_than:
-            raise ConfigError("--keep and --older-than choose runs, and so do names", remedy="Give one or the other.")
+            raise ConfigError("--keep and --older-than choose among all runs", remedy="Name no runs with them.")
         unique = dict.fromkeys(find_run(name, folders) for name in names)
         found = named_removals([read_run(path) for path in unique], folders)
     else:
         runs = [read_run(path) for path in run_dirs(folders)]
         found = removals(runs, keep=keep, older_than=seconds)
-        _mention_resumable(console, runs, [removal.run for removal in found])
+        going = {removal.run.id for removal in found}
+        if kept := [run.id for run in runs if run.resumable and run.id not in going]:
+            console.print("kept because they can be resumed; to remove them, name them or use --older-than:")
+            console.print(f"  {', '.join(kept)}", soft_wrap=True)
     for removal in found:
         console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
     total = size(sum(removal.size for removal in found))
@@ -126,16 +124,13 @@ def runs_clean(
         console.print("nothing to remove")
     elif not really:
         console.print(f"{total} in all; nothing has been removed yet: repeat the command with --yes")
-    return _remove_all(console, found, total) if really and found else ExitStatus.OK
+    else:
+        _remove_all(console, found)
+        console.print(f"removed, {total} freed")
+    return ExitStatus.OK
 
 
-def _mention_resumable(console: Console, runs: Sequence[RunSummary], going: Sequence[RunSummary]) -> None:
-    kept = [run.id for run in runs if run.resumable and run not in going]
-    if kept:
-        console.print(f"can be resumed, so kept unless named or --older-than: {', '.join(kept)}", soft_wrap=True)
-
-
-def _remove_all(console: Console, found: Sequence, total: str) -> ExitStatus:
+def _remove_all(console: Console, found: Sequence[Removal]) -> None:
     """Remove all that can be removed, then raise the first failure."""
     failed: list[TunerError] = []
     for removal in found:
@@ -147,8 +142,6 @@ def _remove_all(console: Console, found: Sequence, total: str) -> ExitStatus:
         console.print(str(error), style="red")
     if failed:
         raise failed[0]
-    console.print(f"removed, {total} freed")
-    return ExitStatus.OK
 
 
 def to_json(run: RunSummary, speed_up: float | None, *, whole: bool = False) -> dict:

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import Job, resolve
+from distributed.plan.prepare import Prepared, prepare_run
+from distributed.plan.rendezvous import meeting_address
 from distributed.preflight.report import Report
+from distributed.preflight.run import preflight
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
-from multimac.view.console import follow
-from multimac.view.transfers import Transfers, show_sync
+from multimac.view.preflight_view import show
+from multimac.view.transfers import send
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, described
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.text import duration, size
 
-from .attach_stop import detached
+from .attach_stop import start
 
 
 def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
-    from distributed.launcher.follow import start_launcher
-
-    from .start import prepare_local
-
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
-    run_dir, prepared = prepare_local(job, ranks, console.status)
+    _check_device(job.profile.device)
+    with new_run(job.profile.runs_dir, job.name) as run_dir:
+        prepared = prepare_run(job, run_dir, local_ranks=ranks, show_status=console.status)
+        prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
-    return (detached if detach else follow)(run_dir, partial(start_launcher, run_dir), console)
+    return start(console, run_dir, detach=detach)
 
 
 def distributed_train(
@@ -43,11 +44,6 @@ def distributed_train(
     no_sync: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
-    from distributed.launcher.follow import start_launcher
-    from distributed.preflight.run import preflight
-
-    from .start import prepare_hosts, sync_hosts
-
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
     hosts = hosts_of(job, hosts_file)
@@ -55,25 +51,39 @@ def distributed_train(
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
-            prepared = prepare_hosts(
-                job, hosts, report.remotes, run_dir, console.status, machine_workers=report.machine_workers
+            prepared = prepare_run(
+                job,
+                run_dir,
+                hosts=hosts,
+                address=meeting_address(hosts, report.remotes),
+                show_status=console.status,
+                machine_workers=report.machine_workers,
             )
             _announce(console, job, prepared, run_dir, dry_run=dry_run)
             if dry_run:
                 _show_plan(console, prepared)
                 return ExitStatus.OK
             if not no_sync:
-                with Transfers(console) as show:
-                    reports = sync_hosts(prepared, report.remotes, show)
-                show_sync(console, reports)
+                send(console, prepared.items, report.remotes)
             prepared.launch.save(run_dir)
-    return (detached if detach else follow)(run_dir, partial(start_launcher, run_dir), console)
+    return start(console, run_dir, detach=detach)
+
+
+def _check_device(wanted: str) -> None:
+    """Only torch knows, and its import takes seconds: so only if a GPU is asked for by name."""
+    if wanted in ("auto", "cpu"):
+        return
+    from exogym import device as devices
+    from exogym.errors import SettingError
+
+    try:
+        devices.choose(wanted)
+    except SettingError as error:
+        raise ConfigError(f"device = {wanted}: {error}", remedy="Set device to auto or cpu.") from None
 
 
 def show_preflight(console: Console, report: Report) -> None:
     """One line if all is well, else the tables. Raises HostError or ConfigError with all problems that there are."""
-    from multimac.view.preflight_view import show
-
     if report.problems:
         show(console, report, errors=False)
         report.raise_if_errors()
@@ -87,21 +97,20 @@ def hosts_of(job: Job, hosts_file: Path | None) -> Hosts:
     return load_hosts(path)
 
 
-def _announce(console: Console, job: Job, prepared, run_dir: Path, *, dry_run: bool = False) -> None:
+def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, dry_run: bool = False) -> None:
     hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
     console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
     clips = sum(len(shard) for shard in prepared.shards)
     steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
     console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
-    for manifest in prepared.manifests:
-        if manifest.problems:
-            lines = described(manifest.problems)
-            console.print(f"{manifest.path.name}: " + "\n  ".join(lines), soft_wrap=True)
-    if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
+    faulty = [manifest for manifest in prepared.manifests if manifest.problems]
+    for manifest in faulty:
+        console.print(f"{manifest.path.name}: " + "\n  ".join(described(manifest.problems)), soft_wrap=True)
+    if faulty and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 
 
-def _show_plan(console: Console, prepared) -> None:
+def _show_plan(console: Console, prepared: Prepared) -> None:
     for rank, shard in zip(prepared.launch.ranks, prepared.shards, strict=True):
         seconds = sum(sample.duration_s for sample in shard)
         files = prepared.items.get(rank.label, [])

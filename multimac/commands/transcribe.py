@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
 from whisper_tuner.files import write_shared
+from whisper_tuner.languages import language_code
 from whisper_tuner.settings import nearest
 
 if TYPE_CHECKING:
@@ -26,68 +26,56 @@ AUDIO_SUFFIXES = (
 )
 
 
-@dataclass(frozen=True)
-class Item:
-    """A recording, and the file for its text; None for the terminal."""
-
-    audio: Path
-    written: Path | None
-
-
 def transcribe(
-    paths: Sequence[Path],
-    model_path: str,
-    *,
-    form: str = "text",
-    out: Path | None = None,
-    language: str = "",
-    force: bool = False,
+    paths: Sequence[Path], model_path: str, *, form: str, out: Path | None, language: str, force: bool
 ) -> ExitStatus:
     if form not in SUFFIXES:
-        raise ConfigError(
-            f"--format {form}: no such format{nearest(form, SUFFIXES)}", remedy=f"Known: {', '.join(SUFFIXES)}."
-        )
-    items = list(_items(paths, form, out))
-    if not items:
+        what = f"--format {form}: no such format{nearest(form, SUFFIXES)}"
+        raise ConfigError(what, remedy=f"Known: {', '.join(SUFFIXES)}.")
+    written = _files(paths, form, out)
+    if not written:
         raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
-
-    from multimac.view.comparison import origin_of
-    from whisper_tuner.languages import language_code
-
-    origin = origin_of(model_path)
-    language = language or (origin.language if origin else "")
-    language = language_code(language) if language else ""
-    asked = {"language": language or None, "task": origin.task if origin else None}
     _make_folder(out)
-    fetch_model(model_path)
     console = Console(stderr=True, highlight=False, markup=False)
-    heard = _listener(console, model_path, asked)
+    heard = _listener(console, model_path, language)
     failed = 0
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        for number, item in enumerate(items, start=1):
-            task = bar.add_task(f"{number}/{len(items)} {item.audio.name[-40:]}", total=None)
+        for number, (audio, file) in enumerate(written.items(), start=1):
+            task = bar.add_task(f"{number}/{len(written)} {audio.name[-40:]}", total=None)
             try:
-                if item.written and item.written.exists() and not force:
-                    raise DataError(f"{item.written} exists already", remedy="Remove it, or overwrite it with --force.")
-                recording = heard(item.audio, partial(bar.update, task))
-                _write(item, recording, form, bar.console, named=len(items) > 1)
+                if file and file.exists() and not force:
+                    raise DataError(f"{file} exists already", remedy="Remove it, or overwrite it with --force.")
+                recording = heard(audio, partial(bar.update, task))
+                if file:
+                    _write(file, rendered(recording, form, audio))
+                    console.print(f"{audio} -> {file}", soft_wrap=True)
+                else:
+                    print(f"{audio}: {recording.text}" if len(written) > 1 else recording.text, flush=True)
             except TunerError as error:
                 failed += 1
                 console.print(f"not transcribed: {error}", soft_wrap=True)
             bar.remove_task(task)
-    if failed and len(items) > 1:
-        console.print(f"{len(items) - failed} of {len(items)} recordings transcribed")
+    if failed and len(written) > 1:
+        console.print(f"{len(written) - failed} of {len(written)} recordings transcribed")
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 
-def _listener(console: Console, model_path: str, asked: dict[str, str | None]) -> Callable[..., Recording]:
-    """A function of a file and of `update(total=, completed=)` of its progress bar; the model is loaded here."""
+def _listener(console: Console, model_path: str, language: str) -> Callable[..., Recording]:
+    """A function of a file and of `update(total=, completed=)` of its progress bar; the model is loaded here.
+
+    Without `language` the model does what the run that made it trained it for.
+    """
     from exogym import device as devices
+    from multimac.view.comparison import origin_of
     from whisper_tuner.data.audio import duration
     from whisper_tuner.eval.transcription import transcribe_recording
     from whisper_tuner.export.final import load_model
 
+    origin = origin_of(model_path)
+    language = language or (origin.language if origin else "")
+    asked = {"language": language_code(language) if language else None, "task": origin.task if origin else None}
+    fetch_model(model_path)
     with console.status("loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())
@@ -99,40 +87,41 @@ def _listener(console: Console, model_path: str, asked: dict[str, str | None]) -
     return heard
 
 
-def _write(item: Item, recording: Recording, form: str, console: Console, *, named: bool) -> None:
-    """To its file, or to the terminal; `named` puts the recording's name before its text there."""
-    if item.written is None:
-        console.file.flush()
-        print(f"{item.audio}: {recording.text}" if named else recording.text, flush=True)
-        return
+def _make_folder(folder: Path | None) -> None:
     try:
-        item.written.parent.mkdir(parents=True, exist_ok=True)
-        write_shared(item.written, rendered(recording, form, item.audio))
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{item.written}: {error.strerror}", remedy="Choose another folder with --out.") from None
-    console.print(f"{item.audio} -> {item.written}", soft_wrap=True)
+        raise ConfigError(f"--out {folder}: {error.strerror}", remedy="Choose another folder.") from None
 
 
-def _items(paths: Sequence[Path], form: str, out: Path | None) -> Iterator[Item]:
-    """Every recording once, each with a file of its own. Without --out, plain text goes to the terminal."""
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_shared(file, text)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}", remedy="Choose another folder with --out.") from None
+
+
+def _files(paths: Sequence[Path], form: str, out: Path | None) -> dict[Path, Path | None]:
+    """Every recording, and a file of its own for its text; plain text goes to the terminal without --out."""
+    found: dict[Path, Path | None] = {}
     taken: set[Path] = set()
-    seen: set[Path] = set()
-    suffix = SUFFIXES[form]
     for audio, name in _recordings(paths):
-        if audio in seen:
+        if audio in found:
             continue
-        seen.add(audio)
         if form == "text" and out is None:
-            yield Item(audio, None)
+            found[audio] = None
             continue
         whole = (out / name) if out else audio
-        written = whole.with_suffix(suffix)
+        written = whole.with_suffix(SUFFIXES[form])
         if written in taken:  # a.wav beside a.mp3
-            written = whole.with_name(whole.name + suffix)
+            written = whole.with_name(whole.name + SUFFIXES[form])
         if written in taken:
             raise DataError(f"two recordings would be written to {written}", remedy="Transcribe them one by one.")
         taken.add(written)
-        yield Item(audio, written)
+        found[audio] = written
+    return found
 
 
 def _recordings(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
@@ -145,11 +134,3 @@ def _recordings(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)  # ._x.wav on a Mac's USB stick
             if file.suffix.lower() in AUDIO_SUFFIXES and not hidden and file.is_file():
                 yield file, file.relative_to(path)
-
-
-def _make_folder(out: Path | None) -> None:
-    try:
-        if out:
-            out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}", remedy="Choose another folder.") from None

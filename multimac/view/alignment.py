@@ -10,44 +10,36 @@ from rich.text import Text
 from whisper_tuner.eval.predictions import Aligned, align
 
 STYLES = {"S": "yellow", "D": "red", "I": "cyan", "": ""}
-_GAP = "*"  # stands where the other text has a word
+NAMES = ("  said   ", "  heard  ", "         ")
+GAP = "*"  # stands where the other text has a word
 
 
 def side_by_side(reference: str, hypothesis: str, *, width: int) -> list[Text]:
-    """Three lines (said, heard, marks) for each piece that fits into `width` columns."""
-    lines = []
-    for pairs in _pieces(align(reference, hypothesis), width - len("  heard  ")):
-        widths = [_width(pair) for pair in pairs]
-        said = [(pair.reference or _GAP * cell_len(pair.hypothesis), pair.mark) for pair in pairs]
-        heard = [(pair.hypothesis or _GAP * cell_len(pair.reference), pair.mark) for pair in pairs]
-        rows = [("  said   ", said), ("  heard  ", heard)]
-        if any(pair.mark for pair in pairs):
-            rows.append((" " * 9, [(pair.mark, pair.mark) for pair in pairs]))
-        lines += [_line(name, cells, widths) for name, cells in rows]
+    """Three lines (said, heard, marks) for each piece that fits into `width` columns; two where nothing is wrong."""
+    lines: list[Text] = []
+    for pairs in _pieces(align(reference, hypothesis), width - len(NAMES[0])):
+        rows = [Text(name) for name in NAMES]
+        for pair in pairs:
+            columns = _width(pair)
+            words = (pair.reference or GAP * columns, pair.hypothesis or GAP * columns, pair.mark)
+            for row, word in zip(rows, words, strict=True):
+                row.append(word + " " * (columns - cell_len(word) + 1), style=STYLES[pair.mark])
+        lines += rows if any(pair.mark for pair in pairs) else rows[:2]
+    for line in lines:
+        line.rstrip()
     return lines
 
 
 def _pieces(pairs: Sequence[Aligned], width: int) -> Iterator[list[Aligned]]:
     piece: list[Aligned] = []
-    used = 0
     for pair in pairs:
-        if piece and used + _width(pair) > width:
+        if piece and sum(_width(other) + 1 for other in piece) + _width(pair) > width:
             yield piece
-            piece, used = [], 0
+            piece = []
         piece.append(pair)
-        used += _width(pair) + 1
     if piece:
         yield piece
 
 
 def _width(pair: Aligned) -> int:
     return max(cell_len(pair.reference), cell_len(pair.hypothesis))
-
-
-def _line(name: str, cells: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:
-    line = Text(name)
-    for (text, mark), width in zip(cells, widths, strict=True):
-        line.append(text + " " * (width - cell_len(text)), style=STYLES[mark])
-        line.append(" ")
-    line.rstrip()
-    return line

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distributed.run_dir.summary import RunSummary, read_run
 from whisper_tuner.errors import ModelError, TunerError
 from whisper_tuner.export.final import ADAPTER_CONFIG, base_of, load_model
-from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """The run that made a model, as its run.json says."""
-
-    folder: Path
-    base_model: str
-    language: str
-    task: str
-    test: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A model to evaluate. `origin` is the run that it came from, or that it was the base of."""
+    """A model to evaluate; equal to itself alone. `origin` is the run that it came from, or that it was the base of."""
 
     path: str
     untouched: bool = False  # a base, put in for comparison
-    origin: Origin | None = None
+    origin: RunSummary | None = None
 
     @property
     def name(self) -> str:
@@ -40,28 +30,18 @@ class Candidate:
         """OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
         if out is None and self.origin:
             test = self.origin.test
-            if test and test.stem == data and not _same(str(test), str(manifest)):
-                data = _whole(manifest.with_suffix(""))  # the run's predictions of its own test set must stay
+            if test and Path(test).stem == data and not _same(test, manifest):
+                data = _whole(manifest)  # the run's predictions of its own test set must stay
             model = "base" if self.untouched else _slug(Path(self.path).name)
-            return self.origin.folder / "evaluation" / data / model
+            return self.origin.path / "evaluation" / data / model
         model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
         return (out or Path("evaluation")) / data / _slug(model)
 
 
 def labels(paths: Sequence[Path]) -> dict[Path, str]:
     """A folder name for each manifest: its stem, or its whole path if another one has the same stem."""
-    wholes = [_whole(path.with_suffix("")) for path in paths]
-    names = {}
-    for path, whole in zip(paths, wholes, strict=True):
-        if [other.stem for other in paths].count(path.stem) == 1:
-            names[path] = path.stem
-        else:
-            names[path] = whole if wholes.count(whole) == 1 else _whole(path)
-    return names
-
-
-def _whole(path: Path) -> str:
-    return _slug("-".join(path.absolute().parts[1:]))
+    stems = Counter(path.stem for path in paths)
+    return {path: path.stem if stems[path.stem] == 1 else _whole(path) for path in paths}
 
 
 def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candidate]:
@@ -75,31 +55,20 @@ def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candida
     return [*bases.values(), *named]
 
 
-def origin_of(model: str) -> Origin | None:
+def origin_of(model: str) -> RunSummary | None:
     """The run whose folder holds this model."""
-    for folder in list(Path(model).absolute().parents)[:2]:
-        try:
-            stored = parse_json((folder / "run.json").read_text(encoding="utf-8"))
-            profile = stored["ranks"][0]["spec"]["profile"]
-            return Origin(
-                folder=folder,
-                base_model=str(profile["base_model"]),
-                language=str(profile.get("language") or ""),
-                task=str(profile.get("task") or "transcribe"),
-                test=Path(stored["test"]) if stored.get("test") else None,
-            )
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            continue
-    return None
+    runs = [read_run(folder, only_asked=True) for folder in list(Path(model).absolute().parents)[:2]]
+    return next((run for run in runs if run.base_model), None)
 
 
 def base_model_of(candidate: Candidate) -> str:
-    """What a model was trained from, or '' if nothing says so."""
+    """What a model was trained from, or '' if nothing says so; a folder below the current one as a relative path."""
+    base = ""
     if candidate.origin:
-        return _shown(candidate.origin.base_model)
-    if (Path(candidate.path) / ADAPTER_CONFIG).is_file():
-        return _shown(str(base_of(Path(candidate.path))))
-    return ""
+        base = candidate.origin.base_model
+    elif (Path(candidate.path) / ADAPTER_CONFIG).is_file():
+        base = str(base_of(Path(candidate.path)))
+    return str(shown(Path(base).resolve())) if base and Path(base).is_dir() else base
 
 
 def check_models(chosen: Sequence[Candidate]) -> None:
@@ -114,16 +83,13 @@ def check_models(chosen: Sequence[Candidate]) -> None:
             raise ModelError(str(error).splitlines()[0], remedy=remedy) from None
 
 
-def _shown(base: str) -> str:
-    """A folder below the current one as a relative path."""
-    path = Path(base)
-    if not path.is_dir():
-        return base
-    return str(shown(path.resolve()))
+def _same(one: str | Path, other: str | Path) -> bool:
+    """Also of two hub ids."""
+    return Path(one).resolve() == Path(other).resolve()
 
 
-def _same(one: str, other: str) -> bool:
-    return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
+def _whole(path: Path) -> str:
+    return _slug("-".join(path.absolute().parts[1:]))
 
 
 def _slug(text: str) -> str:

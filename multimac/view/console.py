@@ -15,21 +15,12 @@ from whisper_tuner.errors import ExitStatus
 from whisper_tuner.text import duration, size
 
 
-class _Plain(PlainScreen):
-    def __init__(self, console: Console):
-        super().__init__()
-        self._console = console
-
-    def print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
-
-
 class _Live:
-    def __init__(self, console: Console, live: Live):
-        self._console, self._live = console, live
+    def __init__(self, live: Live):
+        self._live = live
 
     def print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+        self._live.console.print(line, soft_wrap=True)
 
     def update(self, view: RunView) -> None:
         self._live.update(table(view))
@@ -38,9 +29,9 @@ class _Live:
 def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
     """See launcher.follow."""
     if not console.is_terminal:
-        return follower.follow(run_dir, launch, _Plain(console), position=position)
+        return follower.follow(run_dir, launch, PlainScreen(), position=position)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
-        return follower.follow(run_dir, launch, _Live(console, live), position=position)
+        return follower.follow(run_dir, launch, _Live(live), position=position)
 
 
 def table(view: RunView) -> Table:

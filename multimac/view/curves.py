@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LARGEST = 1e300  # larger values, whose differences may be infinite, are not drawn; nor is NaN
-
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -18,9 +16,8 @@ class Curve:
 
 
 def plot(curves: Sequence[Curve], *, width: int = 72, height: int = 12, x_label: str = "step") -> list[str]:
-    """Lines of at most `width` characters, the last one labelling x; none if there is nothing to draw."""
-    finite = [[point for point in curve.points if all(abs(value) < LARGEST for value in point)] for curve in curves]
-    everything = [point for points in finite for point in points]
+    """Lines of at most `width` characters, the last one labelling x; none without points. All values are finite."""
+    everything = [point for curve in curves for point in curve.points]
     if not everything:
         return []
     left, right = min(x for x, _ in everything), max(x for x, _ in everything)
@@ -29,8 +26,8 @@ def plot(curves: Sequence[Curve], *, width: int = 72, height: int = 12, x_label:
     margin = max(map(len, labels))
     columns = max(10, width - margin - 2)
     canvas = [[" "] * columns for _ in range(height)]
-    for number, (curve, points) in enumerate(zip(curves, finite, strict=True)):
-        for column, y in _by_column(points, left, right, columns).items():
+    for number, curve in enumerate(curves):
+        for column, y in _by_column(curve.points, left, right, columns).items():
             row = round((high - y) / (high - low) * (height - 1)) if high > low else height // 2
             if canvas[row][column] == " " or curve.in_front or column % len(curves) == number:
                 canvas[row][column] = curve.mark

@@ -23,26 +23,30 @@ MARKS = "·+×o*#"
 
 def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> Table:
     """rows: runs with their speed-up."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    table = _table(gap=1)
     table.add_column("run", overflow="fold")
     table.add_column("when", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("hosts", overflow="fold", justify="left" if width >= WIDE else "right")
-    table.add_column("WER", no_wrap=True, justify="right")
-    table.add_column("time", no_wrap=True, justify="right")
-    table.add_column("speed-up", no_wrap=True, justify="right")
+    for name in ("WER", "time", "speed-up"):
+        table.add_column(name, no_wrap=True, justify="right")
     for run, speed_up in rows:
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
-        cells = (when(run.created), Text(run.state, STYLES.get(run.state, "default")), hosts, rates(run))
-        table.add_row(run.id, *cells, duration(run.seconds or None), times(speed_up))
+        state = Text(run.state, STYLES.get(run.state, "default"))
+        figures = (rates(run), duration(run.seconds or None), times(speed_up))
+        table.add_row(run.id, when(run.created), state, hosts, *figures)
     return table
+
+
+def _table(*, gap: int = 2) -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
 def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
     """Label and value of everything that is known of a run."""
     per_second = f"{run.clips_per_s:.1f} clips/s" if run.clips_per_s else ""
-    saved = f"{len(run.checkpoints)}" if run.checkpoints else ""
-    if saved and run.checkpoint_step is not None:
+    saved = str(len(run.checkpoints) or "")
+    if run.checkpoint_step is not None:
         saved += f", the newest at step {run.checkpoint_step}"
     begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))
     pairs = [
@@ -74,11 +78,11 @@ def counted(found: dict[str, int]) -> str:
     return ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in found.items())
 
 
-def facts_table(pairs: Sequence[tuple[str, str]]) -> Table:
+def facts_table(run: RunSummary, speed_up: float | None) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for pair in pairs:
+    for pair in facts(run, speed_up):
         table.add_row(*pair)
     return table
 
@@ -96,7 +100,7 @@ def host_table(run: RunSummary) -> Table:
         "memory": [size(host.memory) if host.memory else "" for host in run.per_host],
     }
     columns = {name: cells for name, cells in columns.items() if any(cells)}
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    table = _table()
     for name in columns:
         table.add_column(name, justify="left" if name in ("host", "device") else "right", overflow="fold")
     for row in zip(*columns.values(), strict=True):
@@ -119,27 +123,21 @@ def curve_lines(run: RunSummary, width: int) -> list[str]:
 
 def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
     """One column for each run: figures first, then the settings that differ."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
+    table = _table()
     table.add_column("", no_wrap=True, max_width=28)
     for number, run in enumerate(runs):
         table.add_column(f"{mark(number)} {run.id}", overflow="fold")
     known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
     for label in dict.fromkeys(label for pairs in known for label in pairs):
         table.add_row(label, *(pairs.get(label, "") for pairs in known))
-    settings = differing([run.settings for run in runs])
-    if settings:
+    settings = {name: [_text(run.settings.get(name)) for run in runs] for run in runs for name in run.settings}
+    differing = {name: values for name, values in settings.items() if len(set(values)) > 1}
+    if differing:
         table.add_section()
         table.add_row("settings that differ", style="bold")
-    for name, values in settings:
+    for name, values in differing.items():
         table.add_row(name, *values)
     return table
-
-
-def differing(settings: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Name and values of the settings that are not the same in all runs."""
-    names = dict.fromkeys(name for values in settings for name in values)
-    rows = [(name, [_text(values.get(name)) for values in settings]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
 def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:
@@ -179,9 +177,8 @@ def when(stamp: float) -> str:
 
 
 def rates(run: RunSummary) -> str:
-    if run.wer_before is None and run.wer_after is None:
-        return ""
-    return " → ".join("?" if rate is None else f"{rate:.1f}" for rate in (run.wer_before, run.wer_after))
+    known = ["?" if rate is None else f"{rate:.1f}" for rate in (run.wer_before, run.wer_after)]
+    return "" if known == ["?", "?"] else " → ".join(known)
 
 
 def times(speed_up: float | None) -> str:

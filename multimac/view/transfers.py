@@ -1,14 +1,18 @@
-"""Shows files on their way to the hosts."""
+"""Shows files on their way to the hosts, and a model on its way from the hub."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
 
-from distributed.hosts.sync import SyncReport
+from distributed.hosts.code import PRUNED, SyncItem
+from distributed.hosts.sync import Progress, sync
+from distributed.ssh.connection import Remote
 from whisper_tuner.hub import HUB_ID, model_file, model_folder
 from whisper_tuner.paths import expanded
 from whisper_tuner.text import size
@@ -20,28 +24,25 @@ def fetch_model(name: str) -> None:
         model_folder(name, show=True)
 
 
-def show_sync(console: Console, reports: Iterable[SyncReport]) -> None:
+@contextlib.contextmanager
+def transfers(console: Console) -> Iterator[Progress]:
+    """A bar for each host; gives the progress callback of sync and setup."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=console, transient=True) as bars:
+
+        def show(host: str, done: int, total: int, file: str) -> None:
+            if host not in tasks:
+                tasks[host] = bars.add_task(host)
+            bars.update(tasks[host], completed=done, total=total)
+
+        yield show
+
+
+def send(console: Console, items: Mapping[str, Sequence[SyncItem]], remotes: Sequence[Remote]) -> None:
+    """Bring code, base model, manifests and each host's shard up to date. Raises DataError, HostError."""
+    with transfers(console) as show:
+        reports = sync(remotes, items, show, prune=PRUNED)
     for report in reports:
         said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"
         console.print(f"{report.host}: {said} in {report.seconds:.1f} s")
-
-
-class Transfers:
-    """A bar for each host; it is the progress callback of sync and setup."""
-
-    def __init__(self, console: Console):
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        self._bars = Progress(*columns, console=console, transient=True)
-        self._tasks: dict[str, int] = {}
-
-    def __enter__(self) -> Transfers:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bars.stop()
-
-    def __call__(self, host: str, done: int, total: int, file: str) -> None:
-        if host not in self._tasks:
-            self._tasks[host] = self._bars.add_task(host, total=total)
-        self._bars.update(self._tasks[host], completed=done, total=total)

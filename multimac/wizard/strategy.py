@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from multimac.commands.start import connect_all
-from multimac.view.transfers import Transfers
+from distributed.hosts.each import on_each
+from distributed.ssh.connection import Remote
+from multimac.view.transfers import transfers
 from whisper_tuner.errors import TunerError
 from whisper_tuner.model.memory import trained_parameters
 from whisper_tuner.text import size
@@ -48,11 +49,11 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
         return []
     try:
         with contextlib.ExitStack() as stack:
-            remotes = connect_all(group.hosts.workers)
+            remotes = on_each(group.hosts.workers, Remote.connect)
             for remote in remotes:
                 stack.callback(remote.close)
             samples = draft.data.samples["train"]
-            show = stack.enter_context(Transfers(console))
+            show = stack.enter_context(transfers(console))
             console.print("three training steps on all machines at once; this usually takes less than a minute")
             speeds = measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
     except TunerError as error:

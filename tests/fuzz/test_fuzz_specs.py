@@ -75,9 +75,8 @@ def test_the_origin_of_a_model(folder: Path, data: bytes):
     if origin:
         document = parsed(data)
         told = document["ranks"][0]["spec"]["profile"]
-        assert (origin.folder, origin.base_model) == (folder, str(told["base_model"]))
-        assert origin.language == str(told.get("language") or "") and origin.task
-        assert str(origin.test or "") == str(Path(document["test"]) if document.get("test") else "")
+        assert (origin.path, origin.base_model) == (folder, told["base_model"])
+        assert origin.language == (told.get("language") or "") and origin.test == (document.get("test") or "")
     assert origin or data != json.dumps(RUN).encode()
 
 

@@ -178,7 +178,7 @@ def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
     done = runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the hosts are not the same as before" in done.stdout
-    assert f"{run.address['h3']}: its inner optimizer starts anew" in done.stdout
+    assert f"{run.address['h3']}: its inner optimizer starts afresh" in done.stdout
     assert f"{run.address['h1']}: its" not in done.stdout  # it has kept its own
     assert {event["host"] for event in run.of("done")} == {run.address["h1"], run.address["h3"]}
     run.check()

@@ -72,7 +72,7 @@ def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, whole, text):
     assert f"--resume {runner.run_dir}" in out
     done = resume(runner)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "goes on after step" in done.stdout
+    assert "resumes after step" in done.stdout
     assert digest(runner.run_dir) == expected
     assert not (runner.run_dir / "checkpoints").exists()
     assert not list(Path(runner.lab["h1"].home).glob("project-h2/runs/*"))
@@ -101,7 +101,7 @@ def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner,
 def test_what_cannot_be_resumed(runner):
     process = runner.start("d", "h2", text=DILOCO)
     twice = resume(runner)
-    assert twice.returncode == 6 and "is going on" in twice.stderr
+    assert twice.returncode == 6 and "is running" in twice.stderr
     runner.lab["h1"].signal(signal.SIGTERM, "cli_typer.py")
     assert process.wait(60) == 130
     (runner.run_dir / "run.json").write_text("{")

@@ -14,7 +14,8 @@ import pytest
 from mistake_desk import Desk
 
 from distributed.plan.job import resolve
-from multimac.commands.start import prepare_local
+from distributed.plan.prepare import prepare_run
+from distributed.run_dir.folder import new_run
 from whisper_tuner.config import ConfigFile
 
 RUN = "20251121-101010-mine"
@@ -23,7 +24,9 @@ RESUME = f"finetune --resume {RUN}"
 
 def a_run(desk: Desk, end: int | None = 6) -> Path:
     """A run as `finetune` writes it down, that ended in its first step with this exit status."""
-    made, _ = prepare_local(resolve(ConfigFile(desk.folder / "config.ini"), "mine", strategy="allreduce"), 1)
+    job = resolve(ConfigFile(desk.folder / "config.ini"), "mine", strategy="allreduce")
+    with new_run(job.profile.runs_dir, job.name) as made:
+        prepare_run(job, made).launch.save(made)
     run = made.rename(made.with_name(RUN))
     asked = (run / "run.json").read_text().replace(made.name, RUN)
     (run / "run.json").write_text(asked)
@@ -100,7 +103,7 @@ MISTAKES = {
     "no run.json": (without_run_json, RESUME, 6, (f"{RUN}/run.json", "No such file"), "start a new one"),
     "the model is gone": (model_is_gone, RESUME, 6, f"run {RUN} needs {{desk}}/model, which is gone", "Put it back"),
     "the test set is gone": (no_test_set, RESUME, 6, "test.csv, which is gone", "Put it back"),
-    "compare one run": (a_run, f"runs compare {RUN}", 3, "there is one run to compare", "Name two or more"),
+    "compare one run": (a_run, f"runs compare {RUN}", 3, "one run alone cannot be compared", "Name two or more"),
     "a runs folder that there is not": (None, "runs list --runs-dir nowhere", 3, "nowhere", "--runs-dir"),
     "an age that is none": (a_run, "runs clean --older-than 7", 3, "--older-than 7: not an age", "12h"),
     "clean a run that there is not": (a_run, "runs clean nothing --yes", 3, "no run 'nothing'", RUN),

@@ -52,11 +52,11 @@ def test_detach_stop_resume_attach(folder, capfd):
     assert cli_typer.main(["runs", "stop"]) == ExitStatus.OK
     assert not is_running(run) and '"status": 130' in events.read_text()
     assert cli_typer.main(["runs", "attach"]) == ExitStatus.RUN
-    assert "is not going on" in capfd.readouterr().err
+    assert "is not running" in capfd.readouterr().err
     assert cli_typer.main(["finetune", "--resume", "last", "--detach"]) == ExitStatus.OK
     assert cli_typer.main(["runs", "attach"]) == ExitStatus.OK
     out, _ = capfd.readouterr()
-    assert "goes on after step" in out and f"model: {run / 'final'}" in out
+    assert "resumes after step" in out and f"model: {run / 'final'}" in out
 
 
 def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):

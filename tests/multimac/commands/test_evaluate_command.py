@@ -42,10 +42,14 @@ def run_folder(tmp_path_factory) -> Path:
     adapter = get_peft_model(model, LoraConfig(task_type=None, r=2, target_modules=["q_proj"]))
     save_final(adapter, processor, folder / "final", MODEL)
     profile = {"base_model": str(MODEL), "language": "", "task": "transcribe"}
-    launch = {"ranks": [{"spec": {"profile": profile}}], "test": str(folder / "own-test.csv")}
-    (folder / "run.json").write_text(json.dumps(launch))
+    (folder / "run.json").write_text(run_json(profile, test=str(folder / "own-test.csv")))
     shortened(folder / "own-test.csv", DATA / "test.csv", slice(3, 5))
     return folder
+
+
+def run_json(profile: dict, **more: str) -> str:
+    rank = {"label": "localhost", "spec": {"profile": profile, "strategy": "allreduce"}}
+    return json.dumps({"name": "mine", "ranks": [rank], **more})
 
 
 def shortened(path: Path, source: Path, which: slice) -> Path:
@@ -103,7 +107,7 @@ def test_translations_are_compared_as_english_words(run_folder, few, capsys, tmp
     folder.mkdir()
     (folder / "final").symlink_to(MODEL)
     if told_by == "run":
-        (folder / "run.json").write_text(json.dumps({"ranks": [{"spec": {"profile": profile}}]}))
+        (folder / "run.json").write_text(run_json(profile))
         arguments = []
     else:
         keys = "".join(f"{key} = {value}\n" for key, value in profile.items())
@@ -174,8 +178,8 @@ def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
 def test_manifests_of_the_same_name_get_folders_of_their_own():
     assert labels([Path("/d/a.csv"), Path("/d/a.tsv")]) == {Path("/d/a.csv"): "d-a.csv", Path("/d/a.tsv"): "d-a.tsv"}
     assert labels([Path("/d/en/test.csv"), Path("/d/fr/test.csv"), Path("/d/x.csv")]) == {
-        Path("/d/en/test.csv"): "d-en-test",
-        Path("/d/fr/test.csv"): "d-fr-test",
+        Path("/d/en/test.csv"): "d-en-test.csv",
+        Path("/d/fr/test.csv"): "d-fr-test.csv",
         Path("/d/x.csv"): "x",
     }
 

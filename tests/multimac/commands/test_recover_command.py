@@ -18,7 +18,7 @@ from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from multimac.commands.recover import recover
 from whisper_tuner.config import Profile
-from whisper_tuner.errors import RunError
+from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.export.final import load_model
 from whisper_tuner.model.base_model import load_base
 
@@ -111,9 +111,9 @@ def test_which_run_is_meant_must_be_clear(hosts):
     hosts.keep(hosts.here, 2, 0.1)
     (hosts.here / "runs" / RUN).rename(hosts.here / "runs" / "20251120-101010-older")
     hosts.keep(hosts.here, 2, 0.1)
-    with pytest.raises(RunError, match=f"2 runs begin with 2025(.|\n)*20251120-101010-older, {RUN}"):
+    with pytest.raises(ConfigError, match=f"2 runs begin with '2025'(.|\n)*{RUN}\n *20251120-101010-older"):
         hosts.recover("2025")
-    with pytest.raises(RunError, match="no host has checkpoints of a run 2024"):
+    with pytest.raises(ConfigError, match="there is no run '2024'"):
         hosts.recover("2024")
     assert hosts.recover("last").parent.name == RUN
 

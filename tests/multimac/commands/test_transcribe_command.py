@@ -96,7 +96,8 @@ def test_a_model_does_what_its_run_trained_it_for(tmp_path, capsys, task, joint)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "final").symlink_to(MODEL)
     profile = {"base_model": str(MODEL), "language": "ja", "task": task}
-    (tmp_path / "run" / "run.json").write_text(json.dumps({"ranks": [{"spec": {"profile": profile}}]}))
+    rank = {"label": "localhost", "spec": {"profile": profile, "strategy": "allreduce"}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"name": "mine", "ranks": [rank]}))
     model = str(tmp_path / "run" / "final")
     assert cli_typer.main(["transcribe", str(tmp_path / "long.wav"), "--model", model, "--format", "json"]) == 0
     stored = json.loads((tmp_path / "long.json").read_text())

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import os
@@ -30,8 +31,8 @@ EVENTS = [
 def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str]:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events))
     launcher = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"])
-    console = Console(file=io.StringIO(), width=100, highlight=False)
-    return follow(tmp_path, lambda: launcher, console), console.file.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        return follow(tmp_path, lambda: launcher, Console()), said.getvalue()
 
 
 def test_a_run_in_plain_lines(tmp_path):
@@ -42,14 +43,13 @@ def test_a_run_in_plain_lines(tmp_path):
     assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
 
 
-def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_path):
+def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_path, capsys):
     (tmp_path / "events.jsonl").write_text("")
     launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    console = Console(file=io.StringIO(), width=100)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert follow(tmp_path, lambda: launcher, console) == ExitStatus.INTERRUPTED
+    assert follow(tmp_path, lambda: launcher, Console()) == ExitStatus.INTERRUPTED
     assert launcher.wait() == -signal.SIGTERM
-    assert "stopped at once; what it has: multimac runs show" in console.file.getvalue()
+    assert "stopped at once; what it has: multimac runs show" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -62,11 +62,11 @@ def test_a_signal_that_comes_as_the_launcher_is_started_reaches_it(tmp_path, num
         os.kill(os.getpid(), number)
         return started[0]
 
-    assert follow(tmp_path, launch, Console(file=io.StringIO())) == ExitStatus.INTERRUPTED
+    assert follow(tmp_path, launch, Console()) == ExitStatus.INTERRUPTED
     assert started[0].wait() == -signal.SIGTERM
 
 
-def test_two_signals_in_a_row_both_reach_the_launcher(tmp_path):
+def test_two_signals_in_a_row_both_reach_the_launcher(tmp_path, capsys):
     """The second may come while the first is passed on."""
     words = json.dumps({"time": 1.0, "type": "end", "status": 130, "message": "stopped at once"})
     program = (
@@ -86,9 +86,8 @@ def test_two_signals_in_a_row_both_reach_the_launcher(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         return launcher
 
-    console = Console(file=io.StringIO())
-    assert follow(tmp_path, launch, console) == ExitStatus.INTERRUPTED
-    assert "stopped at once" in console.file.getvalue()
+    assert follow(tmp_path, launch, Console()) == ExitStatus.INTERRUPTED
+    assert "stopped at once" in capsys.readouterr().out
 
 
 START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"}
@@ -132,9 +131,9 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
     assert told == [
         "h2 is lost: the SSH connection was lost",
-        "training goes on with h1, h3",
-        "training goes on with h1, h2, h3",
-        "h2 joins after step 3; its inner optimizer starts anew",
+        "training continues with h1, h3",
+        "training continues with h1, h2, h3",
+        "h2 joins after step 3; its inner optimizer starts afresh",
         "h3 is lost: the SSH connection was lost",
         "h3 is lost and not tried again: the SSH connection was lost",
         "paused until 3 hosts are there (min_hosts); now: h1, h2",
@@ -156,7 +155,7 @@ def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
     why = "though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
     assert told == [
         f"h2 and h3 cannot reach each other, {why}; left out until then: h3",
-        "training goes on with h1, h2",
+        "training continues with h1, h2",
         f"h1 and h2, h2 and h3 cannot reach each other, {why}; left out until then: h1, h3",
         "h1 and h2, h2 and h3 reach each other again",
     ]
@@ -166,14 +165,14 @@ def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 4, anew=False), resumed("h2", 4, anew=False)):
         view.take(event)
-    assert view.lines == ["goes on after step 4"]
+    assert view.lines == ["resumes after step 4"]
     view.take({"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
     view.take(resumed("h1", 8))
-    assert view.lines[1:] == ["goes on after step 8", "h1: its inner optimizer starts anew"]
+    assert view.lines[1:] == ["resumes after step 8", "h1: its inner optimizer starts afresh"]
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
         view.take(event)
-    assert view.lines == ["begins anew: no checkpoint"]
+    assert view.lines == ["starts from the beginning: no checkpoint"]
 
 
 def test_the_table_tells_what_each_host_does():
