@@ -17,7 +17,7 @@ from whisper_tuner.errors import HostError
 from . import settings as ssh_settings
 from .authentication import authenticate, check_host
 from .host import Host
-from .machine import ANNOUNCE, Completed, quote, raise_unless_ok, with_env
+from .machine import ANNOUNCE, Completed, quote, raise_unless_ok
 from .process import FAILURES, LOST, RemoteProcess, communicate
 from .settings import SshSettings
 
@@ -74,15 +74,12 @@ class Remote:
         self,
         command: Sequence[str],
         *,
-        input: bytes | None = None,
-        env: Mapping[str, str] | None = None,
+        input: bytes = b"",
         cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
     ) -> Completed:
-        line = with_env(command, env)
-        if cwd:
-            line = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', self.expand(cwd), *line]
+        line = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', self.expand(cwd), *command] if cwd else command
         with self._errors(f"`{command[0]}` failed"):
             channel = self._open(line)
             result = communicate(channel, input, timeout)
@@ -102,7 +99,8 @@ class Remote:
     ) -> RemoteProcess:
         with self._errors(f"cannot start `{command[0]}`"):
             folder = self.expand(cwd) if cwd else self.home
-            channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *with_env(command, env)], merge=True)
+            words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), *command]
+            channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *words], merge=True)
             return RemoteProcess(self, channel)
 
     def get(self, remote: str, local: Path) -> None:

@@ -67,13 +67,13 @@ class RemoteProcess:
             self._channel.close()
 
 
-def communicate(channel: paramiko.Channel, input: bytes | None, timeout: float | None) -> Completed | None:
+def communicate(channel: paramiko.Channel, input: bytes, timeout: float | None) -> Completed | None:
     """Feed stdin and read both streams to their end; None if that takes longer than `timeout`."""
     output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
 
     def feed() -> None:
         with contextlib.suppress(*FAILURES):
-            channel.sendall(input or b"")
+            channel.sendall(input)
             channel.shutdown_write()
 
     def read(name: str, receive: Callable[[int], bytes]) -> None:
@@ -89,15 +89,9 @@ def communicate(channel: paramiko.Channel, input: bytes | None, timeout: float |
     for thread in threads[1:]:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
     late = any(thread.is_alive() for thread in threads[1:])
-    status = None if late else status_of(channel)
+    status = LOST if late else status_of(channel)
     channel.close()
-    if late:
-        return None
-    return Completed(
-        returncode=status,
-        stdout=output["stdout"].decode("utf-8", "replace"),
-        stderr=output["stderr"].decode("utf-8", "replace"),
-    )
+    return None if late else Completed.of(status, output["stdout"], output["stderr"])
 
 
 def status_of(channel: paramiko.Channel) -> int:
