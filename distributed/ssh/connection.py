@@ -185,13 +185,13 @@ def _local_address(sock: object) -> str | None:
     return sock.getsockname()[0] if isinstance(sock, socket.socket) and sock.family == socket.AF_INET else None
 
 
-def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[str] = ()) -> Remote:
+def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[Host] = ()) -> Remote:
     """via: the jumps to pass through first; they win over the host's own, as in a ProxyJump list of ssh."""
     settings = ssh_settings.resolve(host)
     if depth > MAX_JUMPS:
         raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")
     *before, last = via or settings.jumps or [None]
-    below = _connect(ssh_settings.parse_jump(last), timeout, connect_timeout, depth + 1, before) if last else None
+    below = _connect(last, timeout, connect_timeout, depth + 1, before) if last else None
     transport = None
     try:
         transport = paramiko.Transport(_socket(host, settings, below, connect_timeout))
