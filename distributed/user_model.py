@@ -1,6 +1,6 @@
 """A user's own model and data sets on their way to the hosts, and the trained weights on their way back.
 
-This file is the only thing that is unpickled after a journey. It travels over SFTP with mode 0600. A worker opens it
+This file is the only thing that is unpickled after a journey. It travels over SSH with mode 0600. A worker opens it
 only if its SHA-256 is the one in the RunSpec, which comes over the launcher's own SSH session.
 """
 

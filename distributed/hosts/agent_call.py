@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from distributed.ssh.machine import Machine
 from whisper_tuner.errors import HostError
@@ -101,26 +101,27 @@ SHAPES: dict[str, Any] = {
 ANSWER = {"id": int, "answer": dict}
 FAILURE = {"id": int, "error": str, "errno": int | None}
 
-_pythons: WeakKeyDictionary[Machine, str] = WeakKeyDictionary()  # that answered: they need no search
-
 
 def agent_call(
-    machine: Machine, op: str, *, timeout: float = 600.0, payload: Sequence[bytes] = (), **request: Any
+    machine: Machine,
+    op: str,
+    *,
+    python: str = "",
+    timeout: float = 600.0,
+    payload: Iterable[bytes] = (),
+    **request: Any,
 ) -> dict[str, Any]:
-    """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong."""
-    if payload:
-        request["payload"] = sum(map(len, payload))
+    """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong.
+
+    python: runs it if it can; payload: what the operation reads from stdin.
+    """
     life = str(int(2 * timeout))  # work that nobody waits for any more may still be finished
-    python = _pythons.get(machine)
-    command = [python, "-X", "utf8", "-c", BOOT, life] if python else start_command(life)
-    text = b"".join([sources(), request_line(0, op, request), *payload])
-    done = machine.run(command, input=text, timeout=timeout)
+    head = [sources(), request_line(0, op, {**request, "last": True})]
+    done = machine.run(start_command(life, python), input=chain(head, payload), timeout=timeout)
     messages = filter(None, map(parse_message, done.stdout.splitlines()))
     message = next((found for found in messages if found.get("id") == 0), None)
     if message is None:
         raise no_answer(machine.name, done.returncode, done.stderr or done.stdout)
-    if isinstance(python := message.get("python"), str):
-        _pythons[machine] = python
     return answer_in(message, machine.name, op)
 
 

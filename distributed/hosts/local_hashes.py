@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,40 +26,38 @@ class HashedFile:
     sha256: str
 
 
-class LocalHashes:
-    """Hashes by path, size and modification time, in a JSON file. It is safe to lose; a damaged one is made anew."""
+def hashed_files(items: Iterable[SyncItem], index: Path) -> list[HashedFile]:
+    """index: hashes by path, size and modification time. It is safe to lose; a damaged one is made anew.
 
-    def __init__(self, index: Path):
-        self.index = index
-        try:
-            self.known: dict[str, list] = dict(parse_json(index.read_text()))
-        except (OSError, ValueError, TypeError):
-            self.known = {}
-        self.changed = False
+    Where it cannot be saved, on a full disk for example, the files are hashed again the next time. Raises DataError.
+    """
+    try:
+        known = dict(parse_json(index.read_text()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    before = dict(known)
+    files = [_hashed(item, known) for item in items]
+    if known != before:
+        with contextlib.suppress(OSError):
+            index.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(index, json.dumps(known), durable=False)
+    return files
 
-    def file(self, item: SyncItem) -> HashedFile:
-        """Raises DataError for a file that cannot be read."""
-        path = item.local.resolve()
-        try:
-            stat = path.stat()
-            match self.known.get(str(path)):
-                case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
-                    pass
-                case _:
-                    with path.open("rb") as stream:
-                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                    self.known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
-                    self.changed = True
-        except OSError as error:
-            raise unreadable(item, error) from error
-        return HashedFile(item=item, size=stat.st_size, sha256=digest)
 
-    def save(self) -> None:
-        """Where it cannot be saved, on a full disk for example, the files are hashed again the next time."""
-        if self.changed:
-            with contextlib.suppress(OSError):
-                self.index.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.index, json.dumps(self.known), durable=False)
+def _hashed(item: SyncItem, known: dict[str, list]) -> HashedFile:
+    path = item.local.resolve()
+    try:
+        stat = path.stat()
+        match known.get(str(path)):
+            case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
+                pass
+            case _:
+                with path.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
+    except OSError as error:
+        raise unreadable(item, error) from error
+    return HashedFile(item=item, size=stat.st_size, sha256=digest)
 
 
 def unreadable(item: SyncItem, error: OSError) -> DataError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.code import SyncItem
-from distributed.hosts.sync import Progress, drop_parts, sync
+from distributed.hosts.sync import Progress, sync
 from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Rank
 from distributed.plan.launch_env import environment
@@ -157,13 +157,10 @@ class HostSpawner:
         self._run_there(["rmdir", run_dir])
 
     def leave(self) -> None:
-        """Leave nothing of clips whose sending has broken off, in this process or in the one that it resumes."""
         self._run_there(["rm", "-f", self._socket])  # a supervisor that was killed has not done it
         with self._lock:
             remote = self._remote
         if remote:
-            with contextlib.suppress(HostError, RunError):
-                drop_parts(remote, load_audio(self._run_dir).values())
             remote.close()
 
     def _run_there(self, command: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
@@ -122,14 +122,14 @@ class LocalMachine:
         self,
         command: Sequence[str],
         *,
-        input: bytes = b"",
+        input: Iterable[bytes] = (),
         cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
     ) -> Completed:
         """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0."""
         try:
-            done = subprocess.run(list(command), input=input, capture_output=True, cwd=cwd, timeout=timeout)
+            done = subprocess.run(list(command), input=b"".join(input), capture_output=True, cwd=cwd, timeout=timeout)
         except subprocess.TimeoutExpired as error:
             raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s") from error
         except OSError as error:

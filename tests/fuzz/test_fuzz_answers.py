@@ -19,7 +19,7 @@ from distributed.preflight.session import Session
 from distributed.ssh.machine import Completed
 
 CHECKED = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000}
-ANSWER = {"id": 0, "answer": CHECKED, "python": "/usr/bin/python3"}
+ANSWER = {"id": 0, "answer": CHECKED}
 FAILURE = {"id": 0, "error": "/data: Permission denied", "errno": 13}
 BURST = {"event": "burst", "source": 1, "bytes": 9000, "seconds": 0.5}
 SAID = [{"id": 0, "answer": {"clock": 1763726400.0}}, FAILURE, BURST]

@@ -1,7 +1,7 @@
 """Requests on stdin, answers on stdout, each one line of JSON.
 
-A request is `{"id", "op", ...}`; its `payload` is a number of bytes that follow the line. An answer is `{"id",
-"answer", "python"}` or `{"id", "error", "errno"}`, in any order. An `event` comes without a request.
+A request is `{"id", "op", ...}`, with `last` if none comes after it: then the operation itself may read on. An answer
+is `{"id", "answer"}` or `{"id", "error", "errno"}`, in any order. An `event` comes without a request.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ def serve(operations: dict) -> None:
         if not line.endswith(b"\n"):
             break  # the link was cut in the middle of a request
         request = json.loads(line)
-        if "payload" in request:
-            request["payload"] = sys.stdin.buffer.read(request["payload"])
+        last = request.pop("last", False)
         threads.append(threading.Thread(target=answer, args=(operations, request), daemon=True))
         threads[-1].start()
+        if last:
+            break
     for child in children:
         child.kill()
     for thread in threads:
@@ -53,7 +54,7 @@ def serve(operations: dict) -> None:
 def answer(operations: dict, request: dict) -> None:
     number, name = request.pop("id"), request.pop("op")
     try:
-        say(id=number, answer=operations[name](**request), python=sys.executable)
+        say(id=number, answer=operations[name](**request))
     except OSError as error:
         where = error.filename or request.get("root", name)  # a write names no file
         say(id=number, error=f"{where}: {error.strerror or error}", errno=error.errno)

@@ -18,7 +18,7 @@ from whisper_tuner.errors import HostError
 
 HERE = LocalMachine("here")
 SENDER = """
-import hashlib, sys
+import hashlib, io, sys
 from pathlib import Path
 from distributed.hosts.agent.files import check, commit
 
@@ -27,7 +27,8 @@ for number in range(40):
     name, data = f"{me}-{number}", f"{me}{number}".encode()
     digest = hashlib.sha256(data).hexdigest()
     check(str(root), [[name, len(data), digest, False]], [])
-    commit(str(root), [[name, len(data), digest]], [], [[digest, len(data)]], data)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(data))
+    commit(str(root), [[name, len(data), digest]], [], [[digest, 0, len(data)]])
 """
 
 
@@ -44,7 +45,7 @@ def test_two_senders_at_once_lose_nothing(tmp_path):
 
 def test_what_arrived_is_entered_although_the_caller_has_gone(tmp_path):
     digest = hashlib.sha256(b"whole").hexdigest()
-    request = {"root": str(tmp_path), "files": [["a", 5, digest]], "stale": [], "bundle": [[digest, 5]], "payload": 5}
+    request = {"root": str(tmp_path), "files": [["a", 5, digest]], "stale": [], "parts": [[digest, 0, 5]], "last": True}
     text = module.sources() + module.request_line(0, "commit", request) + b"whole"
     command = [sys.executable, "-c", module.BOOT, "60"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -89,7 +90,7 @@ def test_the_oldest_python_of_this_machine_runs_the_agent(system, tmp_path):
         ("code", {"files": [["x", digest], ["y", digest]], **project}),
         ("torch_facts", {"seconds": 1}),
         ("check", {"root": str(tmp_path), "files": [["x", 1, digest, True]], "prune": []}),
-        ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "bundle": []}),
+        ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "parts": []}),
     ]
     lines = [module.request_line(number, *request) for number, request in enumerate(requests)]
     command = [oldest, "-I", "-S", "-X", "utf8", "-c", module.BOOT, "60"]
@@ -134,14 +135,14 @@ class Saying(LocalMachine):
 def test_an_answer_of_another_shape_counts_as_none(answer):
     said = Saying(json.dumps({"id": 0, "answer": answer}))
     with pytest.raises(HostError, match=r"odd: its Python gave an answer that is not understood \(commit\)"):
-        agent_call(said, "commit", root="/", files=[], stale=[], bundle=[])
+        agent_call(said, "commit", root="/", files=[], stale=[], parts=[])
 
 
 def test_what_a_shell_prints_is_passed_over():
     said = Saying('Welcome!\n{"id": 7}\n42\n{"id": 0, "answer": {"damaged": []}}\n')
-    assert agent_call(said, "commit", root="/", files=[], stale=[], bundle=[]) == {"damaged": []}
+    assert agent_call(said, "commit", root="/", files=[], stale=[], parts=[]) == {"damaged": []}
     with pytest.raises(HostError, match=r"odd: its Python gave no answer \(status 0\): Welcome!"):
-        agent_call(Saying("Welcome!"), "commit", root="/", files=[], stale=[], bundle=[])
+        agent_call(Saying("Welcome!"), "commit", root="/", files=[], stale=[], parts=[])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -129,7 +130,7 @@ def kill_sessions(server: SshServer) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [lambda remote: remote.run(["true"], timeout=1), lambda remote: remote.sftp().__enter__()],
+    [lambda remote: remote.run(["true"], timeout=1), lambda remote: remote.get("file", Path("/dev/null"))],
     ids=["command", "sftp"],
 )
 def test_a_host_that_falls_asleep_as_a_session_is_opened_is_not_waited_for(remote, ssh_server, monkeypatch, use):

@@ -64,7 +64,7 @@ def test_run_returns_status_and_both_streams(machine):
 
 def test_run_passes_arguments_folder_and_input(machine, tmp_path):
     assert machine.run(["printf", "[%s]", *NASTY]).stdout == "".join(f"[{word}]" for word in NASTY)
-    done = machine.run(["/bin/sh", "-c", "pwd; cat"], cwd=str(tmp_path), input=b"in")
+    done = machine.run(["/bin/sh", "-c", "pwd; cat"], cwd=str(tmp_path), input=[b"i", b"n"])
     assert done.stdout == f"{tmp_path}\nin"
 
 
@@ -75,7 +75,7 @@ def test_start_passes_environment_and_folder(machine, tmp_path):
 
 def test_run_carries_megabytes_both_ways(machine):
     data = os.urandom(1 << 20).hex().encode()
-    assert machine.run(["cat"], input=data, timeout=60).stdout == data.decode()
+    assert machine.run(["cat"], input=[data], timeout=60).stdout == data.decode()
 
 
 def test_run_times_out(machine):
