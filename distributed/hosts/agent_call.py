@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -40,18 +41,22 @@ for name, text in json.loads(sys.stdin.buffer.readline()):
     exec(compile(text, name, "exec"), module.__dict__)
 module.main()"""
 # $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that does not run,
-# any other can still tell of disk, memory and clock. A shim (pyenv) is slow, so it is asked once for the interpreter
-# behind it. Without the command line tools, macOS's /usr/bin/python3 only opens a dialogue: it comes last, and only
-# after asking.
+# any other can still tell of disk, memory and clock, and the best one can make an environment: first of the minor
+# version $3, then the newest. A shim (pyenv) is slow, so it is asked once for the interpreter behind it. Without the
+# command line tools, macOS's /usr/bin/python3 only opens a dialogue: it is tried only after asking.
 START = """
 fit() {
     case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
     "$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)' 2>/dev/null
 }
 [ -n "$2" ] && fit "$2" >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
-for p in "$(command -v python3)" /opt/homebrew/bin/python3 /usr/local/bin/python3 "$HOME"/.local/bin/python3.* \
-    "$HOME"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3 /usr/bin/python3.[1-9]*; do
-    [ -x "$p" ] && real=$(fit "$p") && exec "$real" -X utf8 -c "$0" "$1"
+IFS=:
+for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
+    for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
+        /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
+        "$HOME"/.local/share/uv/python/*/bin; do
+        [ -x "$folder/$name" ] && real=$(fit "$folder/$name") && exec "$real" -X utf8 -c "$0" "$1"
+    done
 done
 exit 69
 """
@@ -72,15 +77,16 @@ class OneOf(tuple):
 
 # By operation. A tuple stands for a list of these values, a list for any number of the same.
 LINK = OneOf(({"latency": float}, {"failed": str, "errno": int | None}))
-PYTHON = {"path": str, "version": [int], "venv": bool}
 MEMORY = {"total": int, "available": int | None, "machine": str}
 TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_name": str, "mps": bool}
 SHAPES: dict[str, Any] = {
-    "system": {"system": str, "release": str, "machine": str, "libc": str, "pythons": [PYTHON]},
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
     "commit": {"damaged": [str]},
     "facts": {
         "system": str,
+        "release": str,
+        "machine": str,
+        "libc": str,
         "memory": MEMORY,
         "training": bool,
         "python": [int],
@@ -126,7 +132,7 @@ def agent_call(
 
 
 def start_command(life: str, python: str = "") -> list[str]:
-    return ["/bin/sh", "-c", START, BOOT, life, python]
+    return ["/bin/sh", "-c", START, BOOT, life, python, str(sys.version_info.minor)]
 
 
 @functools.cache

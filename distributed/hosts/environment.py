@@ -5,7 +5,6 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -108,23 +107,6 @@ def _public(version: str | None) -> str:
         return str(version)
 
 
-def choose_python(remote: Remote, pythons: Sequence[dict[str, Any]], wanted: SpecifierSet) -> dict[str, Any]:
-    """This machine's own minor version if the host has it, else its newest one that fits. Raises HostError."""
-    fitting = [python for python in pythons if wanted.contains(_version(python)) and python["venv"]]
-    if fitting:
-        return max(fitting, key=lambda p: (tuple(p["version"][:2]) == sys.version_info[:2], p["version"]))
-    found = [f"{p['path']} ({_version(p)}{'' if p['venv'] else ', without venv'})" for p in pythons]
-    raise HostError(
-        remote.name,
-        f"no Python {wanted} that can make a virtual environment; found: {', '.join(found) or 'none'}",
-        remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian, Ubuntu).",
-    )
-
-
-def _version(python: dict[str, Any]) -> str:
-    return ".".join(map(str, python["version"]))
-
-
 class _HostSetup:
     def __init__(self, remote: Remote, pins: Pins, say: Say, progress: Progress):
         self.remote, self.pins, self.progress = remote, pins, progress
@@ -148,9 +130,8 @@ class _HostSetup:
         return agent_call(self.remote, "facts", python=self.python, names=list(self.pins.all), project=self.root)
 
     def install(self, facts: dict[str, Any]) -> str:
-        system = agent_call(self.remote, "system")
         if not facts["training"]:
-            self.make_venv(system["pythons"])
+            self.make_venv(facts)
         elif not facts["venv"]:  # nothing is installed into a python that belongs to the system
             raise HostError(
                 self.remote.name,
@@ -167,19 +148,25 @@ class _HostSetup:
             self.say("installing from the package registry")
             self.pip("install")
             return "registry"
-        folder = self.push_wheels(target_of(self.facts()["python"], system), lists)
+        folder = self.push_wheels(target_of(self.facts()), lists)
         self.say("installing from the wheelhouse")
         self.pip("install", "--no-index", "--find-links", folder)
         return "wheelhouse"
 
-    def make_venv(self, pythons: Sequence[dict[str, Any]]) -> None:
+    def make_venv(self, facts: dict[str, Any]) -> None:
         if self.python == self.remote.expand(self.remote.host.environment):
             remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
             raise HostError(self.remote.name, f"{self.python} does not run", remedy=remedy)
-        best = choose_python(self.remote, pythons, self.pins.python)
+        best, version = facts["executable"], ".".join(map(str, facts["python"]))
+        if not self.pins.python.contains(version):
+            raise HostError(
+                self.remote.name,
+                f"no Python {self.pins.python} was found, only {best} ({version})",
+                remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian).",
+            )
         folder = str(PurePosixPath(self.python).parent.parent)
-        self.say(f"making {folder} with {best['path']} ({_version(best)})")
-        self.remote.run([best["path"], "-m", "venv", "--clear", folder], timeout=300, check=True)
+        self.say(f"making {folder} with {best} ({version})")
+        self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
 
     def reaches_registry(self) -> bool:
         """Whether pip there can fetch one small package."""

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,13 @@ class Target:
         return [*names, f"manylinux2014_{self.machine}", f"linux_{self.machine}"]
 
 
-def target_of(python: Sequence[int], system: dict[str, Any]) -> Target:
-    """Of a Python's version, and what the agent says of its host's system."""
-    release = system["release"] if system["system"] == "Darwin" else system["libc"]
+def target_of(facts: dict[str, Any]) -> Target:
+    """What fits a host and the Python of its agent, by the agent's facts."""
+    system, machine = facts["system"], facts["machine"]
+    release = facts["release"] if system == "Darwin" else facts["libc"]
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     major, minor = (*numbers, 0, 0)[:2]
-    return Target(
-        python=(python[0], python[1]), system=system["system"], machine=system["machine"], release=(major, minor)
-    )
+    return Target(python=tuple(facts["python"][:2]), system=system, machine=machine, release=(major, minor))
 
 
 def fill(host: str, target: Target, requirements: Path, constraints: Path) -> list[Path]:

@@ -67,19 +67,32 @@ def test_what_is_sent_can_be_read_by_old_pythons(name):
     ast.parse((PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
 
 
-@pytest.fixture(scope="module")
-def system() -> dict:
-    return agent_call(LocalMachine("here"), "system")
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        (["python3.77", "python3.14", "python3"], "python3.77"),  # of the master's minor version
+        (["python3.13", "python3.14", "python3"], "python3.14"),
+        (["broken python3.14", "python3.13"], "python3.13"),
+        (["python3.14", "training"], "training training"),
+        (["python3.14", "broken training"], "python3.14"),
+    ],
+)
+def test_which_python_of_a_host_runs_the_agent(tmp_path, there, chosen):
+    """It says whether it is the one that trains; the best other one can make an environment."""
+    for name in there:
+        program = tmp_path / name.removeprefix("broken ")
+        known = "exit 1" if name.startswith("broken") else "echo $0"
+        program.write_text(f'#!/bin/sh\n[ "$1" = -X ] && echo {name} "$6" || {known}\n')
+        program.chmod(0o755)
+    command = ["/bin/sh", "-c", module.START, "BOOT", "60", str(tmp_path / "training"), "77"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert done.stdout.strip() == chosen
 
 
-def test_a_host_tells_of_its_pythons(system):
-    assert any(python["version"] >= [3, 9] for python in system["pythons"])
-
-
-def test_the_oldest_python_of_this_machine_runs_the_agent(system, tmp_path):
-    """On a machine that has 3.9 this is 3.9; it never has packages."""
-    fitting = [python for python in system["pythons"] if python["version"] >= [3, 9]]
-    oldest = min(fitting, key=lambda python: python["version"])["path"]
+def test_an_old_python_without_packages_runs_the_agent(tmp_path):
+    """On a machine that has 3.9 this is 3.9."""
+    find = ["/bin/sh", "-c", module.START, "import sys; print(sys.executable)", "60", "", "9"]
+    oldest = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "x").write_bytes(b"x")
     digest = hashlib.sha256(b"x").hexdigest()
     project = {"project": str(tmp_path)}
