@@ -49,7 +49,7 @@ def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport,
 def _key_error(
     host: Host, settings: SshSettings, known: Sequence[Entry], name: str, key: paramiko.PKey, verdict: Verdict
 ) -> HostKeyError:
-    finger = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+    finger = f"{key.get_name()} {key.fingerprint}"
     if verdict is Verdict.REVOKED:
         what = f"its key {finger} is marked @revoked in known_hosts"
         return HostKeyError(host.address, what, remedy="Do not connect to it.")

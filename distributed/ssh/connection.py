@@ -175,11 +175,7 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
         return below._transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
     if settings.proxy_command:
         line = settings.proxy_command.replace("%h", where[0]).replace("%p", str(where[1])).replace("%r", settings.user)
-        try:
-            return paramiko.ProxyCommand(line)
-        except ValueError as error:  # a quote that is never closed
-            remedy = "Mend it in ~/.ssh/config."
-            raise HostError(host.address, f"ProxyCommand cannot be read: {error}", remedy=remedy) from error
+        return paramiko.ProxyCommand(line)
     try:
         sock = socket.create_connection(where, timeout=timeout)
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,8 +61,3 @@ def check(entries: Sequence[Entry], blob: bytes) -> Verdict:
 def lookup_name(host: str, port: int) -> str:
     """How known_hosts writes a host: `[host]:port` unless the port is 22."""
     return host if port == 22 else f"[{host}]:{port}"
-
-
-def fingerprint(blob: bytes) -> str:
-    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-    return f"SHA256:{digest}"

@@ -17,7 +17,7 @@ from hypothesis import example
 
 from distributed.hosts.agent import files as host_files
 from distributed.hosts.code import SyncItem
-from distributed.hosts.local_hashes import hashed_files
+from distributed.hosts.sync import hashed_files
 from whisper_tuner.data import features
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.problems import Kind
