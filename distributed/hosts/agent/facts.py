@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
-from .session import start_child
+from .session import children
 
 OURS = ("distributed", "exogym", "whisper_tuner")
 LOOK_AT_TORCH = """
@@ -121,7 +122,9 @@ def code(project: str, files: list) -> dict:
 
 def torch_facts(seconds: int) -> dict:
     """What torch can use; in a process of its own, which also ends on an alarm of its own."""
-    child = start_child([sys.executable, "-c", LOOK_AT_TORCH, str(seconds)])
+    command = [sys.executable, "-c", LOOK_AT_TORCH, str(seconds)]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    children.append(child)
     out, err = child.communicate()
     if child.returncode == -signal.SIGALRM:
         return {"late": True}

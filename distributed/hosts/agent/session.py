@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 
@@ -23,32 +22,22 @@ def say(**message) -> None:
         sys.stdout.flush()
 
 
-def start_child(command: list) -> subprocess.Popen:
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    children.append(child)
-    return child
-
-
 def serve(operations: dict) -> None:
-    """Answer until stdin ends, each request in a thread of its own; then finish what was asked, and end.
+    """Answer until stdin ends, each request in a thread of its own but for the last, which is finished in any case.
 
     A file that has arrived is always entered in the index, even if the caller has gone.
     """
-    threads = []
     for line in sys.stdin.buffer:
         if not line.endswith(b"\n"):
             break  # the link was cut in the middle of a request
         request = json.loads(line)
-        last = request.pop("last", False)
-        threads.append(threading.Thread(target=answer, args=(operations, request), daemon=True))
-        threads[-1].start()
-        if last:
+        if request.pop("last", False):
+            answer(operations, request)
             break
+        threading.Thread(target=answer, args=(operations, request), daemon=True).start()
     for child in children:
         child.kill()
-    for thread in threads:
-        thread.join()
-    os._exit(0)  # other threads may still be waiting for connections
+    os._exit(0)  # nobody waits for the other threads
 
 
 def answer(operations: dict, request: dict) -> None:

@@ -121,7 +121,7 @@ def test_an_old_python_without_packages_runs_the_agent(tmp_path):
 def test_nothing_is_imported_from_the_folder_of_the_host(tmp_path):
     for name in ("json", "signal", "hashlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
-    text = module.sources() + module.request_line(0, "clock", {})
+    text = module.sources() + module.request_line(0, "clock", {"last": True})
     command = [sys.executable, "-c", module.BOOT, "60"]
     done = subprocess.run(command, input=text, capture_output=True, cwd=tmp_path, env={})
     assert json.loads(done.stdout)["answer"]["clock"] == pytest.approx(time.time(), abs=20)
