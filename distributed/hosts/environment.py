@@ -57,7 +57,7 @@ class Environment:
 
 
 def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress) -> list[Environment]:
-    """Make or mend every host's environment, all at once; nothing where it is right. Raises HostError, ConfigError."""
+    """Make or repair each host's environment, all at once, unless it is right. Raises HostError, ConfigError."""
     pins = own_pins()
     return on_each(remotes, lambda remote: _HostSetup(remote, pins, say, progress).run())
 
@@ -179,7 +179,7 @@ class _HostSetup:
 
     def push_wheels(self, target: Target, lists: Sequence[Path]) -> str:
         """Fill a wheelhouse for this host here and bring it over; returns its folder there."""
-        self.say(f"has no way to the package registry: fetching wheels for {target.tag} here")
+        self.say(f"cannot reach the package registry: fetching wheels for {target.tag} here")
         wheels = wheelhouse.fill(self.remote.name, target, *lists)
         size = sum(wheel.stat().st_size for wheel in wheels)
         self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
@@ -195,7 +195,7 @@ class _HostSetup:
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:]
-            remedy = "Mend what pip names (disk, network, permissions), then run hosts setup again."
+            remedy = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
             raise HostError(self.remote.name, f"pip failed: {said}", remedy=remedy)
 
     def verify(self) -> None:

@@ -124,7 +124,7 @@ def _hashed(item: SyncItem, known: dict[str, list]) -> HashedFile:
 
 
 def unreadable(item: SyncItem, error: OSError) -> DataError:
-    remedy = "Look at its permissions, or whether it was moved."
+    remedy = "Check its permissions, and whether it was moved."
     return DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
@@ -144,7 +144,8 @@ class _HostSync:
                 break
         else:
             local = next(file.item.local for file in self.files if file.item.remote == damaged[0])
-            raise HostError(self.remote.name, f"{local} arrived damaged twice", remedy="Is it being changed just now?")
+            remedy = "Is something changing it? Start again when it is finished."
+            raise HostError(self.remote.name, f"{local} arrived damaged twice", remedy=remedy)
         return SyncReport(
             host=self.remote.name,
             files=self.sent_files,

@@ -109,6 +109,8 @@ def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: floa
     late = any(thread.is_alive() for thread in threads[1:])
     status = LOST if late or failed else status_of(channel)
     channel.close()
+    if not late:
+        threads[0].join()  # what `input` counts is complete only then
     if failed:
         raise failed[0]
     return None if late else Completed.of(status, output["stdout"], output["stderr"])

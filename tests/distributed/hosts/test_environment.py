@@ -90,7 +90,7 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         ).stdout.split()
         assert version[0] == metadata.version("idna")
         assert version[1].startswith(str(venv))
-        assert any("no way to the package registry" in line for line in said)
+        assert any("cannot reach the package registry" in line for line in said)
         assert all(line.startswith("127.0.0.1: ") for line in said)
         [again] = setup([remote], lambda host, text: said.append(text))
         assert (again.source, again.seconds < 3) == ("unchanged", True)

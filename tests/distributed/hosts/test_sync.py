@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from loopback_sshd import SshServer
+from waiting import wait_until
 
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent_call import agent_call
@@ -109,6 +110,7 @@ def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, s
     def cut(host, done, total, file):
         seen.append((host, total, file))
         if done > 1 << 20:
+            wait_until(lambda: any(part.stat().st_size for part in (there / ".sync").glob("*.part")))
             remote._transport.close()
 
     with pytest.raises(HostError):
