@@ -22,6 +22,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.results import current_commit, table, write_section  # noqa: E402
 from distributed.hosts import environment, wheelhouse  # noqa: E402
+from distributed.hosts.agent.facts import facts  # noqa: E402
 from lab import Lab  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 
@@ -90,7 +91,8 @@ class Bench:
 
     def run(self) -> None:
         if not {"setup", "full", "lora"} <= set(self.done):
-            wheelhouse.fill("lab", wheelhouse.own_target(), *environment.write_lists(environment.own_pins()))
+            target = wheelhouse.target_of(facts([], str(PROJECT)))
+            wheelhouse.fill("lab", target, *environment.write_lists(environment.own_pins()))
             with Lab(hosts=3, cpus=self.args.cpus, rate="100mbit", folder=self.state / "lab") as lab:
                 h1, h2, h3 = (lab[name].address for name in ("h1", "h2", "h3"))
                 hosts = self.state / "hosts.json"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from distributed.ssh.machine import Machine
 from whisper_tuner.errors import HostError
@@ -40,18 +41,22 @@ for name, text in json.loads(sys.stdin.buffer.readline()):
     exec(compile(text, name, "exec"), module.__dict__)
 module.main()"""
 # $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that does not run,
-# any other can still tell of disk, memory and clock. A shim (pyenv) is slow, so it is asked once for the interpreter
-# behind it. Without the command line tools, macOS's /usr/bin/python3 only opens a dialogue: it comes last, and only
-# after asking.
+# any other can still tell of disk, memory and clock, and the best one can make an environment: first of the minor
+# version $3, then the newest. A shim (pyenv) is slow, so it is asked once for the interpreter behind it. Without the
+# command line tools, macOS's /usr/bin/python3 only opens a dialogue: it is tried only after asking.
 START = """
 fit() {
     case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
     "$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)' 2>/dev/null
 }
 [ -n "$2" ] && fit "$2" >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
-for p in "$(command -v python3)" /opt/homebrew/bin/python3 /usr/local/bin/python3 "$HOME"/.local/bin/python3.* \
-    "$HOME"/.pyenv/versions/3.*/bin/python3 /usr/bin/python3 /usr/bin/python3.[1-9]*; do
-    [ -x "$p" ] && real=$(fit "$p") && exec "$real" -X utf8 -c "$0" "$1"
+IFS=:
+for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
+    for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
+        /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
+        "$HOME"/.local/share/uv/python/*/bin; do
+        [ -x "$folder/$name" ] && real=$(fit "$folder/$name") && exec "$real" -X utf8 -c "$0" "$1"
+    done
 done
 exit 69
 """
@@ -72,15 +77,16 @@ class OneOf(tuple):
 
 # By operation. A tuple stands for a list of these values, a list for any number of the same.
 LINK = OneOf(({"latency": float}, {"failed": str, "errno": int | None}))
-PYTHON = {"path": str, "version": [int], "venv": bool}
 MEMORY = {"total": int, "available": int | None, "machine": str}
 TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_name": str, "mps": bool}
 SHAPES: dict[str, Any] = {
-    "system": {"system": str, "release": str, "machine": str, "libc": str, "pythons": [PYTHON]},
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
     "commit": {"damaged": [str]},
     "facts": {
         "system": str,
+        "release": str,
+        "machine": str,
+        "libc": str,
         "memory": MEMORY,
         "training": bool,
         "python": [int],
@@ -101,31 +107,32 @@ SHAPES: dict[str, Any] = {
 ANSWER = {"id": int, "answer": dict}
 FAILURE = {"id": int, "error": str, "errno": int | None}
 
-_pythons: WeakKeyDictionary[Machine, str] = WeakKeyDictionary()  # that answered: they need no search
-
 
 def agent_call(
-    machine: Machine, op: str, *, timeout: float = 600.0, payload: Sequence[bytes] = (), **request: Any
+    machine: Machine,
+    op: str,
+    *,
+    python: str = "",
+    timeout: float = 600.0,
+    payload: Iterable[bytes] = (),
+    **request: Any,
 ) -> dict[str, Any]:
-    """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong."""
-    if payload:
-        request["payload"] = sum(map(len, payload))
+    """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong.
+
+    python: runs it if it can; payload: what the operation reads from stdin.
+    """
     life = str(int(2 * timeout))  # work that nobody waits for any more may still be finished
-    python = _pythons.get(machine)
-    command = [python, "-X", "utf8", "-c", BOOT, life] if python else start_command(life)
-    text = b"".join([sources(), request_line(0, op, request), *payload])
-    done = machine.run(command, input=text, timeout=timeout)
+    head = [sources(), request_line(0, op, {**request, "last": True})]
+    done = machine.run(start_command(life, python), input=chain(head, payload), timeout=timeout)
     messages = filter(None, map(parse_message, done.stdout.splitlines()))
     message = next((found for found in messages if found.get("id") == 0), None)
     if message is None:
         raise no_answer(machine.name, done.returncode, done.stderr or done.stdout)
-    if isinstance(python := message.get("python"), str):
-        _pythons[machine] = python
     return answer_in(message, machine.name, op)
 
 
 def start_command(life: str, python: str = "") -> list[str]:
-    return ["/bin/sh", "-c", START, BOOT, life, python]
+    return ["/bin/sh", "-c", START, BOOT, life, python, str(sys.version_info.minor)]
 
 
 @functools.cache

@@ -17,10 +17,8 @@ def on_each(machines: Sequence[M], work: Callable[[M], T]) -> list[T]:
         futures = [pool.submit(work, machine) for machine in machines]
     errors = [error for future in futures if (error := future.exception())]
     for error in errors:
-        if not isinstance(error, HostError):
+        if len(errors) == 1 or not isinstance(error, HostError):
             raise error
-    if len(errors) > 1:
-        raise HostError(", ".join(error.host for error in errors), "failed:\n" + "\n".join(map(str, errors)))
     if errors:
-        raise errors[0]
+        raise HostError(", ".join(error.host for error in errors), "failed:\n" + "\n".join(map(str, errors)))
     return [future.result() for future in futures]

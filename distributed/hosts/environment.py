@@ -5,7 +5,6 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ from packaging.version import Version
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import ConfigError, HostError
 from whisper_tuner.files import write_atomically
-from whisper_tuner.json_text import parse_json
 
 from . import wheelhouse
 from .agent_call import agent_call
@@ -36,15 +34,6 @@ LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
 REMOTE_WHEELS = ".wheelhouse"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
-PROBE = """
-import importlib.metadata as m, json, sys
-found = {}
-for name in sys.argv[1:]:
-    try: found[name] = m.version(name)
-    except m.PackageNotFoundError: pass
-print(json.dumps([sys.prefix != sys.base_prefix, found]))
-"""
-
 Say = Callable[[str, str], None]  # host, text
 
 
@@ -68,7 +57,7 @@ class Environment:
 
 
 def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress) -> list[Environment]:
-    """Make or mend every host's environment, all at once; nothing where it is right. Raises HostError, ConfigError."""
+    """Make or repair each host's environment, all at once, unless it is right. Raises HostError, ConfigError."""
     pins = own_pins()
     return on_each(remotes, lambda remote: _HostSetup(remote, pins, say, progress).run())
 
@@ -78,8 +67,7 @@ def own_pins(project: Path = PROJECT) -> Pins:
     settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     direct = [Requirement(text) for text in settings["dependencies"]]
     found: dict[str, str] = {}
-    queue = list(direct)
-    seen: set[str] = set()
+    queue, seen = list(direct), set()
     while queue:
         requirement = queue.pop()
         if str(requirement) in seen:
@@ -89,30 +77,16 @@ def own_pins(project: Path = PROJECT) -> Pins:
             distribution = metadata.distribution(requirement.name)
         except metadata.PackageNotFoundError as error:
             raise ConfigError(f"{requirement.name} is not installed here", remedy="Run: make setup") from error
-        found[canonicalize_name(requirement.name)] = Version(distribution.version).public
+        found[canonicalize_name(requirement.name)] = _public(distribution.version)
         queue += needs(distribution, requirement.extras)
     names = tuple(canonicalize_name(requirement.name) for requirement in direct)
     return Pins(direct=names, all=found, python=SpecifierSet(settings["requires-python"]))
 
 
 def needs(distribution: metadata.Distribution, extras: set[str]) -> list[Requirement]:
-    requirements = [Requirement(text) for text in distribution.requires or []]
+    requirements = map(Requirement, distribution.requires or [])
     wanted = ["", *extras]
-    return [
-        requirement
-        for requirement in requirements
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in wanted)
-    ]
-
-
-def probe(remote: Remote, python: str, names: Sequence[str]) -> tuple[bool, dict[str, str]] | None:
-    """Whether a host's python is of a virtual environment, and what is installed; None if there is no such python."""
-    done = remote.run([python, "-I", "-c", PROBE, *names], timeout=60)
-    try:
-        own, found = parse_json(done.stdout)
-        return bool(own), {str(name): str(version) for name, version in found.items()}
-    except (ValueError, TypeError, AttributeError):
-        return None
+    return [r for r in requirements if not r.marker or any(r.marker.evaluate({"extra": extra}) for extra in wanted)]
 
 
 def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
@@ -133,21 +107,6 @@ def _public(version: str | None) -> str:
         return str(version)
 
 
-def choose_python(remote: Remote, pythons: Sequence[dict[str, Any]], wanted: SpecifierSet) -> dict[str, Any]:
-    """This machine's own minor version if the host has it, else its newest one that fits. Raises HostError."""
-    fitting = [p for p in pythons if wanted.contains(".".join(map(str, p["version"]))) and p["venv"]]
-    if fitting:
-        return max(fitting, key=lambda p: (tuple(p["version"][:2]) == sys.version_info[:2], p["version"]))
-    listing = [
-        f"{p['path']} ({'.'.join(map(str, p['version']))}{'' if p['venv'] else ', without venv'})" for p in pythons
-    ]
-    raise HostError(
-        remote.name,
-        f"no Python {wanted} that can make a virtual environment; found: {', '.join(listing) or 'none'}",
-        remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian, Ubuntu).",
-    )
-
-
 class _HostSetup:
     def __init__(self, remote: Remote, pins: Pins, say: Say, progress: Progress):
         self.remote, self.pins, self.progress = remote, pins, progress
@@ -157,29 +116,29 @@ class _HostSetup:
 
     def run(self) -> Environment:
         begin = time.monotonic()
-        found = probe(self.remote, self.python, list(self.pins.all))
+        facts = self.facts()
         source = "unchanged"
-        if found is None or unlike(self.pins, found[1]):
-            self.check_ours(found)
-            source = self.install(found is None)
+        if not facts["training"] or unlike(self.pins, facts["versions"]):
+            source = self.install(facts)
             self.verify()
         seconds = time.monotonic() - begin
         self.say(f"environment {'is right' if source == 'unchanged' else 'ready'} ({seconds:.1f} s)")
         return Environment(host=self.remote.name, python=self.python, source=source, seconds=seconds)
 
-    def check_ours(self, found: tuple[bool, dict[str, str]] | None) -> None:
-        """Nothing is installed into a python that belongs to the system."""
-        if found and not found[0]:
+    def facts(self) -> dict[str, Any]:
+        """Of the Python that trains, if `training`; else of another one there."""
+        return agent_call(self.remote, "facts", python=self.python, names=list(self.pins.all), project=self.root)
+
+    def install(self, facts: dict[str, Any]) -> str:
+        if not facts["training"]:
+            self.make_venv(facts)
+        elif not facts["venv"]:  # nothing is installed into a python that belongs to the system
             raise HostError(
                 self.remote.name,
-                f"{self.python} is not of a virtual environment, and differs: {unlike(self.pins, found[1])[:5]}",
+                f"{self.python} is not in a virtual environment, and differs:"
+                f" {', '.join(unlike(self.pins, facts['versions'])[:5])}",
                 remedy='Leave "python_env" out of the hosts file: then an environment is made.',
             )
-
-    def install(self, new: bool) -> str:
-        facts = agent_call(self.remote, "system")
-        if new:
-            self.make_venv(facts)
         if self.remote.run([self.python, "-m", "pip", "--version"], timeout=60).returncode:  # as uv makes environments
             self.remote.run([self.python, "-m", "ensurepip"], timeout=300, check=True)
         lists = write_lists(self.pins)
@@ -189,20 +148,25 @@ class _HostSetup:
             self.say("installing from the package registry")
             self.pip("install")
             return "registry"
-        folder = self.push_wheels(facts, lists)
+        folder = self.push_wheels(target_of(self.facts()), lists)
         self.say("installing from the wheelhouse")
         self.pip("install", "--no-index", "--find-links", folder)
         return "wheelhouse"
 
     def make_venv(self, facts: dict[str, Any]) -> None:
-        if self.python != self.remote.expand(self.remote.host.environment):
-            best = choose_python(self.remote, facts["pythons"], self.pins.python)
-            folder = str(PurePosixPath(self.python).parent.parent)
-            self.say(f"making {folder} with {best['path']} ({'.'.join(map(str, best['version']))})")
-            self.remote.run([best["path"], "-m", "venv", "--clear", folder], timeout=300, check=True)
-        else:
+        if self.python == self.remote.expand(self.remote.host.environment):
             remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
             raise HostError(self.remote.name, f"{self.python} does not run", remedy=remedy)
+        best, version = facts["executable"], ".".join(map(str, facts["python"]))
+        if not self.pins.python.contains(version):
+            raise HostError(
+                self.remote.name,
+                f"no Python {self.pins.python} was found, only {best} ({version})",
+                remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian).",
+            )
+        folder = str(PurePosixPath(self.python).parent.parent)
+        self.say(f"making {folder} with {best} ({version})")
+        self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
 
     def reaches_registry(self) -> bool:
         """Whether pip there can fetch one small package."""
@@ -213,10 +177,9 @@ class _HostSetup:
         command = [self.python, "-m", "pip", "download", *QUIET, *options, fetch]
         return self.remote.run(command, timeout=120).returncode == 0
 
-    def push_wheels(self, facts: dict[str, Any], lists: Sequence[Path]) -> str:
+    def push_wheels(self, target: Target, lists: Sequence[Path]) -> str:
         """Fill a wheelhouse for this host here and bring it over; returns its folder there."""
-        target = self.target(facts)
-        self.say(f"has no way to the package registry: fetching wheels for {target.tag} here")
+        self.say(f"cannot reach the package registry: fetching wheels for {target.tag} here")
         wheels = wheelhouse.fill(self.remote.name, target, *lists)
         size = sum(wheel.stat().st_size for wheel in wheels)
         self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
@@ -225,12 +188,6 @@ class _HostSetup:
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
         return str(PurePosixPath(self.root, REMOTE_WHEELS))
 
-    def target(self, facts: dict[str, Any]) -> Target:
-        done = self.remote.run([self.python, "-c", "import sys; print(*sys.version_info[:2])"], timeout=60, check=True)
-        version = [int(word) for word in done.stdout.split()]
-        release = facts["release"] if facts["system"] == "Darwin" else facts["libc"]
-        return target_of(version, facts["system"], facts["machine"], release)
-
     def pip(self, *command: str) -> None:
         line = [self.python, "-m", "pip", *command, *QUIET, "--no-compile"]
         folder = PurePosixPath(self.root, REMOTE_LISTS)
@@ -238,14 +195,13 @@ class _HostSetup:
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:]
-            remedy = "Mend what pip names (disk, network, permissions), then run hosts setup again."
+            remedy = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
             raise HostError(self.remote.name, f"pip failed: {said}", remedy=remedy)
 
     def verify(self) -> None:
-        _, found = probe(self.remote, self.python, list(self.pins.all)) or (False, {})
-        wrong = unlike(self.pins, found)
-        if wrong:
-            remedy = f"Remove {self.python}'s environment there, then run hosts setup again."
+        facts = self.facts()
+        if wrong := unlike(self.pins, facts["versions"] if facts["training"] else {}):
+            remedy = f"Remove the environment of {self.python} there, then run hosts setup again."
             listed = "; ".join(wrong[:5])
             raise HostError(self.remote.name, f"the environment is not right after installing: {listed}", remedy=remedy)
 
@@ -253,12 +209,7 @@ class _HostSetup:
 def write_lists(pins: Pins) -> tuple[Path, Path]:
     """requirements.txt and constraints.txt for pip. A host of another platform may need more than this machine does."""
     LISTS.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "requirements.txt": "".join(f"{name}=={pins.all[name]}\n" for name in pins.direct),
-        "constraints.txt": "".join(f"{name}=={version}\n" for name, version in sorted(pins.all.items())),
-    }
-    for name, text in texts.items():
-        path = LISTS / name
-        if not path.exists() or path.read_text() != text:
-            write_atomically(path, text, durable=False)
-    return LISTS / "requirements.txt", LISTS / "constraints.txt"
+    requirements, constraints = LISTS / "requirements.txt", LISTS / "constraints.txt"
+    for path, names in ((requirements, pins.direct), (constraints, sorted(pins.all))):
+        write_atomically(path, "".join(f"{name}=={pins.all[name]}\n" for name in names), durable=False)
+    return requirements, constraints

@@ -1,32 +1,34 @@
 """Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off.
 
-A file travels as `.sync/<sha256>.part` in the host's project folder. The host checks the hash and renames it into
-place. Small files are sent in batches: one by one, each would cost several round trips.
+Files travel one after the other to the agent's stdin, which writes each to `.sync/<sha256>.part` in the host's project
+folder. At the end the host checks the hashes and renames the files into place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from pathlib import Path
 
-from distributed.ssh.connection import Append, Remote
+from distributed.ssh.connection import Remote
 from whisper_tuner.errors import DataError, HostError
+from whisper_tuner.files import write_atomically
+from whisper_tuner.json_text import parse_json
 
 from .agent_call import agent_call
 from .code import SyncItem
 from .each import on_each
-from .local_hashes import HashedFile, LocalHashes, unreadable
 from .paths import PROJECT
 
 INDEX = PROJECT / ".cache" / "sync-index.json"
 SPARE_BYTES = 64 << 20  # must stay free on a host's disk
-FULL_BYTES = 1 << 20  # with less than this free, a write has failed because the disk is full
-SMALL_BYTES, BATCH_BYTES = 1 << 20, 2 << 20  # a file up to this size is sent with others, up to so many bytes
-LOOK_S = 5.0  # a host that is being left may not answer any more
+BLOCK = 1 << 18
+SLOWEST = 50_000  # bytes a second: over a link that is slower, a base model would take days
 ATTEMPTS = 2  # the second is for a file that arrived damaged, or that changed while it was sent
 
 Progress = Callable[[str, int, int, str], None]  # host, bytes done, bytes to send, file
@@ -43,6 +45,15 @@ class SyncReport:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class HashedFile:
+    """A file to send, as it was when it was hashed."""
+
+    item: SyncItem
+    size: int
+    sha256: str
+
+
 def no_progress(host: str, done: int, total: int, file: str) -> None:
     """The progress callback that shows nothing."""
 
@@ -57,28 +68,12 @@ def sync(
     """Bring each host's items (by the host's address) to its project folder, all hosts at once.
 
     prune: files and folders there. What an earlier sync put at or below one of them is removed, unless it is among the
-    items. Raises DataError for a local file or name, HostError for a host; every host is finished before that.
+    items. Raises DataError for a local file or name, HostError for a host; every host is finished before that. An
+    error that `progress` raises ends the sync of its host.
     """
     remotes = list(remotes)
-    hashes = LocalHashes(INDEX)
-    files = {remote.name: [hashes.file(item) for item in checked(items_by_host[remote.name])] for remote in remotes}
-    hashes.save()
+    files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX) for remote in remotes}
     return on_each(remotes, lambda remote: _HostSync(remote, files[remote.name], progress, list(prune)).run())
-
-
-def drop_parts(remote: Remote, items: Iterable[SyncItem]) -> None:
-    """Remove the parts of these files that an interrupted sync has left on a host. Raises HostError."""
-    folder = f"{remote.expand(remote.host.project_path)}/.sync"
-    listed = remote.run(["ls", "-1", folder], timeout=LOOK_S).stdout.split()
-    if not (parts := {name for name in listed if name.endswith(".part")}):
-        return
-    hashes = LocalHashes(INDEX)
-    ours = set()
-    for item in items:
-        with contextlib.suppress(DataError):  # a file that is gone from here was not being sent
-            ours.add(f"{hashes.file(item).sha256}.part")
-    if left := sorted(parts & ours):
-        remote.run(["rm", "-f", *(f"{folder}/{name}" for name in left)], timeout=LOOK_S)
 
 
 def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
@@ -93,25 +88,44 @@ def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
     return items
 
 
-def _batches(files: Iterable[HashedFile]) -> Iterator[list[HashedFile]]:
-    batch: list[HashedFile] = []
-    size = 0
-    for file in files:
-        if batch and size + file.size > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(file)
-        size += file.size
-    if batch:
-        yield batch
+def hashed_files(items: Iterable[SyncItem], index: Path) -> list[HashedFile]:
+    """index: hashes by path, size and modification time, so that a large file is not read at every sync.
 
-
-def _content(file: HashedFile) -> bytes:
-    """As many bytes as it had when it was hashed. If they have changed since, the host refuses them."""
+    It is safe to lose: a damaged one is made anew, and where it cannot be saved, on a full disk for example, the files
+    are hashed again the next time. Raises DataError.
+    """
     try:
-        return file.item.local.read_bytes()[: file.size].ljust(file.size, b"\0")
+        known = dict(parse_json(index.read_text()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    before = dict(known)
+    files = [_hashed(item, known) for item in items]
+    if known != before:
+        with contextlib.suppress(OSError):
+            index.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(index, json.dumps(known), durable=False)
+    return files
+
+
+def _hashed(item: SyncItem, known: dict[str, list]) -> HashedFile:
+    path = item.local.resolve()
+    try:
+        stat = path.stat()
+        match known.get(str(path)):
+            case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
+                pass
+            case _:
+                with path.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
     except OSError as error:
-        raise unreadable(file.item, error) from error
+        raise unreadable(item, error) from error
+    return HashedFile(item=item, size=stat.st_size, sha256=digest)
+
+
+def unreadable(item: SyncItem, error: OSError) -> DataError:
+    remedy = "Check its permissions, and whether it was moved."
+    return DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
 class _HostSync:
@@ -120,29 +134,23 @@ class _HostSync:
     def __init__(self, remote: Remote, files: list[HashedFile], progress: Progress, prune: list[str]):
         self.remote, self.files, self.progress, self.prune = remote, files, progress, prune
         self.root = remote.expand(remote.host.project_path)
-        self.done = self.total = self.sent_files = 0
+        self.done = self.total = self.sent_files = self.removed = 0
 
     def run(self) -> SyncReport:
         begin = time.monotonic()
-        removed = 0
-        for attempt in range(ATTEMPTS):
-            state = self.check()
-            if not state["missing"] and not state["stale"]:
-                break
-            damaged = self.send(state)
-            removed += len(state["stale"])
-            if damaged and attempt == ATTEMPTS - 1:
-                name = self.file_named(damaged[0]).item.local
-                raise HostError(
-                    self.remote.name, f"{name} arrived damaged twice", remedy="Is it being changed just now?"
-                )
+        for _ in range(ATTEMPTS):
+            damaged = self.send(self.check())
             if not damaged:
                 break
+        else:
+            local = next(file.item.local for file in self.files if file.item.remote == damaged[0])
+            remedy = "Is something changing it? Start again when it is finished."
+            raise HostError(self.remote.name, f"{local} arrived damaged twice", remedy=remedy)
         return SyncReport(
             host=self.remote.name,
             files=self.sent_files,
             bytes=self.done,
-            removed=removed,
+            removed=self.removed,
             seconds=time.monotonic() - begin,
         )
 
@@ -160,9 +168,12 @@ class _HostSync:
 
     def send(self, state: dict) -> list[str]:
         """Send each distinct content once, from where an earlier attempt stopped. Returns what arrived damaged."""
+        if not state["missing"] and not state["stale"]:
+            return []
         missing = [self.files[position] for position, _ in state["missing"]]
-        parts = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
-        need = sum(file.size - have for file, have in parts.values())
+        distinct = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
+        parts = sorted(distinct.values(), key=lambda part: part[0].size)
+        need = sum(file.size - have for file, have in parts)
         if need and need + SPARE_BYTES > state["free"]:  # a host that needs nothing may have a full disk
             raise HostError(
                 self.remote.name,
@@ -170,63 +181,33 @@ class _HostSync:
                 remedy='Free some space there, or set "project_path" to another disk.',
             )
         self.total = self.done + need
+        answer = agent_call(
+            self.remote,
+            "commit",
+            timeout=600 + need / SLOWEST,
+            payload=self.contents(parts),
+            root=self.root,
+            files=[[file.item.remote, file.size, file.sha256] for file in missing],
+            stale=state["stale"],
+            parts=[[file.sha256, have, file.size - have] for file, have in parts],
+        )
         self.sent_files += len(parts)
-        small = {digest: file for digest, (file, have) in parts.items() if have == 0 and file.size <= SMALL_BYTES}
-        damaged: list[str] = []
-        for batch in _batches(small.values()):
-            damaged += self.send_batch(batch, missing)
-        large = [part for digest, part in parts.items() if digest not in small]
-        if large:
-            with self.remote.appending() as append:
-                for file, have in sorted(large, key=lambda part: part[0].size):
-                    self.send_one(append, file, have)
-        arrived = [file for file in missing if file.sha256 not in small]
-        return damaged + self.commit(arrived, state["stale"]) if arrived or state["stale"] else damaged
+        self.removed += len(state["stale"])
+        return answer["damaged"]
 
-    def send_batch(self, batch: list[HashedFile], missing: list[HashedFile]) -> list[str]:
-        self.progress(self.remote.name, self.done, self.total, batch[0].item.remote)
-        contents = [_content(file) for file in batch]
-        parts = [[file.sha256, file.size] for file in batch]
-        digests = {file.sha256 for file in batch}
-        damaged = self.commit([file for file in missing if file.sha256 in digests], [], parts, contents)
-        self.done += sum(file.size for file in batch)
-        self.progress(self.remote.name, self.done, self.total, batch[-1].item.remote)
-        return damaged
-
-    def send_one(self, append: Append, file: HashedFile, have: int) -> None:
-        name = file.item.remote
-
-        def sent(count: int) -> None:
-            self.done += count
-            self.progress(self.remote.name, self.done, self.total, name)
-
-        target = str(PurePosixPath(self.root, ".sync", f"{file.sha256}.part"))
-        if have < file.size:
+    def contents(self, parts: Sequence[tuple[HashedFile, int]]) -> Iterator[bytes]:
+        """As many bytes as they had when they were hashed. If they have changed since, the host refuses them."""
+        for file, have in parts:
+            name, left = file.item.remote, file.size - have
             try:
-                append(file.item.local, target, have, sent)
-            except HostError as error:
-                self.explain(error, name)
+                with file.item.local.open("rb") as stream:
+                    stream.seek(have)
+                    self.progress(self.remote.name, self.done, self.total, name)
+                    while left:
+                        block = stream.read(min(left, BLOCK)) or bytes(min(left, BLOCK))
+                        yield block
+                        left -= len(block)
+                        self.done += len(block)
+                        self.progress(self.remote.name, self.done, self.total, name)
             except OSError as error:
                 raise unreadable(file.item, error) from error
-
-    def explain(self, error: HostError, name: str) -> NoReturn:
-        """Raise a full disk in place of `error`: SFTP only says 'Failure' of it."""
-        state = agent_call(self.remote, "check", root=self.root, files=[], prune=[])
-        if state["free"] > FULL_BYTES:
-            raise error
-        raise HostError(
-            self.remote.name,
-            f"the disk is full: {name} did not fit into {self.root}",
-            remedy='Free some space there, or set "project_path" to another disk. The next sync goes on from here.',
-        ) from error
-
-    def commit(
-        self, arrived: list[HashedFile], stale: list[str], parts: Sequence[list] = (), payload: Sequence[bytes] = ()
-    ) -> list[str]:
-        """Let the host rename what has arrived, and remove `stale`. Returns what arrived damaged."""
-        files = [[file.item.remote, file.size, file.sha256] for file in arrived]
-        request = {"root": self.root, "files": files, "stale": stale, "bundle": list(parts)}
-        return agent_call(self.remote, "commit", payload=payload, **request)["damaged"]
-
-    def file_named(self, name: str) -> HashedFile:
-        return next(file for file in self.files if file.item.remote == name)

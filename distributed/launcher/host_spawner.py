@@ -12,7 +12,7 @@ from pathlib import Path
 
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.code import SyncItem
-from distributed.hosts.sync import Progress, drop_parts, sync
+from distributed.hosts.sync import Progress, sync
 from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Rank, environment
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
@@ -129,14 +129,12 @@ class HostSpawner:
         fetch_folder(remote, there, self._run_dir / folder)
 
     def leave(self, *, finished: bool) -> None:
-        """See Spawner. Also parts of clips whose sending has broken off, in this process or in one that it resumes."""
         drop = f'rm -f "$0/{CHECKPOINTS}/{self.rank}.sock"'  # a supervisor that was killed has left it
         if finished:
             drop = f'rm -rf "$0/{CHECKPOINTS}" "$0/final"; rmdir "$0"'
         with contextlib.suppress(HostError, RunError), self._connection() as remote, _closed_after(LEAVE_S, remote):
             command = ["/bin/sh", "-c", drop, self._spec.run_dir]
             remote.run(command, cwd=remote.expand(self.host.project_path))
-            drop_parts(remote, load_audio(self._run_dir).values())
 
     def _connection(self) -> Remote:
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import paramiko
@@ -18,55 +18,57 @@ from whisper_tuner.errors import HostError, HostKeyError
 
 from . import known_hosts
 from .host import Host
-from .known_hosts import KnownHosts, Verdict
+from .known_hosts import Entry, Verdict
 from .process import FAILURES
 from .settings import SshSettings
 
 AGENT_TIMEOUT_S = 10.0
 # What paramiko raises for a key file; it asserts that both halves of an Ed25519 key fit.
 BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
+RSA = {"rsa-sha2-512", "rsa-sha2-256"}  # how an ssh-rsa key signs
 FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
 def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
     """Key exchange, then the host key's check; nothing is sent to a host whose key does not pass."""
-    known = known_hosts.load(settings.known_hosts)
     name = settings.key_alias or known_hosts.lookup_name(settings.hostname, settings.port)
+    known = known_hosts.look_up(name, settings.known_hosts)
+    # Asked for another kind of key than the known ones, an honest host would seem to have changed.
+    kinds = {kind for entry in known for kind in (RSA if entry.kind == "ssh-rsa" else {entry.kind}) if not entry.mark}
     options = transport.get_security_options()
-    kinds = [
-        k for kind in known.kinds(name) for k in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))
-    ]
-    options.key_types = sorted(options.key_types, key=lambda kind: kinds.index(kind) if kind in kinds else len(kinds))
+    options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
     options.ciphers = sorted(options.ciphers, key=lambda cipher: cipher not in FASTEST_CIPHERS)
     transport.banner_timeout = timeout
     transport.start_client(timeout=timeout)
     key = transport.get_remote_server_key()
-    verdict = known.check(name, key.asbytes())
+    verdict = known_hosts.check(known, key.asbytes())
     if verdict is not Verdict.KNOWN:
         raise _key_error(host, settings, known, name, key, verdict)
 
 
 def _key_error(
-    host: Host, settings: SshSettings, known: KnownHosts, name: str, key: paramiko.PKey, verdict: Verdict
+    host: Host, settings: SshSettings, known: Sequence[Entry], name: str, key: paramiko.PKey, verdict: Verdict
 ) -> HostKeyError:
-    finger = f"{key.get_name()} {known_hosts.fingerprint(key.asbytes())}"
+    finger = f"{key.get_name()} {key.fingerprint}"
     if verdict is Verdict.REVOKED:
         what = f"its key {finger} is marked @revoked in known_hosts"
         return HostKeyError(host.address, what, remedy="Do not connect to it.")
     if verdict is Verdict.CHANGED:
-        entry = known.of(name)[0]
+        place = next(entry.place for entry in known if not entry.mark)
         return HostKeyError(
             host.address,
-            f"its key has CHANGED: it is now {finger}, unlike {entry.file}:{entry.line}. Somebody may be in between",
-            remedy=f"If you know why (reinstalled?): ssh-keygen -R {shlex.quote(name)} && ssh {settings.target}",
+            f"its key has CHANGED: it is now {finger}, unlike the one in {place}. Somebody may be intercepting"
+            " the connection",
+            remedy="If you know why it changed, for example after a new installation:"
+            f" ssh-keygen -R {shlex.quote(name)} && ssh {settings.target}",
         )
-    skipped = [f"{file}:{line}" for file, line in known.authorities]
-    note = f" (@cert-authority lines are not supported: {', '.join(skipped)})" if skipped else ""
+    skipped = ", ".join(entry.place for entry in known if entry.mark == "CA")
+    note = f" (@cert-authority lines are not supported: {skipped})" if skipped else ""
     kind = key.get_name().removeprefix("ssh-").partition("-")[0]
     return HostKeyError(
         host.address,
         f"its key is not known here: {finger}{note}",
-        remedy=f"Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` over there,"
+        remedy=f"Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on that machine,"
         f" and accept it once with: ssh {settings.target}",
     )
 
@@ -114,9 +116,7 @@ def usable_keys(
     """Keys to offer, with the words for each; files that cannot be used are put into `tried`."""
     wanted = {path: blob for path in settings.identities if (blob := _public_blob(path))}
     offered: set[bytes] = set()
-    agent = _Agent.open(settings.agent, stack)
-    keys = agent.get_keys() if agent else ()
-    for key in sorted(keys, key=lambda key: key.asbytes() not in wanted.values()):
+    for key in sorted(_agent_keys(settings.agent, stack), key=lambda key: key.asbytes() not in wanted.values()):
         if key.asbytes() in wanted.values() or not settings.identities_only:
             offered.add(key.asbytes())
             yield f"agent:{key.comment or key.get_name()}", key
@@ -134,26 +134,22 @@ def usable_keys(
 
 def _public_blob(path: Path) -> bytes | None:
     try:
-        entry = known_hosts.parse("x " + path.with_name(path.name + ".pub").read_text("utf-8", "replace"), path, 1)
-    except OSError:
+        return paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
+    except (OSError, ValueError, paramiko.SSHException):
         return None
-    return entry.blob if entry else None
 
 
-class _Agent(paramiko.agent.AgentSSH):
-    """An agent at a socket of the user's choice (IdentityAgent); paramiko's own knows SSH_AUTH_SOCK only."""
-
-    @classmethod
-    def open(cls, path: Path | None, stack: contextlib.ExitStack) -> _Agent | None:
-        if path is None:
-            return None
-        agent = cls()
-        sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        sock.settimeout(AGENT_TIMEOUT_S)
-        try:
-            sock.connect(str(path))
-            sock.settimeout(None)  # the agent may ask its user
-            agent._connect(sock)
-        except FAILURES:
-            return None
-        return agent
+def _agent_keys(path: Path | None, stack: contextlib.ExitStack) -> Sequence[paramiko.AgentKey]:
+    """Of the agent at a socket of the user's choice (IdentityAgent); paramiko's own class knows SSH_AUTH_SOCK only."""
+    if path is None:
+        return ()
+    agent = paramiko.agent.AgentSSH()
+    sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    sock.settimeout(AGENT_TIMEOUT_S)
+    try:
+        sock.connect(str(path))
+        sock.settimeout(None)  # the agent may ask its user
+        agent._connect(sock)
+    except FAILURES:
+        return ()
+    return agent.get_keys()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import paramiko
@@ -17,20 +15,14 @@ from whisper_tuner.errors import HostError
 from . import settings as ssh_settings
 from .authentication import authenticate, check_host
 from .host import Host
-from .machine import ANNOUNCE, Completed, quote, raise_unless_ok, with_env
-from .process import FAILURES, LOST, RemoteProcess, communicate
+from .machine import ANNOUNCE, Completed, quote, raise_unless_ok
+from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate
 from .settings import SshSettings
 
 CONNECT_TIMEOUT_S = 10.0
-CHUNK = 1 << 18
 KEEPALIVE_S = 5
-TRANSFER_TIMEOUT_S = 30.0  # without a single byte moving
 MAX_JUMPS = 8
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
-
-# (local, remote, offset, sent): write `local` from `offset` on into the absolute path `remote`, mode 0600; calls
-# sent(bytes) as it goes. Raises HostError, and OSError if `local` cannot be opened.
-Append = Callable[[Path, str, int, Callable[[int], None]], None]
 
 
 class Remote:
@@ -74,15 +66,12 @@ class Remote:
         self,
         command: Sequence[str],
         *,
-        input: bytes | None = None,
-        env: Mapping[str, str] | None = None,
+        input: Iterable[bytes] = (),
         cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
     ) -> Completed:
-        line = with_env(command, env)
-        if cwd:
-            line = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', self.expand(cwd), *line]
+        line = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', self.expand(cwd), *command] if cwd else command
         with self._errors(f"`{command[0]}` failed"):
             channel = self._open(line)
             result = communicate(channel, input, timeout)
@@ -102,50 +91,18 @@ class Remote:
     ) -> RemoteProcess:
         with self._errors(f"cannot start `{command[0]}`"):
             folder = self.expand(cwd) if cwd else self.home
-            channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *with_env(command, env)], merge=True)
+            words = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), *command]
+            channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *words], merge=True)
             return RemoteProcess(self, channel)
 
     def get(self, remote: str, local: Path) -> None:
-        with self._errors(f"cannot read {remote}"), self.sftp() as sftp:
-            sftp.get(self.expand(remote), str(local))
-
-    @contextlib.contextmanager
-    def appending(self) -> Iterator[Append]:
-        """One SFTP session for many files: to start one takes longer than to send a short clip. Raises HostError."""
-        with self.sftp() as sftp:
-            yield functools.partial(self._append, sftp)
-
-    def _append(
-        self, sftp: paramiko.SFTPClient, local: Path, remote: str, offset: int, sent: Callable[[int], None]
-    ) -> None:
-        mode = "ab" if offset else "wb"
-        with (
-            local.open("rb") as source,  # not the host's fault
-            self._errors(f"cannot write {remote}"),
-            sftp.open(remote, mode) as target,
-        ):
-            target.chmod(0o600)
-            target.set_pipelined(True)
-            source.seek(offset)
-            while block := source.read(CHUNK):
-                target.write(block)
-                sent(len(block))
-            # Pipelined writes do not report their failure.
-            arrived, size = sftp.stat(remote).st_size, os.fstat(source.fileno()).st_size
-        if arrived < size:
-            remedy = "Is its disk full?"
-            raise HostError(self.name, f"cannot write {remote}: it stops at {arrived} bytes", remedy=remedy)
-
-    @contextlib.contextmanager
-    def sftp(self) -> Iterator[paramiko.SFTPClient]:
-        with self._errors("cannot start SFTP"), self._session() as channel:
-            channel.invoke_subsystem("sftp")
-            client = paramiko.SFTPClient(channel)
-            client.get_channel().settimeout(TRANSFER_TIMEOUT_S)
-        try:
-            yield client
-        finally:
-            client.close()
+        with self._errors(f"cannot read {remote}"):
+            with self._session() as channel:
+                channel.invoke_subsystem("sftp")
+                sftp = paramiko.SFTPClient(channel)
+            with sftp:
+                channel.settimeout(STALLED_S)
+                sftp.get(self.expand(remote), str(local))
 
     @property
     def is_open(self) -> bool:
@@ -181,20 +138,20 @@ class Remote:
             yield
         except FAILURES as error:
             lost = "" if self._transport.is_active() else " (the connection is lost)"
-            raise HostError(self.name, f"{what}: {error or type(error).__name__}{lost}") from error
+            raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
 
 
 def _local_address(sock: object) -> str | None:
     return sock.getsockname()[0] if isinstance(sock, socket.socket) and sock.family == socket.AF_INET else None
 
 
-def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[str] = ()) -> Remote:
+def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[Host] = ()) -> Remote:
     """via: the jumps to pass through first; they win over the host's own, as in a ProxyJump list of ssh."""
     settings = ssh_settings.resolve(host)
     if depth > MAX_JUMPS:
         raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")
     *before, last = via or settings.jumps or [None]
-    below = _connect(ssh_settings.parse_jump(last), timeout, connect_timeout, depth + 1, before) if last else None
+    below = _connect(last, timeout, connect_timeout, depth + 1, before) if last else None
     transport = None
     try:
         transport = paramiko.Transport(_socket(host, settings, below, connect_timeout))
@@ -208,7 +165,7 @@ def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via
                 opened.close()
         if isinstance(error, FAILURES):
             raise HostError(
-                host.address, f"SSH failed: {error or type(error).__name__}", remedy=f"Try: ssh {settings.target}"
+                host.address, f"SSH failed: {str(error) or type(error).__name__}", remedy=f"Try: ssh {settings.target}"
             ) from error
         raise
 
@@ -219,11 +176,7 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
         return below._transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
     if settings.proxy_command:
         line = settings.proxy_command.replace("%h", where[0]).replace("%p", str(where[1])).replace("%r", settings.user)
-        try:
-            return paramiko.ProxyCommand(line)
-        except ValueError as error:  # a quote that is never closed
-            remedy = "Mend it in ~/.ssh/config."
-            raise HostError(host.address, f"ProxyCommand cannot be read: {error}", remedy=remedy) from error
+        return paramiko.ProxyCommand(line)
     try:
         sock = socket.create_connection(where, timeout=timeout)
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters

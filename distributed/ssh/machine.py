@@ -1,4 +1,4 @@
-"""What the launcher and the sync need of a machine, be it reached over SSH or this very one."""
+"""This machine, with the interface of one reached over SSH (connection.py): commands are run and started alike."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from whisper_tuner.errors import HostError
 
+if TYPE_CHECKING:
+    from .connection import Remote
+    from .process import RemoteProcess
+
+Machine: TypeAlias = Union["LocalMachine", "Remote"]
+Process: TypeAlias = Union["LocalProcess", "RemoteProcess"]
 PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
 # A session's first line tells its process group, so that it can be killed with all that it started. In words: a number
 # alone may be what a shell has to say, and `kill -9 -1` ends everything that the user has there.
@@ -32,59 +38,11 @@ class Completed:
     stdout: str
     stderr: str
 
-
-class Process(Protocol):
-    """A running command. Its output is stdout and stderr merged; killing it kills what it started as well."""
-
-    name: str
-    pid: int
-
-    def write(self, data: bytes) -> None:
-        """Send to its stdin. Raises HostError if it is gone."""
-
-    def close_stdin(self) -> None: ...
-
-    def lines(self) -> Iterator[str]:
-        """Each line as it comes, without its newline, until the end of the output."""
-
-    def poll(self) -> int | None:
-        """Exit status, None while it runs; below 0 or 255 after a signal, 255 if the connection was lost."""
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """As poll, after at most `timeout` seconds."""
-
-    def kill(self) -> None: ...
-
-
-class Machine(Protocol):
-    name: str
-    home: str
-
-    def expand(self, path: str) -> str:
-        """Absolute path there: `~/` is that machine's home."""
-
-    def run(
-        self,
-        command: Sequence[str],
-        *,
-        input: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout: float | None = None,
-        check: bool = False,
-    ) -> Completed:
-        """Run to the end; others there can read env, so it is no place for secrets.
-
-        Raises HostError on a timeout, a lost connection, or (check) a status other than 0.
-        """
-
-    def start(
-        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> Process: ...
-
-    def get(self, remote: str, local: Path) -> None: ...
-
-    def close(self) -> None: ...
+    @classmethod
+    def of(cls, returncode: int, stdout: bytes, stderr: bytes) -> Completed:
+        return cls(
+            returncode=returncode, stdout=stdout.decode("utf-8", "replace"), stderr=stderr.decode("utf-8", "replace")
+        )
 
 
 def quote(command: Sequence[str]) -> str:
@@ -99,10 +57,6 @@ def quote(command: Sequence[str]) -> str:
     return f"""exec /bin/sh -c 'eval "exec $(printf "{octal}")"'"""
 
 
-def with_env(command: Sequence[str], env: Mapping[str, str] | None) -> list[str]:
-    return ["env", *(f"{key}={value}" for key, value in env.items()), *command] if env else list(command)
-
-
 def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> None:
     if result.returncode:
         said = (result.stderr or result.stdout).strip()[-2000:]
@@ -110,23 +64,20 @@ def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> Non
 
 
 class LocalProcess:
+    """A running command. Its output is stdout and stderr merged."""
+
     def __init__(self, command: Sequence[str], *, name: str, env: Mapping[str, str] | None, cwd: str | None):
         self.name = name
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        env = {**os.environ, **(env or {})}
         try:
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                cwd=cwd,
-                start_new_session=True,
-            )
+            self._process = subprocess.Popen(list(command), **pipes, env=env, cwd=cwd, start_new_session=True)
         except OSError as error:
             raise HostError(name, f"cannot start {command[0]}: {error.strerror}") from error
         self.pid = self._process.pid
 
     def write(self, data: bytes) -> None:
+        """Send to its stdin. Raises HostError if it is gone."""
         try:
             self._process.stdin.write(data)
             self._process.stdin.flush()
@@ -138,62 +89,52 @@ class LocalProcess:
             self._process.stdin.close()
 
     def lines(self) -> Iterator[str]:
+        """Each line as it comes, without its newline, until the end of the output."""
         for line in self._process.stdout:
             yield line.decode("utf-8", "replace").rstrip("\r\n")
 
     def poll(self) -> int | None:
+        """Exit status, None while it runs; below 0 or 255 after a signal, 255 if the connection was lost."""
         return self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int | None:
+        """As poll, after at most `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
+        """It, and all that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
             os.killpg(self.pid, signal.SIGKILL)
 
 
 class LocalMachine:
-    """This machine, with the interface of one reached over SSH."""
-
     def __init__(self, name: str | None = None):
         self.name = name or socket.gethostname()
-        self.home = str(Path.home())
 
     def expand(self, path: str) -> str:
+        """Absolute path there: `~/` is that machine's home."""
         return str(Path(path).expanduser())
 
     def run(
         self,
         command: Sequence[str],
         *,
-        input: bytes | None = None,
-        env: Mapping[str, str] | None = None,
+        input: Iterable[bytes] = (),
         cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
     ) -> Completed:
-        source = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0."""
         try:
-            done = subprocess.run(
-                list(command),
-                **source,
-                capture_output=True,
-                env={**os.environ, **(env or {})},
-                cwd=cwd,
-                timeout=timeout,
-            )
+            done = subprocess.run(list(command), input=b"".join(input), capture_output=True, cwd=cwd, timeout=timeout)
         except subprocess.TimeoutExpired as error:
             raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s") from error
         except OSError as error:
             raise HostError(self.name, f"cannot start {command[0]}: {error.strerror}") from error
-        result = Completed(
-            returncode=done.returncode,
-            stdout=done.stdout.decode("utf-8", "replace"),
-            stderr=done.stderr.decode("utf-8", "replace"),
-        )
+        result = Completed.of(done.returncode, done.stdout, done.stderr)
         if check:
             raise_unless_ok(self.name, command, result)
         return result
@@ -201,6 +142,7 @@ class LocalMachine:
     def start(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> LocalProcess:
+        """Others on the machine can read `env`, so it is no place for secrets."""
         return LocalProcess(command, name=self.name, env=env, cwd=cwd)
 
     def get(self, remote: str, local: Path) -> None:

@@ -6,12 +6,12 @@ import codecs
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import paramiko
 
-from whisper_tuner.errors import HostError
+from whisper_tuner.errors import HostError, TunerError
 
 from .machine import ANNOUNCED, Completed
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .connection import Remote
 
 LOST = 255
+STALLED_S = 30.0  # without a single byte moving
 SOME_SIGNAL = 128
 FAILURES = (paramiko.SSHException, OSError, EOFError)
 
@@ -67,19 +68,36 @@ class RemoteProcess:
             self._channel.close()
 
 
-def communicate(channel: paramiko.Channel, input: bytes | None, timeout: float | None) -> Completed | None:
-    """Feed stdin and read both streams to their end; None if that takes longer than `timeout`."""
+def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: float | None) -> Completed | None:
+    """Feed stdin and read both streams to their end; None if that takes longer than `timeout`.
+
+    Raises TimeoutError if the host takes none of `input` for STALLED_S, and what `input` raises of ours.
+    """
     output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+    failed: list[Exception] = []
+    channel.settimeout(STALLED_S)
 
     def feed() -> None:
-        with contextlib.suppress(*FAILURES):
-            channel.sendall(input or b"")
+        try:
+            for block in input:
+                channel.sendall(block)
             channel.shutdown_write()
+        except TimeoutError:
+            failed.append(TimeoutError(f"it has taken no data for {STALLED_S:g} s"))
+            channel.close()
+        except TunerError as error:
+            failed.append(error)
+            channel.close()
+        except FAILURES:
+            pass  # it has ended without reading all: its output says why
 
     def read(name: str, receive: Callable[[int], bytes]) -> None:
+        block = b"."
         with contextlib.suppress(*FAILURES):
-            while block := receive(1 << 16):
-                output[name] += block
+            while block:
+                with contextlib.suppress(TimeoutError):  # which is for what is sent
+                    block = receive(1 << 16)
+                    output[name] += block
 
     work = [(feed, ()), (read, ("stdout", channel.recv)), (read, ("stderr", channel.recv_stderr))]
     threads = [threading.Thread(target=function, args=arguments, daemon=True) for function, arguments in work]
@@ -89,15 +107,13 @@ def communicate(channel: paramiko.Channel, input: bytes | None, timeout: float |
     for thread in threads[1:]:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
     late = any(thread.is_alive() for thread in threads[1:])
-    status = None if late else status_of(channel)
+    status = LOST if late or failed else status_of(channel)
     channel.close()
-    if late:
-        return None
-    return Completed(
-        returncode=status,
-        stdout=output["stdout"].decode("utf-8", "replace"),
-        stderr=output["stderr"].decode("utf-8", "replace"),
-    )
+    if not late:
+        threads[0].join()  # what `input` counts is complete only then
+    if failed:
+        raise failed[0]
+    return None if late else Completed.of(status, output["stdout"], output["stderr"])
 
 
 def status_of(channel: paramiko.Channel) -> int:

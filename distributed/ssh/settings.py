@@ -15,7 +15,7 @@ from .host import Host
 
 @dataclass(frozen=True, kw_only=True)
 class SshSettings:
-    """agent: the agent's socket, None for no agent. jumps: `[user@]host[:port]`, the first one first."""
+    """agent: the agent's socket, None for no agent. jumps: the first one first."""
 
     host: str
     hostname: str
@@ -26,7 +26,7 @@ class SshSettings:
     agent: Path | None
     key_alias: str | None
     known_hosts: tuple[Path, ...]
-    jumps: tuple[str, ...]
+    jumps: tuple[Host, ...]
     proxy_command: str | None
 
     @property
@@ -38,82 +38,70 @@ class SshSettings:
 
 def resolve(host: Host) -> SshSettings:
     """Settings for a host: what its hosts file says wins over ~/.ssh/config. Raises HostError, MissingProgram."""
-    values = query(host)
-    hostname, user, port = (needed(host, values, key) for key in ("hostname", "user", "port"))
-    return SshSettings(
-        host=host.address,
-        hostname=hostname,
-        user=user,
-        port=port_number(host.address, port),
-        identities=tuple(expand(path) for path in values.get("identityfile", [])),
-        identities_only=values.get("identitiesonly", ["no"])[0] == "yes" or host.key_path is not None,
-        agent=agent_socket(values),
-        key_alias=first(values, "hostkeyalias"),
-        known_hosts=tuple(expand(path) for path in known_hosts_files(values)),
-        jumps=tuple(jump for jump in (first(values, "proxyjump") or "").split(",") if jump),
-        proxy_command=first(values, "proxycommand"),
-    )
+    said = query(host)
+    known = " ".join([*said.get("userknownhostsfile", []), *said.get("globalknownhostsfile", [])])
+    try:
+        return SshSettings(
+            host=host.address,
+            hostname=said["hostname"][0],
+            user=said["user"][0],
+            port=port_number(said["port"][0]),
+            # -i only adds to the list of the configuration file.
+            identities=(host.key_path,) if host.key_path else tuple(map(expand, said.get("identityfile", []))),
+            identities_only=first(said, "identitiesonly") == "yes" or host.key_path is not None,
+            agent=agent_socket(said.get("identityagent", ["SSH_AUTH_SOCK"])[0]),
+            key_alias=first(said, "hostkeyalias"),
+            known_hosts=tuple(expand(path) for path in known.split() if path != "none"),
+            jumps=tuple(parse_jump(jump) for jump in (first(said, "proxyjump") or "").split(",") if jump),
+            proxy_command=first(said, "proxycommand"),
+        )
+    except (KeyError, ValueError) as error:
+        remedy = f"Compare `ssh -G {host.address}`; it must be OpenSSH's ssh."
+        raise HostError(host.address, f"what `ssh -G` says is not understood: {error}", remedy=remedy) from error
 
 
 def query(host: Host) -> dict[str, list[str]]:
+    """What `ssh -G` says: some keys come more than once."""
     command = ["ssh", "-G"]
     command += ["-l", host.user] if host.user else []
     command += ["-p", str(host.port)] if host.port else []
-    # -o wins over the configuration file, where -i only adds to its list.
     command += ["-i", str(host.key_path)] if host.key_path else []
+    encoding = {"encoding": "utf-8", "errors": "surrogateescape"}
     try:
-        result = subprocess.run(
-            [*command, "--", host.address], capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=20
-        )
+        result = subprocess.run([*command, "--", host.address], capture_output=True, timeout=20, **encoding)
     except FileNotFoundError as error:
         raise MissingProgram("ssh is not installed", remedy="apt-get install openssh-client") from error
     except subprocess.TimeoutExpired as error:
         raise HostError(host.address, "`ssh -G` does not answer", remedy="Look for a slow Match exec.") from error
     if result.returncode:
-        raise HostError(
-            host.address, f"ssh refuses its settings: {result.stderr.strip()}", remedy="Mend ~/.ssh/config."
-        )
+        said = result.stderr.strip()
+        raise HostError(host.address, f"ssh refuses its settings: {said}", remedy="Correct ~/.ssh/config.")
     values: dict[str, list[str]] = {}
     for line in result.stdout.splitlines():
         key, _, value = line.partition(" ")
         values.setdefault(key, []).append(value)
-    if host.key_path:
-        values["identityfile"] = [str(host.key_path)]
     return values
 
 
-def agent_socket(values: dict[str, list[str]]) -> Path | None:
-    named = first(values, "identityagent") or "SSH_AUTH_SOCK"
-    if named.startswith("$"):
-        named = os.environ.get(named[1:], "")
-    elif named == "SSH_AUTH_SOCK":
-        named = os.environ.get("SSH_AUTH_SOCK", "")
-    return expand(named.strip('"')) if named else None
-
-
-def known_hosts_files(values: dict[str, list[str]]) -> list[str]:
-    both = values.get("userknownhostsfile", []) + values.get("globalknownhostsfile", [])
-    return [path for line in both for path in line.split()]
-
-
-def needed(host: Host, values: dict[str, list[str]], key: str) -> str:
-    value = values.get(key, [""])[0]
-    if not value:
-        remedy = f"Compare `ssh -G {host.address}`; it must be OpenSSH's ssh."
-        raise HostError(host.address, f"`ssh -G` names no {key}", remedy=remedy)
-    return value
-
-
-def port_number(host: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
-        raise HostError(host, f"{text!r} is no port", remedy="Mend ~/.ssh/config.")
-    return int(text)
-
-
-def first(values: dict[str, list[str]], key: str) -> str | None:
+def first(said: dict[str, list[str]], key: str) -> str | None:
     """The first value of a key; None where ssh says `none`."""
-    value = values.get(key, ["none"])[0]
+    value = said.get(key, ["none"])[0]
     return None if value.lower() == "none" else value
+
+
+def agent_socket(named: str) -> Path | None:
+    """named: IdentityAgent, a path or the variable that holds one."""
+    if named.lower() == "none":
+        return None
+    named = "$SSH_AUTH_SOCK" if named == "SSH_AUTH_SOCK" else named
+    path = os.environ.get(named[1:], "") if named.startswith("$") else named.strip('"')
+    return expand(path) if path else None
+
+
+def port_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
+        raise ValueError(f"{text!r} is no port")
+    return int(text)
 
 
 def expand(path: str) -> Path:
@@ -124,4 +112,4 @@ def parse_jump(jump: str) -> Host:
     """`[user@]host[:port]` of ProxyJump."""
     user, _, rest = jump.removeprefix("ssh://").rpartition("@")
     name, _, port = rest.rpartition(":") if rest.count(":") == 1 else (rest, "", "")
-    return Host(address=name.strip("[]"), user=user or None, port=port_number(jump, port) if port else None)
+    return Host(address=name.strip("[]"), user=user or None, port=port_number(port) if port else None)

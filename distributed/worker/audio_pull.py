@@ -15,7 +15,7 @@ LONGEST_S = 600.0  # a clip is given up when nothing at all has arrived for so l
 
 
 class AudioPull:
-    """Asks the launcher for audio, which it puts into place over SFTP; whoever reads a clip waits for it here."""
+    """Asks the launcher for audio, which it puts into place over SSH; whoever reads a clip waits for it here."""
 
     def __init__(self, events: Callable[[dict], None], unsent: Container[str]):
         """unsent: what the launcher has said that it cannot send."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from distributed.hosts import environment, wheelhouse
+from distributed.hosts.agent.facts import facts
 from lab import Lab
 
 PROJECT = Path(__file__).parents[2]
@@ -29,7 +30,8 @@ for done in setup(remotes, lambda host, text: print(f"{host}: {text}", file=sys.
 
 def test_bare_hosts_without_a_registry_get_the_whole_environment(tmp_path):
     """The real dependencies, from a wheelhouse, over 100 Mbit/s."""
-    wheelhouse.fill("lab", wheelhouse.own_target(), *environment.write_lists(environment.own_pins()))
+    target = wheelhouse.target_of(facts([], str(PROJECT)))
+    wheelhouse.fill("lab", target, *environment.write_lists(environment.own_pins()))
     hosts = tmp_path / "hosts.json"
     with Lab(hosts=3, cpus=0.5, rate="100mbit") as lab:
         h1, h2, h3 = (lab[name].address for name in ("h1", "h2", "h3"))

@@ -192,7 +192,7 @@ MISTAKES = {
         "ssh-keygen -R",
     ),
     "the host key is revoked": (revoked_host_key, TRAIN, 5, "marked @revoked", "Do not connect"),
-    "~/.ssh/config is broken": (broken_ssh_config, TRAIN, 5, ("127.0.0.1", "nosuchoption"), "Mend ~/.ssh/config"),
+    "~/.ssh/config is broken": (broken_ssh_config, TRAIN, 5, ("127.0.0.1", "nosuchoption"), "Correct ~/.ssh/config"),
     "no environment": (no_python, TRAIN, 5, "127.0.0.1: there is no usable Python at /no/such/environment", SETUP),
     "no packages": (no_packages, TRAIN, 5, ("127.0.0.1: packages differ", "accelerate is missing"), SETUP),
     "a package of another version": (another_version, TRAIN, 5, ("127.0.0.1", "peft 0.1 (here "), SETUP),

@@ -18,19 +18,9 @@ from pathlib import Path
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
-from .session import start_child
+from .session import children
 
 OURS = ("distributed", "exogym", "whisper_tuner")
-PYTHON_NAMES = "python3.14 python3.13 python3.12 python3.11 python3"
-PYTHON_FOLDERS = (
-    "opt/homebrew/bin usr/local/bin usr/bin opt/local/bin Library/Frameworks/Python.framework/Versions/*/bin"
-)
-HOME_FOLDERS = ".local/bin .pyenv/versions/*/bin .local/share/uv/python/*/bin"
-LOOK_AT_PYTHON = """
-import importlib.util, json, sys, sysconfig
-venv = all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip"))
-print(json.dumps([list(sys.version_info[:3]), sysconfig.get_platform(), venv, sys.prefix != sys.base_prefix]))
-"""
 LOOK_AT_TORCH = """
 import json, signal, sys
 signal.alarm(int(sys.argv[1]))
@@ -44,60 +34,17 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 """
 
 
-def system() -> dict:
-    """This host's system, and which pythons it has that could make an environment."""
-    return {
-        "system": platform.system(),
-        "release": platform.mac_ver()[0] or platform.release(),
-        "machine": platform.machine(),
-        "libc": platform.libc_ver()[1],
-        "pythons": pythons(),
-    }
-
-
-def pythons() -> list:
-    """Each distinct interpreter: path, version, platform, whether it can make a virtual environment."""
-    found = {}
-    for path in candidates():
-        real = os.path.realpath(path)
-        if real not in found:
-            found[real] = look_at_python(path)
-    return [entry for entry in found.values() if entry]
-
-
-def candidates() -> list:
-    places = [Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
-    for base, patterns in ((Path("/"), PYTHON_FOLDERS), (Path.home(), HOME_FOLDERS)):
-        places += [place for pattern in patterns.split() for place in sorted(base.glob(pattern))]
-    paths = [place / name for place in places for name in PYTHON_NAMES.split()]
-    return [str(path) for path in dict.fromkeys(paths) if os.access(str(path), os.X_OK) and not is_stub(path)]
-
-
-def is_stub(path: Path) -> bool:
-    """macOS ships a /usr/bin/python3 that only opens a dialogue until the command line tools are installed."""
-    if platform.system() != "Darwin" or path.parent != Path("/usr/bin"):
-        return False
-    return subprocess.run(["xcode-select", "-p"], capture_output=True).returncode != 0
-
-
-def look_at_python(path: str) -> dict | None:
-    """None if it does not run, or is of a virtual environment itself."""
-    try:
-        done = subprocess.run([path, "-I", "-c", LOOK_AT_PYTHON], capture_output=True, timeout=20)
-        version, tag, venv, is_venv = json.loads(done.stdout)
-    except (OSError, ValueError, TypeError, subprocess.TimeoutExpired):
-        return None
-    return None if is_venv else {"path": path, "version": version, "platform": tag, "venv": venv}
-
-
 def facts(names: list, project: str) -> dict:
-    """What the preflight wants to know of this host and of the Python that runs this."""
+    """What this host is, and what the Python that runs this has of the packages `names`."""
     versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
         "system": platform.system(),
+        "release": platform.mac_ver()[0] or platform.release(),
+        "machine": platform.machine(),
+        "libc": platform.libc_ver()[1],
         "memory": machine_memory(),
         "training": "training" in sys.argv,
         "python": list(sys.version_info[:3]),
@@ -175,7 +122,9 @@ def code(project: str, files: list) -> dict:
 
 def torch_facts(seconds: int) -> dict:
     """What torch can use; in a process of its own, which also ends on an alarm of its own."""
-    child = start_child([sys.executable, "-c", LOOK_AT_TORCH, str(seconds)])
+    command = [sys.executable, "-c", LOOK_AT_TORCH, str(seconds)]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    children.append(child)
     out, err = child.communicate()
     if child.returncode == -signal.SIGALRM:
         return {"late": True}

@@ -12,12 +12,16 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from whisper_tuner.files import sync_folder, write_atomically
 
 PRIVATE = ".sync"
+BLOCK = 1 << 18
+PART_KEPT_S = 3 * 24 * 3600.0
 
 
 def check(root: str, files: list, prune: list) -> dict:
@@ -31,6 +35,7 @@ def check(root: str, files: list, prune: list) -> dict:
     private = base / PRIVATE
     missing, foreign = [], []
     with open_index(private) as index:
+        drop_old_parts(private)
         for position, (name, size, digest, keep) in enumerate(files):
             path = base / name
             if current(path, name, size, index) != digest:
@@ -49,46 +54,61 @@ def check(root: str, files: list, prune: list) -> dict:
     }
 
 
-def commit(root: str, files: list, stale: list, bundle: list, payload: bytes = b"") -> dict:
-    """Move arrived parts to their names, [name, size, sha256]; remove `stale`. Answers with the `damaged` names.
+def commit(root: str, files: list, stale: list, parts: list) -> dict:
+    """Take the parts that follow on stdin; move whole ones to their names, [name, size, sha256]; remove `stale`.
 
-    bundle: [sha256, size] of the parts in `payload`, one after the other.
+    parts: [sha256, offset, bytes to come], one after the other. Answers with the `damaged` names.
     """
     base = Path(root).expanduser()
     private = base / PRIVATE
-    uses, damaged, folders = {}, [], set()
-    for _, _, digest in files:
-        uses[digest] = uses.get(digest, 0) + 1
+    make_folder(private)
+    all(receive(private / (digest + ".part"), offset, size) for digest, offset, size in parts)
+    wanted, damaged = {}, []
+    for name, size, digest in files:
+        wanted.setdefault((digest, size), []).append(name)
     with open_index(private) as index:
-        unpack(private, bundle, payload)
-        for name, size, digest in files:
+        for (digest, size), names in wanted.items():
             part = private / (digest + ".part")
-            uses[digest] -= 1
-            if not part.exists() or part.stat().st_size != size or sha256(part) != digest:
-                damaged.append(name)
-                if part.exists() and not uses[digest]:
-                    part.unlink()
+            if not is_whole(part, digest, size):
+                damaged += names
                 continue
-            place(part, base / name, last=not uses[digest])
-            remember(base / name, name, digest, index)
-            folders.add((base / name).parent)
+            for name in names:
+                place(part, base / name, last=name == names[-1])
+                remember(base / name, name, digest, index)
         for name in stale:
             forget(base, name, index)
-        for folder in filter(Path.exists, folders):
+        for folder in {(base / name).parent for name, _, _ in files}:
             sync_folder(folder)
     return {"damaged": damaged}
 
 
-def unpack(private: Path, bundle: list, payload: bytes) -> None:
-    begin = 0
-    for digest, size in bundle:
-        part = private / (digest + ".part")
-        part.touch(mode=0o600)
-        part.write_bytes(payload[begin : begin + size])
-        begin += size
+def receive(part: Path, offset: int, size: int) -> bool:
+    """Write what comes from `offset` on; False if the link was cut before its end."""
+    part.touch(mode=0o600)
+    with part.open("r+b") as target:
+        target.truncate(offset)
+        target.seek(offset)
+        while size:
+            block = sys.stdin.buffer.read(min(size, BLOCK))
+            if not block:
+                return False
+            target.write(block)
+            target.flush()
+            size -= len(block)
+    return True
 
 
-def place(part: Path, target: Path, last: bool) -> None:
+def is_whole(part: Path, digest: str, size: int) -> bool:
+    """A part that is shorter waits for the rest; one that is wrong is thrown away."""
+    if not part.exists() or part.stat().st_size < size:
+        return False
+    if part.stat().st_size == size and sha256(part) == digest:
+        return True
+    part.unlink()
+    return False
+
+
+def place(part: Path, target: Path, *, last: bool) -> None:
     """Put a verified part at its name in one step; it is copied first if another name needs it too."""
     make_folder(target.parent)
     if not last:
@@ -150,6 +170,13 @@ def part_size(private: Path, digest: str, size: int) -> int:
     part = private / (digest + ".part")
     found = part.stat().st_size if part.exists() else 0
     return found if found <= size else 0
+
+
+def drop_old_parts(private: Path) -> None:
+    """Of files that nobody has gone on sending."""
+    for part in private.glob("*.part"):
+        if time.time() - part.stat().st_mtime > PART_KEPT_S:
+            part.unlink()
 
 
 def below(name: str, folders: list) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from distributed.hosts.interfaces import route_to
 from whisper_tuner.errors import HostError
@@ -83,18 +84,11 @@ class Links:
 
     def connect(self, me: int, peers: list, timeout: float) -> dict:
         """Try all peers [number, address, port, datagram port] at once: latency in seconds, or why not."""
-        results = {}
-
-        def one(number, address, port, datagram_port):
-            results[number] = self.ping(me, address, port, datagram_port, timeout)
-
-        threads = [threading.Thread(target=one, args=peer, daemon=True) for peer in peers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout + 1)
+        pool = ThreadPoolExecutor(max(1, len(peers)))
+        futures = [(peer[0], pool.submit(self.ping, me, *peer[1:], timeout)) for peer in peers]
+        done, _ = wait([future for _, future in futures], timeout + 1)
         late = {"failed": "timeout", "errno": None}
-        return {"links": [[peer[0], results.get(peer[0], late)] for peer in peers]}
+        return {"links": [[number, future.result() if future in done else late] for number, future in futures]}
 
     def ping(self, me: int, address: str, port: int, datagram_port: int, timeout: float) -> dict:
         with contextlib.suppress(OSError):

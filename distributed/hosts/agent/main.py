@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from .facts import code, facts, space, system, torch_facts
+from .facts import code, facts, space, torch_facts
 from .files import check, commit
 from .links import Links
 from .session import serve
@@ -15,7 +15,7 @@ def clock() -> dict:
 
 
 def main() -> None:
-    operations = [system, facts, clock, space, code, torch_facts, check, commit]
+    operations = [facts, clock, space, code, torch_facts, check, commit]
     links = Links()
     operations += [links.open, links.connect, links.heard, links.burst]
     serve({operation.__name__: operation for operation in operations})

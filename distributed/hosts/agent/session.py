@@ -1,7 +1,7 @@
 """Requests on stdin, answers on stdout, each one line of JSON.
 
-A request is `{"id", "op", ...}`; its `payload` is a number of bytes that follow the line. An answer is `{"id",
-"answer", "python"}` or `{"id", "error", "errno"}`, in any order. An `event` comes without a request.
+A request is `{"id", "op", ...}`, with `last` if none comes after it: then the operation itself may read on. An answer
+is `{"id", "answer"}` or `{"id", "error", "errno"}`, in any order. An `event` comes without a request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 
@@ -23,37 +22,28 @@ def say(**message) -> None:
         sys.stdout.flush()
 
 
-def start_child(command: list) -> subprocess.Popen:
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    children.append(child)
-    return child
-
-
 def serve(operations: dict) -> None:
-    """Answer until stdin ends, each request in a thread of its own; then finish what was asked, and end.
+    """Answer until stdin ends, each request in a thread of its own but for the last, which is finished in any case.
 
     A file that has arrived is always entered in the index, even if the caller has gone.
     """
-    threads = []
     for line in sys.stdin.buffer:
         if not line.endswith(b"\n"):
             break  # the link was cut in the middle of a request
         request = json.loads(line)
-        if "payload" in request:
-            request["payload"] = sys.stdin.buffer.read(request["payload"])
-        threads.append(threading.Thread(target=answer, args=(operations, request), daemon=True))
-        threads[-1].start()
+        if request.pop("last", False):
+            answer(operations, request)
+            break
+        threading.Thread(target=answer, args=(operations, request), daemon=True).start()
     for child in children:
         child.kill()
-    for thread in threads:
-        thread.join()
-    os._exit(0)  # other threads may still be waiting for connections
+    os._exit(0)  # nobody waits for the other threads
 
 
 def answer(operations: dict, request: dict) -> None:
     number, name = request.pop("id"), request.pop("op")
     try:
-        say(id=number, answer=operations[name](**request), python=sys.executable)
+        say(id=number, answer=operations[name](**request))
     except OSError as error:
         where = error.filename or request.get("root", name)  # a write names no file
         say(id=number, error=f"{where}: {error.strerror or error}", errno=error.errno)

@@ -18,7 +18,7 @@ from whisper_tuner.errors import HostError
 
 HERE = LocalMachine("here")
 SENDER = """
-import hashlib, sys
+import hashlib, io, sys
 from pathlib import Path
 from distributed.hosts.agent.files import check, commit
 
@@ -27,7 +27,8 @@ for number in range(40):
     name, data = f"{me}-{number}", f"{me}{number}".encode()
     digest = hashlib.sha256(data).hexdigest()
     check(str(root), [[name, len(data), digest, False]], [])
-    commit(str(root), [[name, len(data), digest]], [], [[digest, len(data)]], data)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(data))
+    commit(str(root), [[name, len(data), digest]], [], [[digest, 0, len(data)]])
 """
 
 
@@ -44,7 +45,7 @@ def test_two_senders_at_once_lose_nothing(tmp_path):
 
 def test_what_arrived_is_entered_although_the_caller_has_gone(tmp_path):
     digest = hashlib.sha256(b"whole").hexdigest()
-    request = {"root": str(tmp_path), "files": [["a", 5, digest]], "stale": [], "bundle": [[digest, 5]], "payload": 5}
+    request = {"root": str(tmp_path), "files": [["a", 5, digest]], "stale": [], "parts": [[digest, 0, 5]], "last": True}
     text = module.sources() + module.request_line(0, "commit", request) + b"whole"
     command = [sys.executable, "-c", module.BOOT, "60"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -66,19 +67,32 @@ def test_what_is_sent_can_be_read_by_old_pythons(name):
     ast.parse((PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
 
 
-@pytest.fixture(scope="module")
-def system() -> dict:
-    return agent_call(LocalMachine("here"), "system")
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        (["python3.77", "python3.14", "python3"], "python3.77"),  # of the master's minor version
+        (["python3.13", "python3.14", "python3"], "python3.14"),
+        (["broken python3.14", "python3.13"], "python3.13"),
+        (["python3.14", "training"], "training training"),
+        (["python3.14", "broken training"], "python3.14"),
+    ],
+)
+def test_which_python_of_a_host_runs_the_agent(tmp_path, there, chosen):
+    """It says whether it is the one that trains; the best other one can make an environment."""
+    for name in there:
+        program = tmp_path / name.removeprefix("broken ")
+        known = "exit 1" if name.startswith("broken") else "echo $0"
+        program.write_text(f'#!/bin/sh\n[ "$1" = -X ] && echo {name} "$6" || {known}\n')
+        program.chmod(0o755)
+    command = ["/bin/sh", "-c", module.START, "BOOT", "60", str(tmp_path / "training"), "77"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert done.stdout.strip() == chosen
 
 
-def test_a_host_tells_of_its_pythons(system):
-    assert any(python["version"] >= [3, 9] for python in system["pythons"])
-
-
-def test_the_oldest_python_of_this_machine_runs_the_agent(system, tmp_path):
-    """On a machine that has 3.9 this is 3.9; it never has packages."""
-    fitting = [python for python in system["pythons"] if python["version"] >= [3, 9]]
-    oldest = min(fitting, key=lambda python: python["version"])["path"]
+def test_an_old_python_without_packages_runs_the_agent(tmp_path):
+    """On a machine that has 3.9 this is 3.9."""
+    find = ["/bin/sh", "-c", module.START, "import sys; print(sys.executable)", "60", "", "9"]
+    oldest = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "x").write_bytes(b"x")
     digest = hashlib.sha256(b"x").hexdigest()
     project = {"project": str(tmp_path)}
@@ -89,7 +103,7 @@ def test_the_oldest_python_of_this_machine_runs_the_agent(system, tmp_path):
         ("code", {"files": [["x", digest], ["y", digest]], **project}),
         ("torch_facts", {"seconds": 1}),
         ("check", {"root": str(tmp_path), "files": [["x", 1, digest, True]], "prune": []}),
-        ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "bundle": []}),
+        ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "parts": []}),
     ]
     lines = [module.request_line(number, *request) for number, request in enumerate(requests)]
     command = [oldest, "-I", "-S", "-X", "utf8", "-c", module.BOOT, "60"]
@@ -107,7 +121,7 @@ def test_the_oldest_python_of_this_machine_runs_the_agent(system, tmp_path):
 def test_nothing_is_imported_from_the_folder_of_the_host(tmp_path):
     for name in ("json", "signal", "hashlib"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
-    text = module.sources() + module.request_line(0, "clock", {})
+    text = module.sources() + module.request_line(0, "clock", {"last": True})
     command = [sys.executable, "-c", module.BOOT, "60"]
     done = subprocess.run(command, input=text, capture_output=True, cwd=tmp_path, env={})
     assert json.loads(done.stdout)["answer"]["clock"] == pytest.approx(time.time(), abs=20)
@@ -134,14 +148,14 @@ class Saying(LocalMachine):
 def test_an_answer_of_another_shape_counts_as_none(answer):
     said = Saying(json.dumps({"id": 0, "answer": answer}))
     with pytest.raises(HostError, match=r"odd: its Python gave an answer that is not understood \(commit\)"):
-        agent_call(said, "commit", root="/", files=[], stale=[], bundle=[])
+        agent_call(said, "commit", root="/", files=[], stale=[], parts=[])
 
 
 def test_what_a_shell_prints_is_passed_over():
     said = Saying('Welcome!\n{"id": 7}\n42\n{"id": 0, "answer": {"damaged": []}}\n')
-    assert agent_call(said, "commit", root="/", files=[], stale=[], bundle=[]) == {"damaged": []}
+    assert agent_call(said, "commit", root="/", files=[], stale=[], parts=[]) == {"damaged": []}
     with pytest.raises(HostError, match=r"odd: its Python gave no answer \(status 0\): Welcome!"):
-        agent_call(Saying("Welcome!"), "commit", root="/", files=[], stale=[], bundle=[])
+        agent_call(Saying("Welcome!"), "commit", root="/", files=[], stale=[], parts=[])
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from loopback_sshd import SshServer
 from packaging.specifiers import SpecifierSet
 
 from distributed.hosts import environment, sync, wheelhouse
-from distributed.hosts.environment import Pins, choose_python, own_pins, setup, unlike
-from distributed.hosts.wheelhouse import own_target, target_of
+from distributed.hosts.agent.facts import facts
+from distributed.hosts.environment import Pins, own_pins, setup, unlike
+from distributed.hosts.wheelhouse import target_of
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import ConfigError, HostError
 
@@ -38,36 +39,13 @@ def test_unlike_ignores_local_version_tags():
     assert unlike(pins, {"torch": "2.12.0"}) == ["idna is missing (here 3.1)", "torch 2.12.0 (here 2.13.0)"]
 
 
-def python(version: tuple[int, int, int], venv: bool = True) -> dict:
-    return {"path": "/python" + ".".join(map(str, version)), "version": list(version), "platform": "x", "venv": venv}
-
-
-class Named:
-    name = "mini"
-
-
-def test_the_best_python_of_a_host():
-    wanted = SpecifierSet(">=3.11")
-    own = (*sys.version_info[:2], 0)
-    found = [python((3, 9, 6)), python(own), python((3, 99, 0)), python((3, 10, 1))]
-    assert choose_python(Named, found, wanted)["version"] == list(own)
-    assert choose_python(Named, [found[0], found[2]], wanted)["version"] == [3, 99, 0]
-    with pytest.raises(
-        HostError, match=r"found: /python3\.9\.6 \(3\.9\.6\), /python3\.12\.1 \(3\.12\.1, without venv\)"
-    ) as no:
-        choose_python(Named, [python((3, 9, 6)), python((3, 12, 1), venv=False)], wanted)
-    assert "brew install python@3.12" in str(no.value)
-
-
 def test_targets():
-    mac = target_of((3, 12), "Darwin", "arm64", "14.5")
+    mac = target_of({"python": [3, 12, 1], "system": "Darwin", "machine": "arm64", "release": "14.5", "libc": ""})
     assert mac.tag == "cp312-darwin_14_5_arm64"
     assert "macosx_11_0_arm64" in mac.platforms()
-    linux = target_of((3, 11), "Linux", "x86_64", "2.31")
+    linux = target_of({"python": [3, 11, 7], "system": "Linux", "machine": "x86_64", "release": "6.1", "libc": "2.31"})
+    assert linux.tag == "cp311-linux_2_31_x86_64"
     assert linux.platforms()[0] == "manylinux_2_31_x86_64"
-    assert replace(linux, release=(2, 36)).takes_wheels_of(linux)
-    assert not linux.takes_wheels_of(replace(linux, release=(2, 36)))
-    assert own_target().takes_wheels_of(own_target())
 
 
 @pytest.fixture
@@ -112,7 +90,7 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         ).stdout.split()
         assert version[0] == metadata.version("idna")
         assert version[1].startswith(str(venv))
-        assert any("no way to the package registry" in line for line in said)
+        assert any("cannot reach the package registry" in line for line in said)
         assert all(line.startswith("127.0.0.1: ") for line in said)
         [again] = setup([remote], lambda host, text: said.append(text))
         assert (again.source, again.seconds < 3) == ("unchanged", True)
@@ -129,12 +107,24 @@ def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshSe
     assert "python_env" in str(caught.value)
     assert not (tmp_path / "none").exists()
     system = replace(host, python_env=str(Path(sys.base_prefix, "bin", "python3")))
-    with Remote.connect(system) as remote, pytest.raises(HostError, match="not of a virtual environment"):
+    with Remote.connect(system) as remote, pytest.raises(HostError, match="not in a virtual environment"):
         setup([remote], lambda host, text: None)
+
+
+def test_a_host_whose_pythons_are_all_too_old_says_which_it_has(ssh_server: SshServer, small_project):
+    (small_project / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"\ndependencies = []\n')
+    with (
+        Remote.connect(ssh_server.host) as remote,
+        pytest.raises(HostError, match=r"no Python >=3.99 was found, only /"),
+    ):
+        setup([remote], lambda host, text: None)
+    assert not Path(ssh_server.host.project_path, ".venv").exists()
 
 
 def test_a_master_without_a_registry_says_so(small_project, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     with pytest.raises(HostError, match="cannot fetch the wheels") as caught:
-        wheelhouse.fill("mini", own_target(), *environment.write_lists(own_pins(small_project)))
+        wheelhouse.fill(
+            "mini", target_of(facts([], str(small_project))), *environment.write_lists(own_pins(small_project))
+        )
     assert "idna" in str(caught.value)

@@ -7,13 +7,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from loopback_sshd import SshServer
+from waiting import wait_until
 
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent_call import agent_call
 from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items, folder_items
 from distributed.hosts.sync import sync
+from distributed.ssh import process
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import DataError, HostError
 
@@ -107,6 +110,7 @@ def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, s
     def cut(host, done, total, file):
         seen.append((host, total, file))
         if done > 1 << 20:
+            wait_until(lambda: any(part.stat().st_size for part in (there / ".sync").glob("*.part")))
             remote._transport.close()
 
     with pytest.raises(HostError):
@@ -129,7 +133,7 @@ def test_a_damaged_part_is_thrown_away_and_sent_again(remote, there, tmp_path):
     assert (there / "data/big").read_bytes() == data
 
 
-@pytest.mark.parametrize("size", [900_000, 2_000_000], ids=["in a bundle", "by itself"])
+@pytest.mark.parametrize("size", [900_000, 2_000_000], ids=["several blocks", "many"])
 def test_a_file_that_changes_while_others_are_sent_is_refused(remote, there, tmp_path, size):
     items = make(tmp_path / "src", {name: os.urandom(size) for name in "abc"})
 
@@ -157,17 +161,53 @@ def test_small_files_travel_together(remote, there, tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in (there / "data").iterdir()} == contents
 
 
-def test_of_a_bundle_that_is_cut_off_the_whole_files_are_kept(remote, there):
-    agent_call(remote, "check", root=str(there), files=[], prune=[])
-    digests = [hashlib.sha256(content).hexdigest() for content in (b"whole", b"cut off")]
-    files = [["data/whole", 5, digests[0]], ["data/cut", 7, digests[1]]]
-    bundle = [[digests[0], 5], [digests[1], 7]]
-    answer = agent_call(
-        remote, "commit", root=str(there), files=files, stale=[], bundle=bundle, payload=[b"whole", b"cut"]
-    )
-    assert answer == {"damaged": ["data/cut"]}
+def test_where_the_link_is_cut_the_whole_files_are_kept_and_the_rest_goes_on_later(remote, there):
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"whole", b"cut off", b"never sent")]
+    files = [["data/whole", 5, digests[0]], ["data/cut", 7, digests[1]], ["data/never", 10, digests[2]]]
+    request = {"root": str(there), "files": files, "stale": []}
+    parts = [[digest, 0, size] for (_, size, _), digest in zip(files, digests, strict=True)]
+    answer = agent_call(remote, "commit", parts=parts, payload=[b"wholecut"], **request)
+    assert answer == {"damaged": ["data/cut", "data/never"]}
     assert (there / "data/whole").read_bytes() == b"whole"
-    assert not (there / "data/cut").exists() and not list((there / ".sync").glob("*.part"))
+    assert [part.name for part in (there / ".sync").glob("*.part")] == [f"{digests[1]}.part"]
+    wanted = [[*file, False] for file in files]
+    assert agent_call(remote, "check", root=str(there), files=wanted, prune=[])["missing"] == [[1, 3], [2, 0]]
+    parts = [[digests[1], 3, 4], [digests[2], 0, 10]]
+    assert agent_call(remote, "commit", parts=parts, payload=[b" offnever sent"], **request)["damaged"] == [
+        "data/whole"
+    ]
+    assert (there / "data/cut").read_bytes() == b"cut off"
+    assert (there / "data/never").read_bytes() == b"never sent"
+
+
+def test_a_part_that_nobody_goes_on_with_is_removed_after_some_days(remote, there):
+    folder = there / ".sync"
+    folder.mkdir(parents=True)
+    for name, age in (("new", 2 * 24 * 3600), ("old", 4 * 24 * 3600)):
+        (folder / f"{name}.part").touch()
+        os.utime(folder / f"{name}.part", (time.time() - age,) * 2)
+    run(remote, [])
+    assert [part.name for part in folder.glob("*.part")] == ["new.part"]
+
+
+def test_a_host_that_takes_nothing_more_is_given_up(remote, tmp_path, ssh_server, monkeypatch):
+    """It has fallen asleep, or its cable is out: TCP itself would wait for a quarter of an hour."""
+    monkeypatch.setattr(process, "STALLED_S", 1.0)
+    items = make(tmp_path / "src", {"big": bytes(30 << 20)})
+    asleep: list[psutil.Process] = []
+
+    def fall_asleep(host, done, total, file):
+        if done and not asleep:
+            asleep.extend(psutil.Process(ssh_server.process.pid).children(recursive=True))
+            for child in asleep:
+                child.suspend()
+
+    begin = time.monotonic()
+    with pytest.raises(HostError, match="has taken no data for 1 s"):
+        run(remote, items, progress=fall_asleep)
+    assert time.monotonic() - begin < 20
+    for child in asleep:
+        child.resume()
 
 
 def test_a_file_that_is_moved_while_it_is_sent_arrives(remote, there, tmp_path):

@@ -108,19 +108,6 @@ def test_nothing_is_sent_that_nobody_waits_for(spawner, there):
     assert not names(there)
 
 
-def test_parts_of_clips_whose_sending_broke_off_are_removed(spawner, there, tmp_path):
-    process = spawner.start(again=True)
-    (tmp_path / "20.wav").write_bytes(bytes(3 << 20))  # too long to travel with the others
-    asked = iter([True, True])
-    with pytest.raises(HostError, match="nobody waits"):
-        list(spawner.send(clips(40), lambda: next(asked, False)))
-    (there / ".sync" / "another-run.part").touch()
-    assert len(list((there / ".sync").glob("*.part"))) > 1
-    spawner.leave(finished=False)
-    assert [part.name for part in (there / ".sync").glob("*.part")] == ["another-run.part"]
-    process.kill()
-
-
 def test_a_folder_that_finds_no_place_here_is_an_error_of_its_own(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="cannot be copied"):

@@ -108,6 +108,13 @@ def test_identity_agent_of_the_configuration_is_used(ssh_server, agent):
     assert says_here(ssh_server.host)
 
 
+def test_no_agent_is_asked_where_the_configuration_says_none(ssh_server, agent, monkeypatch):
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(protect(ssh_server), "secret-words")))
+    ssh_server.configure("Host *\n  IdentityAgent none\n")
+    with pytest.raises(HostError, match="has a passphrase"):
+        Remote.connect(ssh_server.host)
+
+
 def test_odd_files_in_ssh_s_folder_are_passed_over(ssh_server):
     ssh_server.key.with_name(ssh_server.key.name + ".pub").write_bytes("ssh-ed25519 AAAA Jürgen".encode("latin-1"))
     known = ssh_server.known_hosts

@@ -3,9 +3,11 @@
 import contextlib
 import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -63,6 +65,15 @@ def test_every_host_of_a_proxy_jump_chain_is_passed_in_order(ssh_server):
             names.append(remote.name)
             remote = remote._below
     assert names == ["behind", "two", "one"]
+
+
+def test_a_proxy_command(ssh_server):
+    relay = "import os,socket,sys,threading;s=socket.create_connection(('127.0.0.1',%p));" + (
+        "threading.Thread(target=lambda:[os.write(1,b) for b in iter(lambda:s.recv(9999),b'')],daemon=True).start();"
+        "[s.sendall(b) for b in iter(lambda:os.read(0,9999),b'')]"
+    )
+    ssh_server.configure(f'Host *\n  ProxyCommand {sys.executable} -c "{relay}"\n')
+    assert says_here(ssh_server.host)
 
 
 def test_closed_port_points_to_remote_login(ssh_server):
@@ -129,7 +140,7 @@ def kill_sessions(server: SshServer) -> None:
 
 @pytest.mark.parametrize(
     "use",
-    [lambda remote: remote.run(["true"], timeout=1), lambda remote: remote.sftp().__enter__()],
+    [lambda remote: remote.run(["true"], timeout=1), lambda remote: remote.get("file", Path("/dev/null"))],
     ids=["command", "sftp"],
 )
 def test_a_host_that_falls_asleep_as_a_session_is_opened_is_not_waited_for(remote, ssh_server, monkeypatch, use):
