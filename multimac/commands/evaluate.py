@@ -148,13 +148,12 @@ def _record(
 ) -> dict[str, object]:
     """The figures of one model on one test set; its predictions are written."""
     from distributed.launcher.evaluate import summary
-    from whisper_tuner.eval.predictions import PREDICTIONS, predictions, write_predictions
+    from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
-    found = predictions(result.rows)
     try:
-        path = write_predictions(folder / PREDICTIONS, found)
+        path = write_predictions(folder / PREDICTIONS, result.rows)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
     return {
@@ -163,7 +162,7 @@ def _record(
         "data": str(manifest.path),
         **summary(result),
         "speed": round(result.speed, 2),
-        "flags": dict(Counter(flag for prediction in found for flag in prediction.flags)),
+        "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
         "skipped": len(manifest.problems) + len(result.problems),
         "predictions": str(path),
     }
@@ -193,15 +192,15 @@ def _table(manifests: Sequence[Manifest], records: Sequence[dict]) -> Table:
 
 def _show_worst(console: Console, candidate: Candidate, manifest: Manifest, result: Evaluation, count: int) -> None:
     from multimac.view.alignment import side_by_side
-    from whisper_tuner.eval.predictions import predictions, worst
+    from whisper_tuner.eval.predictions import worst
 
-    found = worst(predictions(result.rows), count)
+    found = worst(result.rows, count)
     if found:
         console.print(f"\nworst of {manifest.path.name} by {candidate.path}:", soft_wrap=True)
     for prediction in found:
         rates, flags = prediction.rates, " ".join(prediction.flags)
         errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
-        head = f"{prediction.row.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
+        head = f"{prediction.sample.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
         console.print(head, soft_wrap=True)
-        for line in side_by_side(*prediction.row.normalized, width=console.width):
+        for line in side_by_side(*prediction.normalized, width=console.width):
             console.print(line, soft_wrap=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
@@ -24,6 +24,7 @@ from whisper_tuner.data.features import FeatureCache, log_mel, pad_log_mel
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.errors import TunerError
+from whisper_tuner.eval.predictions import Prediction
 from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizer
 from whisper_tuner.languages import joined, language_code, text_language
 from whisper_tuner.model.base_model import whisper_of
@@ -43,47 +44,19 @@ class Transcript:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One clip; `normalized` is (reference, hypothesis) after the text normaliser."""
-
-    id: str
-    reference: str
-    hypothesis: str
-    normalized: tuple[str, str]
-    audio: Path
-    duration_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Rates over the clips in `rows`; unreadable clips are in `problems` and count in no rate."""
 
     raw: ErrorRates
     normalized: ErrorRates
-    rows: tuple[Row, ...]
+    rows: tuple[Prediction, ...]
     problems: tuple[Problem, ...]
     seconds: float  # that the transcription took
 
     @property
     def speed(self) -> float:
         """Seconds of audio that were transcribed per second."""
-        return sum(row.duration_s for row in self.rows) / max(self.seconds, 1e-9)
-
-    @property
-    def wer(self) -> float:
-        return self.raw.wer
-
-    @property
-    def cer(self) -> float:
-        return self.raw.cer
-
-    @property
-    def wer_normalized(self) -> float:
-        return self.normalized.wer
-
-    @property
-    def cer_normalized(self) -> float:
-        return self.normalized.cer
+        return sum(row.sample.duration_s for row in self.rows) / max(self.seconds, 1e-9)
 
 
 def evaluate(
@@ -112,24 +85,13 @@ def evaluate(
     seconds = time.perf_counter() - began
     normalize = text_normalizer(written_language(whisper_of(model), language, task))
     pairs = list(zip(samples, heard, strict=True))
-    rows = tuple(_row(sample, transcript.text, normalize) for sample, transcript in pairs if not transcript.problem)
+    rows = tuple(Prediction(s, t.text, (normalize(s.text), normalize(t.text))) for s, t in pairs if not t.problem)
     return Evaluation(
-        raw=error_rates([row.reference for row in rows], [row.hypothesis for row in rows]),
+        raw=error_rates([row.sample.text for row in rows], [row.hypothesis for row in rows]),
         normalized=error_rates([row.normalized[0] for row in rows], [row.normalized[1] for row in rows]),
         rows=rows,
         problems=tuple(Problem(s.line, f"{s.id}: {t.problem}") for s, t in pairs if t.problem),
         seconds=seconds,
-    )
-
-
-def _row(sample: Sample, heard: str, normalize: Callable[[str], str]) -> Row:
-    return Row(
-        id=sample.id,
-        reference=sample.text,
-        hypothesis=heard,
-        normalized=(normalize(sample.text), normalize(heard)),
-        audio=sample.audio,
-        duration_s=sample.duration_s,
     )
 
 
@@ -160,9 +122,10 @@ def transcribe(
     arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
     with evaluating(model), torch.inference_mode():
         for batch in _batched(_windows(audio, processor, features, problems), batch_size):
-            heard = _generate(whisper, processor, [window for _, window in batch], arguments)
+            ids = whisper.generate(**model_inputs(whisper, [window for _, window in batch]), **arguments)
+            heard = processor.batch_decode(ids, skip_special_tokens=True)
             for (index, _), text in zip(batch, heard, strict=True):
-                texts[index].append(text)
+                texts[index].append(text.strip())
             progress(batch[-1][0] + 1, len(audio))
     progress(len(audio), len(audio))
     return [Transcript(joined(text, written), problems.get(index, "")) for index, text in enumerate(texts)]
@@ -196,17 +159,12 @@ def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureCache | 
             yield log_mel(piece, extractor)
 
 
-def _generate(
-    whisper: WhisperForConditionalGeneration,
-    processor: WhisperProcessor,
-    windows: Sequence[np.ndarray],
-    arguments: dict[str, object],
-) -> list[str]:
-    inputs = torch.from_numpy(np.stack(windows)).to(whisper.device, whisper.dtype)  # [B, n_mels, full frames]
+def model_inputs(whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """What `generate` takes of log-mels [80|128, frames] of one length."""
+    features = torch.from_numpy(np.stack(mels)).to(whisper.device, whisper.dtype)  # [B, n_mels, frames]
     # Whisper masks nothing, but without a mask transformers warns that pad equals end-of-text.
-    attended = torch.ones(inputs.shape[0], inputs.shape[-1], dtype=torch.long, device=inputs.device)
-    ids = whisper.generate(inputs, attention_mask=attended, **arguments)
-    return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
+    mask = torch.ones(len(mels), features.shape[-1], dtype=torch.long, device=features.device)
+    return {"input_features": features, "attention_mask": mask}
 
 
 def generation_arguments(
