@@ -50,10 +50,7 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     seconds = sum(sample.duration_s for sample in samples)
     data = sum(_size(sample.audio) for sample in samples) + seconds * FEATURE_BYTES_PER_S
     shape = shape_of(profile.base_model)
-    trained = 0
-    if shape:
-        options = {"lora_r": profile.lora_r, "lora_targets": profile.lora_targets}
-        trained = trained_parameters(shape, method=profile.method, **options)
+    trained = trained_parameters(shape, profile) if shape else 0
     longest = max((sample.duration_s for sample in samples), default=None)
     checkpoints = (profile.keep_checkpoints + 1) * CHECKPOINT_BYTES * trained
     return Needs(

@@ -104,13 +104,12 @@ def _of_one_run(kept: list[Kept], run: str) -> list[Kept]:
 
 def _recover(one: Kept, here: Path) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
-    from distributed.worker.train import prepared
     from distributed.worker.whisper_wrapper import WhisperModelWrapper
     from exogym.errors import CheckpointError
     from exogym.flat import FlatParameters
     from exogym.state.checkpoint import Checkpoints
     from whisper_tuner.export.final import save_final
-    from whisper_tuner.model.base_model import load_base, set_language
+    from whisper_tuner.model.base_model import load_base, prepare, set_language
 
     run_dir = here / "runs" / one.run
     if is_running(run_dir):
@@ -124,7 +123,7 @@ def _recover(one: Kept, here: Path) -> Path:
         raise RunError(str(error)) from None
     model, processor = load_base(base)
     set_language(model, profile.language or None, profile.task)
-    model = prepared(model, profile)
+    model = prepare(model, profile)
     FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(state.get("master", state.get("weights")))
     return save_final(model, processor, run_dir / "final", base)
 

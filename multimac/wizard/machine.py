@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 
 from multimac.doctor.macos import output_of
-from whisper_tuner.model.memory import available_memory
+from whisper_tuner.model.machine_memory import machine_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ def this_machine() -> ThisMachine:
         name=f"{platform.node()}, {system} on {_chip()}",
         device=device or "CPU",
         cores=os.cpu_count() or 1,
-        memory=memory or available_memory(),
+        memory=memory or machine_memory()["total"],  # other programs can give back what they hold now
     )
 
 

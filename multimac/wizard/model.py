@@ -7,10 +7,10 @@ from pathlib import Path
 
 from distributed.hosts.paths import PROJECT
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY
+from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
-from whisper_tuner.model.memory import ModelShape, shape_of, training_memory
+from whisper_tuner.model.memory import ModelShape, profile_memory, shape_of
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import parse
 from whisper_tuner.text import size
@@ -69,7 +69,7 @@ def model_of(text: str, config: ConfigFile, section: str = "", learning_rate: fl
 
 def memory_needed(model: Model, method: str, batch_size: int = 1) -> int | None:
     """Bytes; None if the model's size is not known here."""
-    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else None
+    return profile_memory(Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size))
 
 
 def fits(model: Model, method: str, batch_size: int = 1) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 from whisper_tuner.config import Profile
 from whisper_tuner.data.audio_check import AudioIndex, Stopped
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.labels import TokenLimit, token_limit
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
-from whisper_tuner.data.token_limit import TokenLimit, token_limit
 from whisper_tuner.errors import DataError
 
 PROBLEMS_FILE = "data-problems.csv"

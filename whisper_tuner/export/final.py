@@ -19,8 +19,8 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, write_atomically
+from whisper_tuner.hub import loading
 from whisper_tuner.json_text import parse_json
-from whisper_tuner.loading import loading
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.paths import expanded
 

@@ -146,8 +146,8 @@ def test_rates_are_of_what_was_heard(multilingual, clips):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_training_mode_is_left_as_it_was(multilingual, clips, training):
-    model = prepare(multilingual[0], method="lora").train(training)
+def test_training_mode_is_left_as_it_was(multilingual, profile_of, clips, training):
+    model = prepare(multilingual[0], profile_of(method="lora")).train(training)
     modes = []
     model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     model.get_base_model().model.decoder.register_forward_pre_hook(lambda module, _: modes.append(module.training))
