@@ -13,7 +13,7 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
 from distributed.plan.job import Job
 from whisper_tuner.config import Profile
-from whisper_tuner.data.check import check_manifest
+from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.model.memory import profile_memory, shape_of, trained_parameters
@@ -78,14 +78,13 @@ def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Man
     for path in dict.fromkeys(filter(None, (profile.train, profile.validation, profile.test))):
         try:
             manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop)
+            check_usable(manifest)
         except TunerError as error:
             wrong(error.args[0], error.remedy)
             continue
         audio = [sample.audio for sample in manifest.samples]
         for found in _unreadable(dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]])):
             wrong(*found)
-        if not manifest.samples:
-            wrong(f"{path}: no usable row", "\n  ".join(map(str, manifest.problems[:3])))
         if path != profile.test:
             manifests.append(manifest)
     return manifests, problems

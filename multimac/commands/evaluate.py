@@ -14,7 +14,7 @@ from rich.table import Table
 
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.text import duration
 
 if TYPE_CHECKING:
@@ -98,16 +98,14 @@ def _make_folders(
 
 def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
     from distributed.hosts.paths import PROJECT, STORE
-    from whisper_tuner.data.check import check_manifest, described
+    from whisper_tuner.data.check import check_manifest, check_usable, described
     from whisper_tuner.data.dataset import MAX_DURATION_S
 
     manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
     for manifest in manifests:
-        if not manifest.samples:
-            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+        check_usable(manifest)
         if manifest.problems:
-            lines = "\n  ".join(described(manifest.problems))
-            console.print(f"{manifest.path}: {lines}", soft_wrap=True)
+            console.print(f"{manifest.path}: {described(manifest.problems)}", soft_wrap=True)
     return manifests
 
 

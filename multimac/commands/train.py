@@ -96,8 +96,7 @@ def _announce(console: Console, job: Job, prepared, run_dir: Path, *, dry_run: b
     console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
     for manifest in prepared.manifests:
         if manifest.problems:
-            lines = described(manifest.problems)
-            console.print(f"{manifest.path.name}: " + "\n  ".join(lines), soft_wrap=True)
+            console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 

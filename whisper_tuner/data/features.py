@@ -57,7 +57,7 @@ class FeatureCache:
     def __init__(self, directory: str | Path, extractor: WhisperFeatureExtractor):
         self.directory = Path(directory)
         self.extractor = extractor
-        settings = json.dumps([FORMAT, extractor.to_dict()], sort_keys=True, default=_plain)
+        settings = json.dumps([FORMAT, extractor.to_dict()], sort_keys=True)
         self._settings = hashlib.blake2b(settings.encode(), digest_size=_DIGEST_BYTES).digest()
 
     def log_mel(self, path: str | Path) -> np.ndarray:
@@ -114,8 +114,3 @@ def _write(entry: Path, mel: np.ndarray) -> None:
             raise
         with contextlib.suppress(OSError):
             entry.unlink()
-
-
-def _plain(value: object) -> object:
-    """JSON form of what an extractor's settings may hold: arrays such as the mel filters."""
-    return value.tolist() if isinstance(value, np.ndarray) else str(value)

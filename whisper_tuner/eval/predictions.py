@@ -5,8 +5,6 @@ A row's rates and counts are those of its normalised texts, as in the corpus fig
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +15,7 @@ import jiwer
 
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.eval.wer import ErrorRates, error_rates
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import write_table
 
 PREDICTIONS = "predictions.csv"
 EMPTY, REPETITION, LENGTH_RATIO = "empty", "repetition", "length-ratio"
@@ -27,8 +25,8 @@ LONGEST_RATIO = 2.0  # of the longer text to the shorter one, in words
 RATIO_WORDS = 5  # with fewer words in both texts the ratio tells nothing
 MARKS = {"equal": "", "substitute": "S", "delete": "D", "insert": "I"}  # jiwer's words for them
 
-_COLUMNS = "id audio reference hypothesis reference_normalized hypothesis_normalized wer cer substitutions deletions"
-COLUMNS = (*_COLUMNS.split(), "insertions", "duration_s", "flags")
+TEXTS = ("id", "audio", "reference", "hypothesis", "reference_normalized", "hypothesis_normalized")
+COLUMNS = (*TEXTS, "wer", "cer", "substitutions", "deletions", "insertions", "duration_s", "flags")
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,16 @@ def worst(found: Sequence[Prediction], count: int) -> list[Prediction]:
 
 
 def write_predictions(path: Path, found: Iterable[Prediction]) -> Path:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for prediction in found:
-        sample, rates = prediction.sample, prediction.rates
-        texts = [sample.id, sample.audio, sample.text, prediction.hypothesis, *prediction.normalized]
-        errors = [rates.substitutions, rates.deletions, rates.insertions]
-        figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
-        writer.writerow([*texts, *figures, " ".join(prediction.flags)])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    write_table(path, COLUMNS, map(_row, found))
     return path
+
+
+def _row(prediction: Prediction) -> list[object]:
+    sample, rates = prediction.sample, prediction.rates
+    texts = [sample.id, sample.audio, sample.text, prediction.hypothesis, *prediction.normalized]
+    errors = [rates.substitutions, rates.deletions, rates.insertions]
+    figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
+    return [*texts, *figures, " ".join(prediction.flags)]
 
 
 def align(reference: str, hypothesis: str) -> list[Aligned]:
