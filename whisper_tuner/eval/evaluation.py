@@ -6,11 +6,11 @@ this way. A shortcut of this program would report a quality that nobody else see
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -120,8 +120,9 @@ def transcribe(
     arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
+    windows = _windows(audio, processor, features, problems)
     with evaluating(model), torch.inference_mode():
-        for batch in _batched(_windows(audio, processor, features, problems), batch_size):
+        while batch := list(islice(windows, batch_size)):
             ids = whisper.generate(**model_inputs(whisper, [window for _, window in batch]), **arguments)
             heard = processor.batch_decode(ids, skip_special_tokens=True)
             for (index, _), text in zip(batch, heard, strict=True):
@@ -189,12 +190,6 @@ def _assumed(
     stated = getattr(trained_for, "language", None) if is_multilingual(whisper) else "en"
     language = language or stated
     return language_code(language) if language else None, task or getattr(trained_for, "task", None) or "transcribe"
-
-
-def _batched(items: Iterable[tuple[int, np.ndarray]], size: int) -> Iterator[list[tuple[int, np.ndarray]]]:
-    items = iter(items)
-    while batch := list(itertools.islice(items, size)):
-        yield batch
 
 
 @contextmanager

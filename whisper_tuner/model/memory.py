@@ -42,15 +42,13 @@ class ModelShape:
     def encoder_parameters(self) -> int:
         d = self.d_model
         stem = (self.num_mel_bins * 3 + 1) * d + (d * 3 + 1) * d
-        layers = self.encoder_layers * (_attention(d) + _feed_forward(d, self.encoder_ffn_dim))
-        return stem + self.positions + layers + 2 * d
+        return stem + self.positions + _layers(d, self.encoder_layers, self.encoder_ffn_dim, attentions=1)
 
     @property
     def decoder_parameters(self) -> int:
         """Including the embedding, which is also the output layer."""
-        d = self.d_model
-        embedding = (self.vocab_size + self.max_target_positions) * d
-        return embedding + self.decoder_layers * (2 * _attention(d) + _feed_forward(d, self.decoder_ffn_dim)) + 2 * d
+        embedding = (self.vocab_size + self.max_target_positions) * self.d_model
+        return embedding + _layers(self.d_model, self.decoder_layers, self.decoder_ffn_dim, attentions=2)
 
     @property
     def positions(self) -> int:
@@ -77,13 +75,11 @@ class ModelShape:
         yield "proj_out", d, self.vocab_size
 
 
-def _attention(d: int) -> int:
-    """Four projections, the key's without bias, and the norm before them."""
-    return 4 * d * d + 3 * d + 2 * d
-
-
-def _feed_forward(d: int, inner: int) -> int:
-    return 2 * d * inner + inner + d + 2 * d
+def _layers(d: int, count: int, inner: int, *, attentions: int) -> int:
+    """Parameters of an encoder's or decoder's layers and of the norm behind them."""
+    attention = 4 * d * d + 3 * d + 2 * d  # four projections, the key's without bias, and the norm before them
+    feed_forward = 2 * d * inner + inner + d + 2 * d
+    return count * (attentions * attention + feed_forward) + 2 * d
 
 
 def _published(d: int, layers: int, *, vocabulary: int = 51865, mels: int = 80, decoder_layers: int = 0) -> ModelShape:
