@@ -16,7 +16,6 @@ HUB_S = 10.0
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first that a model has
 NOT_FETCHED = "cannot be fetched from the hub"
 CHECK_NETWORK = "Check the network, or set base_model to a folder that holds the model."
-COPY_AGAIN = "Copy the model again."
 PANIC = "PanicException"  # of a library in Rust: no Exception, and it cannot be imported
 
 
@@ -42,9 +41,9 @@ def settings_of(base_model: str | Path, name: str) -> dict:
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}", remedy="Check its permissions.") from None
     except ValueError as error:
-        raise ModelError(f"{file} is damaged: {error}", remedy=COPY_AGAIN) from None
+        raise ModelError(f"{file} is damaged: {error}", remedy="Copy the model again.") from None
     if not isinstance(stored, dict):
-        raise ModelError(f"{file} is damaged: not a JSON object", remedy=COPY_AGAIN)
+        raise ModelError(f"{file} is damaged: not a JSON object", remedy="Copy the model again.")
     return stored
 
 

@@ -132,8 +132,8 @@ MISTAKES = {
         adapter("[]"),
         "evaluate adapter --data clips.csv",
         4,
-        "adapter names no base model",
-        "base_model_name_or_path",
+        "adapter/adapter_config.json is damaged: not a JSON object",
+        "Copy the model again",
     ),
     "evaluate without data": (None, "evaluate model", 3, "nothing to evaluate on", ("--data", "test set")),
     "evaluate a model that is none": (

@@ -65,17 +65,17 @@ def described(problems: Sequence[Problem]) -> str:
     """The counts by kind, then the first few problems, one a line."""
     if not problems:
         return "It has no rows."
-    return _listing(f"{_rows(problems)} left out: {counts(problems)}", map(str, problems), SHOWN)
+    return f"{_rows(problems)} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
 
 
 def _rows(problems: Sequence[Problem]) -> str:
     return "1 row" if len(problems) == 1 else f"{len(problems)} rows"
 
 
-def _listing(head: str, lines: Iterable[str], shown: int) -> str:
+def _first(lines: Iterable[str], shown: int) -> str:
     lines = list(lines)
     more = [f"and {len(lines) - shown} more"] if len(lines) > shown else []
-    return "\n  ".join([head, *lines[:shown], *more])
+    return "\n  ".join([*lines[:shown], *more])
 
 
 def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
@@ -105,8 +105,8 @@ def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
     write_problems(listed, problems)
     every = [problem for found in problems.values() for problem in found]
     lines = (f"{path.name} {problem}" for path, found in problems.items() for problem in found)
-    head = f"{_rows(every)} cannot be used ({counts(every)}), and bad_rows = refuse:"
+    shown = _first(lines, REFUSED_SHOWN)
     raise DataError(
-        _listing(head, lines, REFUSED_SHOWN),
+        f"{_rows(every)} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
         remedy=f"All of them are listed in {listed}. Fix or remove them, or set bad_rows = skip.",
     )

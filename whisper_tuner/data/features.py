@@ -33,10 +33,24 @@ def log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndar
     frames = (len(waveform) + half_window - 1) // hop + 1
     padded_length = hop * frames + extractor.n_fft
     if padded_length >= extractor.n_samples:
-        return _extract(waveform, extractor, padding="max_length")[:, : min(frames, extractor.nb_max_frames)]
+        return extracted(waveform, extractor, padding="max_length")[:, : min(frames, extractor.nb_max_frames)]
     # Zeros past the last frame: the STFT mirrors the signal at its end, which would put speech where padding belongs.
     padded = np.pad(waveform, (0, padded_length - len(waveform)))
-    return _extract(padded, extractor, padding="do_not_pad")[:, :frames]
+    return extracted(padded, extractor, padding="do_not_pad")[:, :frames]
+
+
+def extracted(
+    waveform: np.ndarray, extractor: WhisperFeatureExtractor, *, padding: str, truncation: bool = True
+) -> np.ndarray:
+    """What the extractor itself makes, float32 [80|128, frames]; with truncation, at most of its full length."""
+    made = extractor(
+        waveform,
+        sampling_rate=extractor.sampling_rate,
+        padding=padding,
+        truncation=truncation,
+        return_tensors="np",
+    )
+    return made.input_features[0].astype(np.float32)
 
 
 def pad_log_mel(mel: np.ndarray, frames: int) -> np.ndarray:
@@ -80,11 +94,6 @@ class FeatureCache:
             raise
         name = key.hexdigest()
         return self.directory / name[:2] / f"{name}.mel"
-
-
-def _extract(waveform: np.ndarray, extractor: WhisperFeatureExtractor, padding: str) -> np.ndarray:
-    features = extractor(waveform, sampling_rate=extractor.sampling_rate, padding=padding, return_tensors="np")
-    return features.input_features[0].astype(np.float32)
 
 
 def _read(entry: Path) -> np.ndarray | None:

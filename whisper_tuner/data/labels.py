@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from whisper_tuner.errors import ConfigError, DataError, ModelError
-from whisper_tuner.hub import COPY_AGAIN, loading, model_file, settings_of
+from whisper_tuner.hub import loading, model_file, settings_of
 from whisper_tuner.languages import UNSPACED, language_code, text_language
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class TokenLimit:
 
     @cached_property
     def _count(self) -> Callable[[str], int]:
-        with loading(f"{self.base_model}: its tokenizer does not load", remedy=COPY_AGAIN):
+        with loading(f"{self.base_model}: its tokenizer does not load", remedy="Copy the model again."):
             if file := model_file(self.base_model, "tokenizer.json"):
                 from tokenizers import Tokenizer
 

@@ -83,7 +83,8 @@ def evaluate(
         progress=progress,
     )
     seconds = time.perf_counter() - began
-    normalize = text_normalizer(written_language(whisper_of(model), language, task))
+    _, written = generation_settings(whisper_of(model), language, task)
+    normalize = text_normalizer(written)
     pairs = list(zip(samples, heard, strict=True))
     rows = tuple(Prediction(s, t.text, (normalize(s.text), normalize(t.text))) for s, t in pairs if not t.problem)
     return Evaluation(
@@ -116,10 +117,9 @@ def transcribe(
     texts: list[list[str]] = [[] for _ in audio]
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
-    written = written_language(whisper, language, task)
-    arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
+    arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
-    arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
+    arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
     windows = _windows(audio, processor, features, problems)
     with evaluating(model), torch.inference_mode():
         while batch := list(islice(windows, batch_size)):
@@ -168,28 +168,19 @@ def model_inputs(whisper: WhisperForConditionalGeneration, mels: Sequence[np.nda
     return {"input_features": features, "attention_mask": mask}
 
 
-def generation_arguments(
+def generation_settings(
     whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
-) -> dict[str, object]:
-    if not is_multilingual(whisper):
-        return {}
-    spoken, task = _assumed(whisper, language, task)
-    return {"task": task} | ({"language": spoken} if spoken else {})
+) -> tuple[dict[str, object], str | None]:
+    """(arguments for `generate`, code of the language that is written: None if the model writes whatever it hears).
 
-
-def written_language(whisper: WhisperForConditionalGeneration, language: str | None, task: str | None) -> str | None:
-    """The code of the language that a model writes for these settings; None if it writes whatever it hears."""
-    return text_language(*_assumed(whisper, language, task))
-
-
-def _assumed(
-    whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
-) -> tuple[str | None, str]:
-    """(code of the spoken language, task); what is not given is what the model was trained for."""
-    trained_for = whisper.generation_config
-    stated = getattr(trained_for, "language", None) if is_multilingual(whisper) else "en"
-    language = language or stated
-    return language_code(language) if language else None, task or getattr(trained_for, "task", None) or "transcribe"
+    A language or task that is not given is the one that the model was trained for.
+    """
+    multilingual, trained_for = is_multilingual(whisper), whisper.generation_config
+    language = language or (getattr(trained_for, "language", None) if multilingual else "en")
+    spoken = language_code(language) if language else None
+    task = task or getattr(trained_for, "task", None) or "transcribe"
+    arguments = {"task": task} | ({"language": spoken} if spoken else {})
+    return arguments if multilingual else {}, text_language(spoken, task)
 
 
 @contextmanager

@@ -16,14 +16,8 @@ from torch import nn
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
-from whisper_tuner.data.features import log_mel, pad_log_mel
-from whisper_tuner.eval.evaluation import (
-    evaluating,
-    generation_arguments,
-    model_inputs,
-    transcribe,
-    written_language,
-)
+from whisper_tuner.data.features import extracted, log_mel, pad_log_mel
+from whisper_tuner.eval.evaluation import evaluating, generation_settings, model_inputs, transcribe
 from whisper_tuner.languages import joined
 from whisper_tuner.model.base_model import whisper_of
 
@@ -84,7 +78,7 @@ def transcribe_recording(
     rate = extractor.sampling_rate
     waveform = load_audio(path, rate)
     whisper = whisper_of(model)
-    arguments = generation_arguments(whisper, language, task)
+    arguments, written = generation_settings(whisper, language, task)
     timed = writes_timestamps(whisper)
     segments: list[Segment] = []
     with evaluating(model), torch.inference_mode(), torch.random.fork_rng():
@@ -98,7 +92,7 @@ def transcribe_recording(
                 found = [Segment(0.0, len(piece) / rate, heard.text)]
             segments += [replace(s, start=s.start + offset, end=min(s.end + offset, end / rate)) for s in found]
             progress(end / rate)
-    duration_s, written = len(waveform) / rate, written_language(whisper, language, task)
+    duration_s = len(waveform) / rate
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 
 
@@ -169,16 +163,10 @@ def _whole_log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> 
 
     transformers fills the last window of a long recording with zeros, which are no silence: models mishear its end.
     """
-    padding = "max_length" if len(waveform) <= extractor.n_samples else "longest"
-    made = extractor(
-        waveform,
-        sampling_rate=extractor.sampling_rate,
-        padding=padding,
-        truncation=padding == "max_length",
-        return_tensors="np",
-    )
-    mel = made.input_features[0].astype(np.float32)
-    return mel if padding == "max_length" else pad_log_mel(mel, mel.shape[1] + extractor.nb_max_frames)
+    if len(waveform) <= extractor.n_samples:
+        return extracted(waveform, extractor, padding="max_length")
+    mel = extracted(waveform, extractor, padding="longest", truncation=False)
+    return pad_log_mel(mel, mel.shape[1] + extractor.nb_max_frames)
 
 
 def _quietest(waveform: np.ndarray, rate: int) -> int:

@@ -9,11 +9,12 @@ from safetensors import SafetensorError, safe_open
 
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.hub import COPY_AGAIN, settings_of
+from whisper_tuner.hub import settings_of
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+COPY_AGAIN = "Copy the model again."
 LAYOUT = "Give a folder in transformers layout, or a hub id such as openai/whisper-small."
 # A model has at least one file of each line.
 NEEDED = (
