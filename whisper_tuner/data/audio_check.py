@@ -104,18 +104,17 @@ class AudioIndex:
     def _look(self, path: Path) -> Header:
         """What is known of a file, if it is as it was then; else it is opened."""
         try:
-            stat = path.stat()
-        except FileNotFoundError:
+            stat, known = path.stat(), self._known.get(str(path))
+            if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
+                return known
+            if self._stop.is_set():
+                raise Stopped
+            return Header(stat.st_size, stat.st_mtime_ns, *examine(path))
+        except FileNotFoundError:  # it may also go away meanwhile
             return Header(0, 0, kind=Kind.NO_AUDIO, what=f"no such audio file: {path}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in its name
             reason = getattr(error, "strerror", None) or error
             return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
-        known = self._known.get(str(path))
-        if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
-            return known
-        if self._stop.is_set():
-            raise Stopped
-        return Header(stat.st_size, stat.st_mtime_ns, *examine(path))
 
     def _digest(self, path: Path) -> None:
         if self._stop.is_set():

@@ -176,6 +176,17 @@ def test_a_pass_that_is_stopped_is_taken_up_by_the_next(folder, monkeypatch):
     assert [path.name for path in opened] == ["a.wav", "b.wav", "c.wav"]
 
 
+def test_a_file_that_goes_away_while_it_is_looked_at_is_not_there(tmp_path, audio_file):
+    clip = audio_file(tmp_path / "a.wav", seconds=1)
+
+    class GoesAway(threading.Event):
+        def is_set(self) -> bool:  # asked once the file's size is known, before it is opened
+            clip.unlink()
+            return False
+
+    assert audio_check.AudioIndex(stop=GoesAway())[clip].kind == Kind.NO_AUDIO
+
+
 def test_audio_whose_length_is_not_known_is_sound(tmp_path, audio_file, need_program):
     """An MP3 without a Xing header, a WAV as SoX pipes it, a FLAC that was written into a pipe."""
     wav = audio_file(tmp_path / "a.wav", seconds=20, seed=1)
