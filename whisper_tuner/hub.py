@@ -87,7 +87,7 @@ def model_folder(base_model: str, *, show: bool = False) -> Path:
             print("\n", file=sys.stderr)  # the bars leave the cursor above the last of them
         if folder:
             return folder
-    raise ModelError(f"{base_model}: the hub has no weights of it", remedy=f"It needs one of {', '.join(WEIGHTS)}.")
+    raise ModelError(f"{base_model}: the hub has no weights for it", remedy=f"It needs one of {', '.join(WEIGHTS)}.")
 
 
 def _snapshot(base_model: str, weights: str, **options) -> Path | None:

@@ -52,7 +52,7 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     if len(waveform) == 0:
         raise DataError(f"{path} holds no audio", remedy="Remove it from the manifest.")
     if not np.abs(waveform).max() < LOUDEST:
-        raise DataError(f"{path} holds samples that are not sound", remedy="Convert it again, or remove it.")
+        raise DataError(f"{path} holds values that cannot be audio", remedy="Convert it again, or remove it.")
     return np.ascontiguousarray(waveform, dtype=np.float32)
 
 

@@ -133,7 +133,7 @@ def _duration(stated: str, audio: Path, index: AudioIndex | None) -> float:
     if index is not None:
         measured = index[audio].seconds
         if abs(seconds - measured) > max(DIFFERENT_S, DIFFERENT_SHARE * measured):
-            raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, and the manifest says {seconds:g} s")
+            raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, but the manifest says {seconds:g} s")
     return seconds
 
 

@@ -106,7 +106,7 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
     config, generation = settings_of(base_model, "config.json"), settings_of(base_model, "generation_config.json")
     vocabulary, positions = config.get("vocab_size"), config.get("max_target_positions", 448)
     if type(vocabulary) is not int or type(positions) is not int:
-        what = f"{base_model}: config.json does not say vocab_size and max_target_positions in whole numbers"
+        what = f"{base_model}: config.json does not give vocab_size and max_target_positions as whole numbers"
         raise ModelError(what, remedy="Give a folder in transformers layout, or a hub id.")
     multilingual = _is_multilingual(generation.get("is_multilingual"), vocabulary)
     spoken = _known_language(language, generation) if multilingual else "en"
