@@ -200,6 +200,7 @@ class Course:
         from transformers.utils import logging
 
         from exogym.flat import FlatParameters, digest
+        from whisper_tuner.config import Profile
         from whisper_tuner.model.base_model import prepare
 
         logging.set_verbosity_error()
@@ -214,7 +215,8 @@ class Course:
             model.generate(features, max_new_tokens=2)
             finite = all(torch.isfinite(weight).all() for weight in model.parameters())
             wrong = "" if finite and not any(about.values()) else f"weights are not finite, or {about}"
-            return {"wrong": wrong, "digest": digest(FlatParameters(prepare(model)).read())}
+            trained = prepare(model, Profile(base_model=str(folder), train=folder))
+            return {"wrong": wrong, "digest": digest(FlatParameters(trained).read())}
         except (OSError, ValueError, RuntimeError) as error:
             return {"wrong": f"{type(error).__name__}: {error}", "digest": None}
 

@@ -30,8 +30,9 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from bundled.make_data import dataset_sentences
 from bundled.sentences import sentences
 from bundled.speech import Speaker, speak
+from whisper_tuner.data.batches import pad_labels
 from whisper_tuner.data.features import log_mel, pad_log_mel
-from whisper_tuner.data.labels import label_encoder, pad_labels
+from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.eval.evaluation import transcribe
 from whisper_tuner.eval.wer import error_rates
 from whisper_tuner.model.base_model import encode

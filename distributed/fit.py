@@ -1,6 +1,6 @@
 """NetworkTrainer: fits a model of your own on all machines of a hosts file.
 
-Model and data travel as one file, the only thing that is unpickled after a journey: over SFTP with mode 0600. A worker
+Model and data travel as one file, the only thing that is unpickled after a journey: over SSH with mode 0600. A worker
 opens it only if its SHA-256 is the one in the RunSpec, which comes over the launcher's own SSH session.
 """
 

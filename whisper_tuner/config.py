@@ -12,7 +12,8 @@ from whisper_tuner.errors import ConfigError
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest, parse, setting, validate
 
-KINDS = ("model", "dataset", "profile", "distributed")
+INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
+KINDS = (*INHERITED, "profile", "distributed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,18 +100,17 @@ class ConfigFile:
             text = self.path.read_text(encoding="utf-8-sig") if text is None else text.removeprefix("\ufeff")
             self._parser.read_string(text, source=self.path.name)
         except OSError as error:
-            remedy = "Run from the project folder, or name a file with --config."
-            if not isinstance(error, FileNotFoundError):
-                remedy = "It must be a file that you may read; --config names another."
+            remedy = "Run from the project folder, or name a file that you may read with --config."
             raise ConfigError(f"{path}: {error.strerror or error}", remedy=remedy) from None
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text", remedy="Save it as UTF-8.") from None
         except configparser.Error as error:
             raise self._unreadable(error, text) from None
-        if "\0" in text:
-            line = text.count("\n", 0, text.index("\0")) + 1
-            raise ConfigError(f"{self.path.name}:{line}: a NUL is no text", remedy="Save it as UTF-8.")
+        before, nul, _ = text.partition("\0")
+        if nul:
+            line = before.count("\n") + 1
+            raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text: it holds a NUL", remedy="Save it as UTF-8.")
         self._lines = _line_numbers(text)
         self._check_sections()
 
@@ -139,17 +139,12 @@ class ConfigFile:
         """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out."""
         profile = self.section("profile", name, asked_by)
         layers = [self._layer("DEFAULT")]
-        for kind in ("model", "dataset"):
+        for kind in INHERITED:
             if kind in profile.values:
                 layers.append(self.section(kind, profile.values[kind], profile.origin[kind]))
         layers.append(profile)
-        values, origin = {}, {}
-        for layer in layers:
-            values |= layer.values
-            origin |= layer.origin
-        for kind in ("model", "dataset"):
-            values.pop(kind, None)
-        return Resolved(name, values, origin)
+        values = {key: value for layer in layers for key, value in layer.values.items() if key not in INHERITED}
+        return Resolved(name, values, {key: place for layer in layers for key, place in layer.origin.items()})
 
     def profile(self, name: str) -> Profile:
         return self.build(Profile, self.profile_values(name), f"profile:{name}")
@@ -162,18 +157,18 @@ class ConfigFile:
         for key, text in resolved.values.items():
             place = resolved.origin.get(key, self.path.name)
             if key not in fields:
-                raise ConfigError(f"{place}: unknown key {key!r}{nearest(key, fields)}", remedy=known_keys(fields))
+                known = f"Known keys: {', '.join(sorted(fields))}."
+                raise ConfigError(f"{place}: unknown key {key!r}{nearest(key, fields)}", remedy=known)
             try:
                 built[key] = parse(fields[key], hints[key], text, self.path.parent)
             except ValueError as error:
                 raise ConfigError(f"{place}: {key} = {text}: {error}", remedy=fields[key].metadata["help"]) from None
         for key, field in fields.items():
             if key not in built and field.default is dataclasses.MISSING:
-                raise ConfigError(
-                    f"{self.path.name}: [{section}] has no {key}", remedy=f"{key}: {field.metadata['help']}"
-                )
+                help = field.metadata["help"]
+                raise ConfigError(f"{self.path.name}: [{section}] has no {key}", remedy=f"{key}: {help}")
         if "base_model" in built:
-            built["base_model"] = self._model_path(built["base_model"], resolved.origin.get("base_model", ""))
+            built["base_model"] = self._model_path(built["base_model"], resolved.origin["base_model"])
         if built.get("runs_dir") is None and "runs_dir" in fields:
             built["runs_dir"] = self.path.parent / fields["runs_dir"].default
         return cls(**built)
@@ -196,17 +191,14 @@ class ConfigFile:
         place = f"{self.path.name}:{line}"
         match error:
             case configparser.MissingSectionHeaderError():
-                return ConfigError(
-                    f"{place}: a setting before the first section", remedy="Put it below [DEFAULT] or [profile:NAME]."
-                )
+                remedy = "Put it below [DEFAULT] or [profile:NAME]."
+                return ConfigError(f"{place}: a setting before the first section", remedy=remedy)
             case configparser.DuplicateOptionError():
-                return ConfigError(
-                    f"{place}: {error.option} stands twice in [{error.section}]", remedy="Remove one of them."
-                )
+                what = f"{place}: {error.option} is set twice in [{error.section}]"
+                return ConfigError(what, remedy="Remove one of them.")
             case configparser.DuplicateSectionError():
-                return ConfigError(
-                    f"{place}: section [{error.section}] stands twice", remedy="Remove one of them, or make them one."
-                )
+                what = f"{place}: section [{error.section}] comes twice"
+                return ConfigError(what, remedy="Remove one of them, or merge the two.")
         found = text.split("\n")[line - 1].strip()
         return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")
 
@@ -226,10 +218,6 @@ class ConfigFile:
 
     def _place(self, header: str, key: str) -> str:
         return f"{self.path.name}:{self._lines.get((header, key), '?')} [{header}]"
-
-
-def known_keys(fields) -> str:
-    return "Known keys: " + ", ".join(sorted(fields)) + "."
 
 
 def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import fcntl
+import io
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
@@ -25,6 +27,16 @@ def write_shared(path: Path, text: str) -> None:
     """The same for a file that others may read: with the mode that it has; what a link points to, not the link."""
     path = path.resolve()
     write_atomically(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644)
+
+
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV; its folder is made."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue())
 
 
 @contextlib.contextmanager

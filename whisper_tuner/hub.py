@@ -4,17 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from whisper_tuner.errors import ModelError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
 HUB_ID = r"\w[\w.-]*/[\w.-]+"
 HUB_S = 10.0
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first that a model has
+NOT_FETCHED = "cannot be fetched from the hub"
+CHECK_NETWORK = "Check the network, or set base_model to a folder that holds the model."
+PANIC = "PanicException"  # of a library in Rust: no Exception, and it cannot be imported
 
 
-def model_file(base_model: str, name: str) -> Path | None:
+@contextlib.contextmanager
+def loading(failure: str, *, remedy: str) -> Iterator[None]:
+    """Of a damaged folder, or a bad network, libraries raise whatever they stumble over: it becomes a ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{failure}: {reason}", remedy=remedy) from error
+
+
+def settings_of(base_model: str | Path, name: str) -> dict:
+    """A JSON file of a model; empty if it has none. Raises ModelError."""
+    file = model_file(base_model, name)
+    try:
+        stored = parse_json(file.read_text(encoding="utf-8")) if file else {}
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror}", remedy="Check its permissions.") from None
+    except ValueError as error:
+        raise ModelError(f"{file} is damaged: {error}", remedy="Copy the model again.") from None
+    if not isinstance(stored, dict):
+        raise ModelError(f"{file} is damaged: not a JSON object", remedy="Copy the model again.")
+    return stored
+
+
+def model_file(base_model: str | Path, name: str) -> Path | None:
     """A file of a model's folder or, downloaded if need be, of a hub id; None if it has none. Raises ModelError."""
     if expanded(base_model).is_dir():
         file = expanded(base_model) / name
@@ -22,19 +55,18 @@ def model_file(base_model: str, name: str) -> Path | None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    try:
+    with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK):
         with contextlib.suppress(LocalEntryNotFoundError):
             return Path(hf_hub_download(base_model, name, local_files_only=True))
-        # The download itself tries for half a minute.
-        get_hf_file_metadata(hf_hub_url(base_model, name), timeout=HUB_S)
-        return Path(hf_hub_download(base_model, name))
-    except RepositoryNotFoundError:
-        remedy = "Look it up on huggingface.co; one that is not public needs `hf auth login`."
-        raise ModelError(f"{base_model}: the hub has no model of this name", remedy=remedy) from None
-    except EntryNotFoundError:
-        return None
-    except Exception as error:  # the network's own classes depend on the version of the hub's client
-        raise _not_fetched(base_model, error) from None
+        try:
+            # The download itself tries for half a minute.
+            get_hf_file_metadata(hf_hub_url(base_model, name), timeout=HUB_S)
+            return Path(hf_hub_download(base_model, name))
+        except RepositoryNotFoundError:
+            remedy = "Look it up on huggingface.co; one that is not public needs `hf auth login`."
+            raise ModelError(f"{base_model}: the hub has no model of this name", remedy=remedy) from None
+        except EntryNotFoundError:
+            return None
 
 
 def model_folder(base_model: str, *, show: bool = False) -> Path:
@@ -42,23 +74,20 @@ def model_folder(base_model: str, *, show: bool = False) -> Path:
 
     show: progress bars on stderr, if there is anything to download.
     """
-    folder = expanded(base_model)
-    if folder.is_dir():
-        return folder
+    if expanded(base_model).is_dir():
+        return expanded(base_model)
     model_file(base_model, "config.json")  # what cannot be fetched is told at once
     from tqdm.auto import tqdm
 
     for weights in WEIGHTS:
         bars = show and not _is_here(base_model, weights)
-        try:
+        with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK):
             folder = _snapshot(base_model, weights, **({"tqdm_class": tqdm} if bars else {}))
-        except Exception as error:  # as above
-            raise _not_fetched(base_model, error) from None
         if bars:
             print("\n", file=sys.stderr)  # the bars leave the cursor above the last of them
         if folder:
             return folder
-    raise ModelError(f"{base_model}: the hub has no weights of it", remedy=f"It needs one of {', '.join(WEIGHTS)}.")
+    raise ModelError(f"{base_model}: the hub has no weights for it", remedy=f"It needs one of {', '.join(WEIGHTS)}.")
 
 
 def _snapshot(base_model: str, weights: str, **options) -> Path | None:
@@ -77,11 +106,3 @@ def _is_here(base_model: str, weights: str) -> bool:
         return _snapshot(base_model, weights, local_files_only=True) is not None
     except LocalEntryNotFoundError:
         return False
-
-
-def _not_fetched(base_model: str, error: Exception) -> ModelError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ModelError(
-        f"{base_model}: cannot be fetched from the hub: {reason}",
-        remedy="Check the network, or set base_model to a folder that holds the model.",
-    )

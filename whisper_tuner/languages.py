@@ -18,7 +18,7 @@ def language_code(language: str | None) -> str:
     code = TO_LANGUAGE_CODE.get(plain, plain)
     if code not in LANGUAGES:
         what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"
-        raise ConfigError(what, remedy="set language to a code or an English name, such as fr or French")
+        raise ConfigError(what, remedy="Set language to a code or an English name, such as fr or French.")
     return code
 
 

@@ -53,15 +53,8 @@ def check(field: dataclasses.Field, value) -> None:
         raise ValueError("expected a finite number")
     if isinstance(value, int) and abs(value) >= LARGEST:
         raise ValueError("expected a number below 2^63")
-    if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
-        bounds = (
-            f"from {low} to {high}"
-            if None not in (low, high)
-            else f"at least {low}"
-            if high is None
-            else f"at most {high}"
-        )
-        raise ValueError(f"expected a number {bounds}")
+    if value is not None and low is not None and not low <= value <= (math.inf if high is None else high):
+        raise ValueError(f"expected a number {f'at least {low}' if high is None else f'from {low} to {high}'}")
 
 
 def _convert(hint, text: str, folder: Path):

@@ -13,7 +13,7 @@ from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.features import FeatureCache
 from whisper_tuner.eval.evaluation import Evaluation, evaluate
-from whisper_tuner.eval.predictions import PREDICTIONS, predictions, write_predictions
+from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.export.final import load_model
 from whisper_tuner.files import write_atomically
 
@@ -43,7 +43,7 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
         for problem in result.problems:
             events({"type": "problem", "what": str(problem)})
         name = "base" if when == "before" else "final"
-        write_predictions(folder / "evaluation" / test.stem / name / PREDICTIONS, predictions(result.rows))
+        write_predictions(folder / "evaluation" / test.stem / name / PREDICTIONS, result.rows)
         figures[when] = summary(result)
         events({"type": "evaluation", "when": when, **figures[when]})
     write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
@@ -52,9 +52,9 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
 def summary(result: Evaluation) -> dict:
     """Per cent, corpus-level; `wer` and `cer` after Whisper's own text normaliser."""
     rates = {
-        "wer": result.wer_normalized,
-        "cer": result.cer_normalized,
-        "wer_raw": result.wer,
-        "cer_raw": result.cer,
+        "wer": result.normalized.wer,
+        "cer": result.normalized.cer,
+        "wer_raw": result.raw.wer,
+        "cer_raw": result.raw.cer,
     }
     return {name: round(100 * rate, 2) for name, rate in rates.items()} | {"clips": len(result.rows)}

@@ -12,7 +12,7 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
 from distributed.plan.job import Job
 from whisper_tuner.config import Profile
-from whisper_tuner.data.check import check_manifest
+from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import DataError, TunerError
 from whisper_tuner.model.check import check_model
@@ -51,8 +51,7 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     longest = max((sample.duration_s for sample in samples), default=None)
     trained = 0
     if shape := shape_of(profile.base_model):
-        options = {"lora_r": profile.lora_r, "lora_targets": profile.lora_targets}
-        trained = trained_parameters(shape, method=profile.method, **options)
+        trained = trained_parameters(shape, profile)
     return Needs(
         memory=profile_memory(profile, longest_s=longest),
         least=profile_memory(profile, longest_s=longest, clips=1),
@@ -80,8 +79,7 @@ def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Man
     for path in dict.fromkeys(filter(None, (profile.train, profile.validation, profile.test))):
         try:
             manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop)
-            if not manifest.samples:
-                raise DataError(f"{path}: no usable row", remedy="\n  ".join(map(str, manifest.problems[:3])))
+            check_usable(manifest)
             audio = [sample.audio for sample in manifest.samples]
             _try_to_open(dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]]))
         except TunerError as error:

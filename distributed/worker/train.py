@@ -7,22 +7,19 @@ from pathlib import Path
 from urllib.parse import quote
 
 import torch
-from torch import nn
-from transformers import WhisperForConditionalGeneration
 
 from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
 from exogym.trainer import FitSettings
-from whisper_tuner.config import Profile
-from whisper_tuner.data.batches import BatchShape, ShardBatches
+from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.features import FeatureCache
-from whisper_tuner.data.labels import label_encoder, split_encodable
+from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
-from whisper_tuner.model.base_model import LoraSettings, load_base, prepare, set_language
+from whisper_tuner.model.base_model import load_base, prepare, set_language
 
 from .audio_pull import AudioPull
 from .micro_batch import fit_into_memory, share_of_memory
@@ -59,7 +56,7 @@ def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankW
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
     data = _Data(spec, model, processor, events, unsent)
-    model = prepared(model, profile)
+    model = prepare(model, profile)
     work = RankWork(
         model=WhisperModelWrapper(model, processor, "cpu"),  # TrainNode moves it to the device
         train=data.sampler(profile.train, shuffle=True),
@@ -76,22 +73,6 @@ def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankW
         events=events,
     )
     return work
-
-
-def prepared(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Module:
-    """As the profile's method trains it."""
-    return prepare(
-        model,
-        method=profile.method,
-        lora=LoraSettings(
-            rank=profile.lora_r,
-            alpha=profile.lora_alpha,
-            dropout=profile.lora_dropout,
-            target_modules=profile.lora_targets,
-        ),
-        dropout=profile.dropout,
-        gradient_checkpointing=profile.gradient_checkpointing,
-    )
 
 
 def keep_spec(spec: RunSpec) -> None:
@@ -133,22 +114,12 @@ class _Data:
         spec, profile = self._spec, self._spec.profile
         # Audio of other hosts' shards is not on this machine, at first.
         samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
-        samples, problems = split_encodable(samples, self._encoder)
-        for problem in problems:
-            self._report(f"{manifest.name}: {problem}")
-        per_step = profile.batch_size * max(1, len(profile.shards))
         batches = ShardBatches(
             samples,
+            profile,
             features=self._features,
             labels=self._encoder,
-            shape=BatchShape(
-                batch_size=profile.batch_size,
-                micro_batch=-(-per_step // profile.accumulation) if profile.accumulation > 1 else None,
-                audio_context=profile.audio_context,
-            ),
-            seed=profile.seed,
             shuffle=shuffle,
-            shards=profile.shards,
             missing_audio=self._audio_pull,
             on_problem=self._report,
         )

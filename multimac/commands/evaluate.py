@@ -19,12 +19,12 @@ from multimac.view.alignment import side_by_side
 from multimac.view.comparison import Candidate, candidates, check_models, labels
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.check import check_manifest, described
+from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
-from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.evaluation import Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
-from whisper_tuner.eval.predictions import PREDICTIONS, Prediction, predictions, worst, write_predictions
+from whisper_tuner.eval.predictions import PREDICTIONS, Prediction, worst, write_predictions
 from whisper_tuner.export.final import load_model
 from whisper_tuner.text import duration
 
@@ -96,10 +96,9 @@ def _test_sets(profile: Profile | None, chosen: Sequence[Candidate]) -> list[Pat
 def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
     manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
     for manifest in manifests:
-        if not manifest.samples:
-            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+        check_usable(manifest)
         if manifest.problems:
-            console.print(f"{manifest.path}: " + "\n  ".join(described(manifest.problems)), soft_wrap=True)
+            console.print(f"{manifest.path}: {described(manifest.problems)}", soft_wrap=True)
     return manifests
 
 
@@ -143,9 +142,8 @@ def _measured(console: Console, model: Candidate, manifest: Manifest, result: Ev
     """Its predictions are written."""
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
-    found = predictions(result.rows)
     try:
-        path = write_predictions(folder / PREDICTIONS, found)
+        path = write_predictions(folder / PREDICTIONS, result.rows)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
     record = {
@@ -154,11 +152,11 @@ def _measured(console: Console, model: Candidate, manifest: Manifest, result: Ev
         "data": str(manifest.path),
         **summary(result),
         "speed": round(result.speed, 2),
-        "flags": dict(Counter(flag for prediction in found for flag in prediction.flags)),
+        "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
         "skipped": len(manifest.problems) + len(result.problems),
         "predictions": str(path),
     }
-    return Measured(model=model, manifest=manifest, predictions=found, record=record)
+    return Measured(model=model, manifest=manifest, predictions=result.rows, record=record)
 
 
 def _table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table:
@@ -189,6 +187,6 @@ def _show_worst(console: Console, measured: Measured, count: int) -> None:
     for prediction in found:
         rates, flags = prediction.rates, " ".join(prediction.flags)
         errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
-        head = f"{prediction.row.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
-        for line in (head, *side_by_side(*prediction.row.normalized, width=console.width)):
+        head = f"{prediction.sample.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
+        for line in (head, *side_by_side(*prediction.normalized, width=console.width)):
             console.print(line, soft_wrap=True)

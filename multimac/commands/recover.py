@@ -18,14 +18,13 @@ from distributed.run_dir.find import meant
 from distributed.run_dir.folder import is_running
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine, Machine
-from distributed.worker.train import prepared
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from whisper_tuner.errors import ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
-from whisper_tuner.model.base_model import load_base, set_language
+from whisper_tuner.model.base_model import load_base, prepare, set_language
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _recover(one: Kept, here: Path) -> Path:
         raise RunError(str(error)) from None
     model, processor = load_base(base)
     set_language(model, profile.language or None, profile.task)
-    model = prepared(model, profile)
+    model = prepare(model, profile)
     FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(state.get("master", state.get("weights")))
     return save_final(model, processor, run_dir / "final", base)
 

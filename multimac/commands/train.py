@@ -103,10 +103,10 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     clips = sum(len(shard) for shard in prepared.shards)
     steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
     console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
-    faulty = [manifest for manifest in prepared.manifests if manifest.problems]
-    for manifest in faulty:
-        console.print(f"{manifest.path.name}: " + "\n  ".join(described(manifest.problems)), soft_wrap=True)
-    if faulty and not dry_run:
+    for manifest in prepared.manifests:
+        if manifest.problems:
+            console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
+    if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 
 

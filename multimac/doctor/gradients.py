@@ -79,7 +79,7 @@ class Step:
 def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
     """The bundled model, all of it trainable, as the trainer wraps it."""
     model, processor = load_base(path)
-    return WhisperModelWrapper(prepare(model), processor, "cpu")
+    return WhisperModelWrapper(prepare(model, Profile(base_model=str(path), train=path)), processor, "cpu")
 
 
 class Parity:

@@ -14,11 +14,12 @@ from rich.console import Console
 from distributed.hosts.paths import PROJECT
 from multimac.doctor.macos import is_macos, output_of
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.token_limit import MULTILINGUAL_VOCABULARY, settings_of
+from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.hub import HUB_ID
+from whisper_tuner.hub import HUB_ID, settings_of
 from whisper_tuner.languages import language_code
-from whisper_tuner.model.memory import available_memory, shape_of, training_memory
+from whisper_tuner.model.machine_memory import machine_memory
+from whisper_tuner.model.memory import profile_memory, shape_of
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.settings import parse
 from whisper_tuner.text import size
@@ -109,7 +110,8 @@ def options(models: dict[str, Model]) -> list[Option]:
 
 def memory_needed(model: Model, method: str, batch_size: int = 1) -> int:
     """Bytes; 0 if the model's size is not known here."""
-    return training_memory(model.shape, method=method, batch_size=batch_size) if model.shape else 0
+    profile = Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size)
+    return profile_memory(profile) or 0
 
 
 def fits(model: Model, method: str, batch_size: int = 1) -> bool:
@@ -138,7 +140,7 @@ def this_machine() -> str:
 @cache
 def memory_here() -> int:
     """Bytes that a model may take; a card's own memory where it has its own."""
-    _, memory = _cuda() or ("", available_memory())
+    _, memory = _cuda() or ("", machine_memory()["total"])
     return memory
 
 

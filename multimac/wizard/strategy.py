@@ -14,6 +14,7 @@ from rich.table import Table
 from distributed.hosts.each import on_each
 from distributed.ssh.connection import Remote
 from multimac.view.transfers import transfers
+from whisper_tuner.config import Profile
 from whisper_tuner.errors import TunerError
 from whisper_tuner.model.memory import trained_parameters
 from whisper_tuner.text import size
@@ -66,7 +67,8 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
 def _work(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Work:
     hosts, shape = len(group.hosts.all), draft.model.shape
     measured = max((speed.trainable for speed in speeds), default=0)
-    trained = measured or (trained_parameters(shape, method=draft.method) if shape else 0)
+    profile = Profile(base_model=draft.model.base_model, train=Path(), method=draft.method)
+    trained = measured or (trained_parameters(shape, profile) if shape else 0)
     share = math.ceil(len(draft.data.samples["train"]) / hosts)
     steps = math.ceil(share / int(draft.settings["batch_size"])) * int(draft.settings["epochs"])
     return Work(payload=4 * trained, steps=steps, hosts=hosts)

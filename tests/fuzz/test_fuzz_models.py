@@ -16,9 +16,9 @@ from hypothesis import example
 from safetensors.numpy import load, load_file, save
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data.token_limit import token_limit
+from whisper_tuner.data.labels import token_limit
 from whisper_tuner.export.final import load_model, save_final
-from whisper_tuner.model.base_model import LoraSettings, load_base, prepare
+from whisper_tuner.model.base_model import load_base, prepare
 from whisper_tuner.model.check import check_model
 from whisper_tuner.model.memory import profile_memory
 
@@ -38,7 +38,8 @@ def model(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def adapter(folder: Path, model: Path) -> Path:
     base, processor = load_base(model)
-    lora = prepare(base, method="lora", lora=LoraSettings(rank=2, target_modules=("q_proj",)))
+    profile = Profile(base_model=str(model), train=Path("x"), method="lora", lora_r=2, lora_targets=("q_proj",))
+    lora = prepare(base, profile)
     return save_final(lora, processor, folder / "adapter", model)
 
 

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
+from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.model.base_model import load_base
 
@@ -70,6 +71,12 @@ def clips(tmp_path_factory) -> list[Sample]:
             Sample(id=f"clip{number}", audio=path, text=f"text {number}", duration_s=seconds, line=number + 2)
         )
     return samples
+
+
+@pytest.fixture(scope="session")
+def profile_of() -> Callable[..., Profile]:
+    """The profile with these settings, of no model and no clips."""
+    return lambda **settings: Profile(base_model="", train=Path(), **settings)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_a_model_without_weights(model, tmp_path):
     (model / "model.safetensors").unlink()
     with hub(tmp_path / "home", NAME, model) as found:
         done = fetch(found)
-    assert f"{NAME}: the hub has no weights of it" in done.stderr
+    assert f"{NAME}: the hub has no weights for it" in done.stderr
 
 
 def test_without_network_what_was_downloaded_is_enough(model, tmp_path):

@@ -26,7 +26,8 @@ LOUDEST = 1e6  # full scale is 1; a float WAV may hold more, but infinity and Na
 # What soundfile raises for a file that it cannot read: ValueError for an unknown length or a name that is not UTF-8,
 # TypeError for a name that ends in .raw, MemoryError for a header that states an absurd length.
 REFUSED = (soundfile.LibsndfileError, ValueError, TypeError, MemoryError)
-CAPTURED = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}  # names and tags may be of any encoding
+# Names and tags may be of any encoding. Without an input of their own, programs would read the user's keyboard.
+CAPTURED = {"stdin": subprocess.DEVNULL, "capture_output": True, "encoding": "utf-8", "errors": "replace"}
 # A non-interactive SSH session on a Mac starts with a bare PATH that lacks both of Homebrew's folders.
 HOMEBREW_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
 
@@ -44,18 +45,14 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
         samples, rate = _convert(path, sample_rate, reason=str(error)), sample_rate
     if rate < LOWEST_RATE:
         raise DataError(f"{path} states {rate} samples a second", remedy="Its header is damaged: copy it again.")
-    waveform = resample(samples.mean(axis=1), rate, sample_rate) if len(samples) else samples
+    waveform = samples.mean(axis=1)
+    if rate != sample_rate and len(waveform):
+        # What librosa calls soxr_hq, without librosa's two seconds of import.
+        waveform = soxr.resample(waveform, rate, sample_rate, quality="HQ")
     if len(waveform) == 0:
         raise DataError(f"{path} holds no audio", remedy="Remove it from the manifest.")
     if not np.abs(waveform).max() < LOUDEST:
-        raise DataError(f"{path} holds samples that are not sound", remedy="Convert it again, or remove it.")
-    return waveform
-
-
-def resample(waveform: np.ndarray, rate: int, to_rate: int) -> np.ndarray:
-    """Band-limited resampling of a float32 [n], by what librosa calls soxr_hq but without librosa's 2 s import."""
-    if rate != to_rate:
-        waveform = soxr.resample(waveform, rate, to_rate, quality="HQ")
+        raise DataError(f"{path} holds values that cannot be audio", remedy="Convert it again, or remove it.")
     return np.ascontiguousarray(waveform, dtype=np.float32)
 
 
@@ -87,7 +84,7 @@ def _probed_duration(path: Path) -> float:
     if not (ffprobe := find_program("ffprobe")):
         return 0.0
     ask = ["-v", "error", "-select_streams", "a:0", "-show_entries", "stream=duration", "-of", "csv=p=0"]
-    said = subprocess.run([ffprobe, *ask, f"file:{path}"], stdin=subprocess.DEVNULL, **CAPTURED)
+    said = subprocess.run([ffprobe, *ask, f"file:{path}"], **CAPTURED)
     try:
         seconds = float(said.stdout.split()[0]) if said.returncode == 0 else 0.0
     except (IndexError, ValueError):
@@ -102,11 +99,7 @@ def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
     """
     with tempfile.TemporaryDirectory(prefix="multimac-audio-") as folder:
         wav = Path(folder) / "audio.wav"
-        result = subprocess.run(
-            _conversion_command(path, wav, sample_rate, reason),
-            stdin=subprocess.DEVNULL,
-            **CAPTURED,
-        )
+        result = subprocess.run(_conversion_command(path, wav, sample_rate, reason), **CAPTURED)
         if result.returncode != 0 or not wav.exists():
             said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
             raise DataError(

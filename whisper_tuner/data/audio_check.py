@@ -49,13 +49,8 @@ class Header:
         numbers, texts = (self.size, self.changed, self.seconds), (self.kind, self.what, self.digest)
         if not all(isinstance(number, int | float) for number in numbers) or not 0 <= self.seconds < math.inf:
             raise ValueError("no size, time or length of a file")
-        if not all(isinstance(text, str) for text in texts) or self.kind not in ("", *Kind):
+        if not all(isinstance(text, str) for text in texts) or self.kind not in ("" if self.seconds else None, *Kind):
             raise ValueError("no kind of problem")
-
-    @property
-    def unknown(self) -> bool:
-        """Whether the file was not opened yet."""
-        return not self.kind and not self.seconds
 
 
 class Stopped(Exception):
@@ -75,12 +70,10 @@ class AudioIndex:
 
     def fill(self, paths: Iterable[Path]) -> None:
         """Read the headers of all these files, several at once."""
-        found = {str(path): (path, self._unopened(path)) for path in paths}
-        self._fresh |= {name: header for name, (_, header) in found.items() if not header.unknown}
-        unknown = {name: path for name, (path, header) in found.items() if header.unknown}
+        named = {str(path): path for path in paths}
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
             try:
-                self._fresh.update(zip(unknown, pool.map(self._look, unknown.values()), strict=True))
+                self._fresh.update(zip(named, pool.map(self._look, named.values()), strict=True))
             except Stopped:
                 self._fresh = self._known | self._fresh
                 raise
@@ -102,33 +95,26 @@ class AudioIndex:
         return {path: same for path in alike if (same := first.setdefault(self[path].digest, path)) != path}
 
     def save(self) -> None:
-        if self._file and self._fresh != self._known:
+        if self._file and self._fresh and self._fresh != self._known:
             files = {path: astuple(header) for path, header in self._fresh.items()}
             with contextlib.suppress(OSError):  # no permission, disk full: the headers are read again next time
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}), durable=False)
 
-    def _unopened(self, path: Path) -> Header:
-        """What is known of a file without opening it."""
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"no such audio file: {path}")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
-        known = self._known.get(str(path))
-        same = known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns)
-        return known if same else Header(stat.st_size, stat.st_mtime_ns)
-
     def _look(self, path: Path) -> Header:
-        header = self._unopened(path)
-        if header.unknown:
+        """What is known of a file, if it is as it was then; else it is opened."""
+        try:
+            stat, known = path.stat(), self._known.get(str(path))
+            if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
+                return known
             if self._stop.is_set():
                 raise Stopped
-            seconds, kind, what = examine(path)
-            header = replace(header, seconds=seconds, kind=kind, what=what)
-        return header
+            return Header(stat.st_size, stat.st_mtime_ns, *examine(path))
+        except FileNotFoundError:  # it may also go away meanwhile
+            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"no such audio file: {path}")
+        except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+            reason = getattr(error, "strerror", None) or error
+            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
 
     def _digest(self, path: Path) -> None:
         if self._stop.is_set():

@@ -13,16 +13,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any, Literal, Protocol
+from itertools import chain, compress, islice
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache, pad_log_mel
-from whisper_tuner.data.labels import LabelEncoder, pad_labels
+from whisper_tuner.data.labels import IGNORED, LabelEncoder
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.errors import DataError
@@ -66,19 +66,6 @@ def bucket_edges(
     return best[max(clips)][1] if clips else (full_frames,)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchShape:
-    """How many clips make a step, and how long their inputs are.
-
-    `micro_batch` None computes a step's batch in one go; `edges` () means `bucket_edges` of all samples.
-    """
-
-    batch_size: int = 8  # clips of one shard in one optimizer step
-    micro_batch: int | None = None
-    audio_context: Literal["cropped", "full"] = "cropped"
-    edges: tuple[int, ...] = ()
-
-
 class ShardBatches:
     """A manifest's samples, planned and read: the `Samples` of exogym's ElasticSampler.
 
@@ -87,34 +74,30 @@ class ShardBatches:
     one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another. With
     unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
 
-    missing_audio brings the audio that this host lacks. shards: names of shards that a rank trains alone, all at once.
+    missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
     """
 
     def __init__(
         self,
         samples: Sequence[Sample],
+        profile: Profile,
         *,
         features: FeatureCache,
         labels: LabelEncoder,
-        shape: BatchShape,
-        seed: int = 0,
         shuffle: bool = True,
-        shards: Sequence[str] = (),
         missing_audio: MissingAudio | None = None,
         assign: Assign = assign_shards,
         on_problem: Callable[[Problem], None] = lambda problem: None,
     ):
         self.samples = list(samples)
-        self._shape = shape
         extractor = features.extractor
         self._full_frames = extractor.nb_max_frames
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
-        self.edges = shape.edges or bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
+        self.edges = bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels = features, labels
-        self._seed, self._shuffle = seed, shuffle
-        self._shards, self._assign, self._missing_audio = tuple(shards), assign, missing_audio
-        self._on_problem = on_problem
+        self._profile, self._shuffle = profile, shuffle
+        self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most: int | None = None
 
     def __len__(self) -> int:
@@ -122,9 +105,9 @@ class ShardBatches:
 
     @property
     def clips_at_once(self) -> int:
-        """The most that are computed together."""
-        whole = self._shape.micro_batch or self._shape.batch_size * max(1, len(self._shards))
-        return self._at_once(whole)
+        """The most that are computed together, also on a host that gets more than batch_size for its speed."""
+        whole = math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
+        return math.ceil(whole / math.ceil(whole / self._most)) if self._most else whole
 
     def compute_at_most(self, clips: int) -> None:
         """Cut what a step computes into equal parts of so many clips at most; its clips stay the same."""
@@ -155,24 +138,28 @@ class ShardBatches:
     def plan_settings(self) -> dict[str, Any]:
         """See Samples.plan_settings. How many clips are computed at once is each rank's own affair."""
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
-        shape = {"batch_size": self._shape.batch_size, "audio_context": self._shape.audio_context}
-        about = {"edges": list(self.edges), "seed": self._seed, "shuffle": self._shuffle, "shards": list(self._shards)}
-        return {"clips": hashlib.sha256(listing.encode()).hexdigest()[:16], **shape, **about}
+        return {
+            "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
+            "batch_size": self._profile.batch_size,
+            "audio_context": self._profile.audio_context,
+            "edges": list(self.edges),
+            "seed": self._profile.seed,
+            "shuffle": self._shuffle,
+            "shards": list(self._profile.shards),
+        }
 
     def plan(
         self, epoch: int, left: Sequence[bool] | None, members: Sequence[str], weights: Sequence[float]
     ) -> list[list[list[int]]]:
         """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
-        names = self._shards or members
-        weights = weights if names is members else [1.0] * len(names)
-        samples = (
-            self.samples if left is None else [s for s, is_left in zip(self.samples, left, strict=True) if is_left]
-        )
+        alone = self._profile.shards
+        names, weights = (alone, [1.0] * len(alone)) if alone else (members, weights)
+        samples = self.samples if left is None else [*compress(self.samples, left)]
         shards = self._assign(samples, names, weights)
         sizes = equal_sizes if len(set(weights)) == 1 else spread_sizes
-        plan = self._steps(shards, sizes(list(map(len, shards)), self._shape.batch_size), epoch)
+        plan = self._steps(shards, sizes(list(map(len, shards)), self._profile.batch_size), epoch)
         # One rank with several shards trains what their hosts would have trained at the same time.
-        return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if self._shards else plan
+        return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """Audio that this host lacks is sent to it while it does other things."""
@@ -203,7 +190,7 @@ class ShardBatches:
         """For each shard the numbers of its samples in each step, `sizes` of them; see the class for the order."""
         places = list(range(len(sizes[0])))  # of each step, counted from the one with the longest clips
         if self._shuffle:
-            random.Random(f"steps {self._seed} {epoch}").shuffle(places)
+            random.Random(f"steps {self._profile.seed} {epoch}").shuffle(places)
         by_length = sorted(places, key=places.__getitem__)
         plan = []
         for number, (shard, own) in enumerate(zip(shards, sizes, strict=True)):
@@ -226,25 +213,20 @@ class ShardBatches:
         samples = sorted(shard, key=lambda s: (-s.duration_s, s.id))
         if not self._shuffle:
             return samples
-        chance = random.Random(f"samples {self._seed} {epoch} {number}")
+        chance = random.Random(f"samples {self._profile.seed} {epoch} {number}")
         return sorted(samples, key=lambda s: (-self._frames(s.duration_s * self._frames_per_s), chance.random()))
 
     def _frames(self, frames: float) -> int:
         """The length that a clip of this many frames is padded to."""
-        if self._shape.audio_context == "full":
+        if self._profile.audio_context == "full":
             return self._full_frames
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample, given_up)) is not None]
-        # A host that gets more than batch_size, for its speed, need not have the memory for it.
-        size = self._shape.micro_batch or (max(len(ready), 1) if self._shards else self._shape.batch_size)
-        size = self._at_once(size)
+        size = self.clips_at_once
         parts = [ready[at : at + size] for at in range(0, len(ready), size)]
         return [self.collate([sample for sample, _ in part], [mel for _, mel in part]) for part in parts]
-
-    def _at_once(self, whole: int) -> int:
-        return math.ceil(whole / math.ceil(whole / self._most)) if self._most else whole
 
     def _log_mel(self, sample: Sample, given_up: Callable[[], bool]) -> np.ndarray | None:
         """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
@@ -255,6 +237,14 @@ class ShardBatches:
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
+
+
+def pad_labels(labels: Sequence[Sequence[int]]) -> torch.Tensor:
+    """int64 [B, longest], filled up with -100; not with the pad token, which is end-of-text and has to be learnt."""
+    padded = torch.full((len(labels), max(map(len, labels))), IGNORED, dtype=torch.int64)
+    for row, ids in zip(padded, labels, strict=True):
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
+    return padded
 
 
 def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:

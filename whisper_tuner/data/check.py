@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data.audio_check import AudioIndex, Stopped
-from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.audio_check import AudioIndex
+from whisper_tuner.data.dataset import Manifest, load_manifest
+from whisper_tuner.data.labels import TokenLimit, token_limit
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
-from whisper_tuner.data.token_limit import TokenLimit, token_limit
 from whisper_tuner.errors import DataError
 
 PROBLEMS_FILE = "data-problems.csv"
@@ -36,8 +37,7 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     if problems and profile.bad_rows == "refuse":
         _refuse(problems, store / PROBLEMS_FILE)
     for manifest in manifests.values():
-        if not manifest.samples:
-            raise DataError(f"{manifest.path}: no usable row", remedy="\n  ".join(described(manifest.problems)))
+        check_usable(manifest)
     if problems:
         write_problems(run_dir / PROBLEMS_FILE, problems)
     return manifests
@@ -51,21 +51,31 @@ def check_manifest(path: Path, max_duration_s: float, store: Path, stop: threadi
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
     index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
     try:
-        manifest = _without_twins(load_manifest(path, max_duration_s=max_duration_s, index=index), index)
-    except Stopped:
+        return _without_twins(load_manifest(path, max_duration_s=max_duration_s, index=index), index)
+    finally:
         index.save()
-        raise
-    index.save()
-    return manifest
 
 
-def described(problems: Sequence[Problem], shown: int = SHOWN) -> list[str]:
-    """The counts by kind, then the first few problems."""
+def check_usable(manifest: Manifest) -> None:
+    if not manifest.samples:
+        raise DataError(f"{manifest.path}: no usable row", remedy=described(manifest.problems))
+
+
+def described(problems: Sequence[Problem]) -> str:
+    """The counts by kind, then the first few problems, one a line."""
     if not problems:
-        return ["It has no rows."]
-    more = [f"and {len(problems) - shown} more"] if len(problems) > shown else []
-    rows = "1 row" if len(problems) == 1 else f"{len(problems)} rows"
-    return [f"{rows} left out: {counts(problems)}", *map(str, problems[:shown]), *more]
+        return "It has no rows."
+    return f"{_rows(problems)} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
+
+
+def _rows(problems: Sequence[Problem]) -> str:
+    return "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+
+
+def _first(lines: Iterable[str], shown: int) -> str:
+    lines = list(lines)
+    more = [f"and {len(lines) - shown} more"] if len(lines) > shown else []
+    return "\n  ".join([*lines[:shown], *more])
 
 
 def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
@@ -81,31 +91,22 @@ def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
 
 def _encodable(manifest: Manifest, limit: TokenLimit) -> Manifest:
     found = ((sample, limit.excess(sample.text)) for sample in manifest.samples)
-    return _without(manifest, [_too_many(sample, excess) for sample, excess in found if excess])
-
-
-def _too_many(sample: Sample, excess: str) -> Problem:
-    return Problem(sample.line, f"{sample.id}: {excess}", Kind.TOKENS)
+    return _without(manifest, [Problem(s.line, f"{s.id}: {excess}", Kind.TOKENS) for s, excess in found if excess])
 
 
 def _without(manifest: Manifest, problems: Sequence[Problem]) -> Manifest:
     bad = {problem.line for problem in problems}
     kept = tuple(sample for sample in manifest.samples if sample.line not in bad)
-    return replace(manifest, samples=kept, problems=tuple(sorted([*manifest.problems, *problems], key=_line)))
-
-
-def _line(problem: Problem) -> int:
-    return problem.line
+    every = tuple(sorted([*manifest.problems, *problems], key=attrgetter("line")))
+    return replace(manifest, samples=kept, problems=every)
 
 
 def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
     write_problems(listed, problems)
-    everything = [(path, problem) for path, found in problems.items() for problem in found]
-    lines = [f"{path.name} {problem}" for path, problem in everything[:REFUSED_SHOWN]]
-    if len(everything) > REFUSED_SHOWN:
-        lines.append(f"and {len(everything) - REFUSED_SHOWN} more")
-    rows = "1 row" if len(everything) == 1 else f"{len(everything)} rows"
+    every = [problem for found in problems.values() for problem in found]
+    lines = (f"{path.name} {problem}" for path, found in problems.items() for problem in found)
+    shown = _first(lines, REFUSED_SHOWN)
     raise DataError(
-        f"{rows} cannot be used ({counts(p for _, p in everything)}), and bad_rows = refuse:\n  " + "\n  ".join(lines),
+        f"{_rows(every)} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
         remedy=f"All of them are listed in {listed}. Fix or remove them, or set bad_rows = skip.",
     )

@@ -64,35 +64,29 @@ def load_manifest(
         index.fill(path.parent / name for _, row in rows if (name := _audio_of(row)))
     samples: list[Sample] = []
     problems = []
-    seen = _Seen()
+    seen: dict[tuple[str, str], Sample] = {}
     for line, row in rows:
         try:
             if isinstance(row, BadRow):
                 raise row
             sample = _sample(row, line, path.parent, max_duration_s, index)
-            seen.check(sample)
+            _check_unseen(sample, seen)
             samples.append(sample)
         except BadRow as reason:
             problems.append(Problem(line, str(reason), reason.kind))
     return Manifest(path, tuple(samples), tuple(problems))
 
 
-class _Seen:
-    """The rows so far; finds a second one with the same id or audio."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, Sample] = {}
-        self._audio: dict[str, Sample] = {}
-
-    def check(self, sample: Sample) -> None:
-        audio = os.path.normpath(sample.audio)
-        if (first := self._audio.get(audio)) and first.text == sample.text:
-            raise BadRow(Kind.SAME_ROW, f"the same audio and text as line {first.line}")
-        if first:
-            raise BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on line {first.line}")
-        if first := self._ids.get(sample.id):
-            raise BadRow(Kind.SAME_ID, f"id '{sample.id}' was already used on line {first.line}")
-        self._ids[sample.id] = self._audio[audio] = sample
+def _check_unseen(sample: Sample, seen: dict[tuple[str, str], Sample]) -> None:
+    """Raise BadRow for the id or the audio of an earlier row; else remember both."""
+    own_id, audio = ("id", sample.id), ("audio", os.path.normpath(sample.audio))
+    if (first := seen.get(audio)) and first.text == sample.text:
+        raise BadRow(Kind.SAME_ROW, f"the same audio and text as line {first.line}")
+    if first:
+        raise BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on line {first.line}")
+    if first := seen.get(own_id):
+        raise BadRow(Kind.SAME_ID, f"id '{sample.id}' was already used on line {first.line}")
+    seen[own_id] = seen[audio] = sample
 
 
 def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
@@ -139,7 +133,7 @@ def _duration(stated: str, audio: Path, index: AudioIndex | None) -> float:
     if index is not None:
         measured = index[audio].seconds
         if abs(seconds - measured) > max(DIFFERENT_S, DIFFERENT_SHARE * measured):
-            raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, and the manifest says {seconds:g} s")
+            raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, but the manifest says {seconds:g} s")
     return seconds
 
 

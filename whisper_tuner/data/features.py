@@ -33,10 +33,24 @@ def log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndar
     frames = (len(waveform) + half_window - 1) // hop + 1
     padded_length = hop * frames + extractor.n_fft
     if padded_length >= extractor.n_samples:
-        return _extract(waveform, extractor, padding="max_length")[:, : min(frames, extractor.nb_max_frames)]
+        return extracted(waveform, extractor, padding="max_length")[:, : min(frames, extractor.nb_max_frames)]
     # Zeros past the last frame: the STFT mirrors the signal at its end, which would put speech where padding belongs.
     padded = np.pad(waveform, (0, padded_length - len(waveform)))
-    return _extract(padded, extractor, padding="do_not_pad")[:, :frames]
+    return extracted(padded, extractor, padding="do_not_pad")[:, :frames]
+
+
+def extracted(
+    waveform: np.ndarray, extractor: WhisperFeatureExtractor, *, padding: str, truncation: bool = True
+) -> np.ndarray:
+    """What the extractor itself makes, float32 [80|128, frames]; with truncation, at most of its full length."""
+    made = extractor(
+        waveform,
+        sampling_rate=extractor.sampling_rate,
+        padding=padding,
+        truncation=truncation,
+        return_tensors="np",
+    )
+    return made.input_features[0].astype(np.float32)
 
 
 def pad_log_mel(mel: np.ndarray, frames: int) -> np.ndarray:
@@ -57,7 +71,7 @@ class FeatureCache:
     def __init__(self, directory: str | Path, extractor: WhisperFeatureExtractor):
         self.directory = Path(directory)
         self.extractor = extractor
-        settings = json.dumps([FORMAT, extractor.to_dict()], sort_keys=True, default=_plain)
+        settings = json.dumps([FORMAT, extractor.to_dict()], sort_keys=True)
         self._settings = hashlib.blake2b(settings.encode(), digest_size=_DIGEST_BYTES).digest()
 
     def log_mel(self, path: str | Path) -> np.ndarray:
@@ -80,11 +94,6 @@ class FeatureCache:
             raise
         name = key.hexdigest()
         return self.directory / name[:2] / f"{name}.mel"
-
-
-def _extract(waveform: np.ndarray, extractor: WhisperFeatureExtractor, padding: str) -> np.ndarray:
-    features = extractor(waveform, sampling_rate=extractor.sampling_rate, padding=padding, return_tensors="np")
-    return features.input_features[0].astype(np.float32)
 
 
 def _read(entry: Path) -> np.ndarray | None:
@@ -114,8 +123,3 @@ def _write(entry: Path, mel: np.ndarray) -> None:
             raise
         with contextlib.suppress(OSError):
             entry.unlink()
-
-
-def _plain(value: object) -> object:
-    """JSON form of what an extractor's settings may hold: arrays such as the mel filters."""
-    return value.tolist() if isinstance(value, np.ndarray) else str(value)

@@ -34,29 +34,22 @@ Row = tuple[int, dict[str, object] | BadRow]
 def manifest_rows(path: Path) -> Iterator[Row]:
     """Raises DataError for a missing or unreadable file, or a header without an audio and a text column."""
     try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:  # a name longer than names can be
-        raise DataError(f"{path}: {error.strerror}", remedy="Check the dataset's paths in config.ini.") from None
-    if is_folder:
-        raise DataError(
-            f"{path} is a folder, not a manifest", remedy="Name the file: a CSV, or one JSON object a line."
-        )
-    if not is_file:
-        raise DataError(f"no such manifest: {path}", remedy="Check the dataset's paths in config.ini.")
-    read = READERS.get(path.suffix.lower(), _csv_rows)
-    return read(path, _text(path))
-
-
-def _text(path: Path) -> str:
-    try:
         data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", remedy="Check its permissions.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"no such manifest: {path}", remedy="Check the dataset's paths in config.ini.") from None
+    except IsADirectoryError:
+        what = f"{path} is a folder, not a manifest"
+        raise DataError(what, remedy="Name the file: a CSV, or one JSON object a line.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        reason = getattr(error, "strerror", None) or error
+        remedy = "Check its permissions, and the dataset's paths in config.ini."
+        raise DataError(f"{path} cannot be read: {reason}", remedy=remedy) from None
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} is not UTF-8 ({error.reason} on line {line})", remedy="Save it as UTF-8.") from None
+    return READERS.get(path.suffix.lower(), _csv_rows)(path, text)
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[Row]:
@@ -104,24 +97,26 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
     for number, line in enumerate(io.StringIO(text), start=1):
         if not line.strip():
             continue
-        try:
-            row = parse_json(line.strip())
-        except json.JSONDecodeError as error:
-            yield number, BadRow(Kind.COLUMNS, f"not JSON: {error.msg} at column {error.colno}")
-            continue
-        except (ValueError, RecursionError) as error:
-            yield number, BadRow(Kind.COLUMNS, f"not JSON: {error}")
-            continue
-        if not isinstance(row, dict):
-            yield number, BadRow(Kind.COLUMNS, "not a JSON object")
-            continue
-        if not checked:
-            _check_header(path, [name.lower() for name in row])
+        row = _json_row(line.strip())
+        if not checked and isinstance(row, dict):
+            _check_header(path, list(row))
             checked = True
-        yield number, {name.lower(): value for name, value in row.items()}
+        yield number, row
     if not checked:
         one_list = text.lstrip().startswith("[")
         _check_header(path, ["one JSON list; write one object a line"] if one_list else [])
+
+
+def _json_row(line: str) -> dict[str, object] | BadRow:
+    try:
+        row = parse_json(line)
+    except json.JSONDecodeError as error:
+        return BadRow(Kind.COLUMNS, f"not JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:
+        return BadRow(Kind.COLUMNS, f"not JSON: {error}")
+    if not isinstance(row, dict):
+        return BadRow(Kind.COLUMNS, "not a JSON object")
+    return {name.lower(): value for name, value in row.items()}
 
 
 def _check_header(path: Path, names: list[str]) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import write_table
 
 
 class Kind(StrEnum):
@@ -50,10 +48,5 @@ def counts(problems: Iterable[Problem]) -> str:
 
 def write_problems(path: Path, problems: Mapping[Path, Sequence[Problem]]) -> None:
     """Write a CSV with the columns manifest, line, kind, what."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["manifest", "line", "kind", "what"])
-    for manifest, found in problems.items():
-        writer.writerows([manifest, problem.line, problem.kind, problem.what] for problem in found)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    rows = ((manifest, p.line, p.kind, p.what) for manifest, found in problems.items() for p in found)
+    write_table(path, ("manifest", "line", "kind", "what"), rows)

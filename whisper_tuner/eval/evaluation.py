@@ -6,16 +6,16 @@ this way. A shortcut of this program would report a quality that nobody else see
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
@@ -24,6 +24,7 @@ from whisper_tuner.data.features import FeatureCache, log_mel, pad_log_mel
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.errors import TunerError
+from whisper_tuner.eval.predictions import Prediction
 from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizer
 from whisper_tuner.languages import joined, language_code, text_language
 from whisper_tuner.model.base_model import whisper_of
@@ -43,47 +44,19 @@ class Transcript:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One clip; `normalized` is (reference, hypothesis) after the text normaliser."""
-
-    id: str
-    reference: str
-    hypothesis: str
-    normalized: tuple[str, str]
-    audio: Path
-    duration_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Rates over the clips in `rows`; unreadable clips are in `problems` and count in no rate."""
 
     raw: ErrorRates
     normalized: ErrorRates
-    rows: tuple[Row, ...]
+    rows: tuple[Prediction, ...]
     problems: tuple[Problem, ...]
     seconds: float  # that the transcription took
 
     @property
     def speed(self) -> float:
         """Seconds of audio that were transcribed per second."""
-        return sum(row.duration_s for row in self.rows) / max(self.seconds, 1e-9)
-
-    @property
-    def wer(self) -> float:
-        return self.raw.wer
-
-    @property
-    def cer(self) -> float:
-        return self.raw.cer
-
-    @property
-    def wer_normalized(self) -> float:
-        return self.normalized.wer
-
-    @property
-    def cer_normalized(self) -> float:
-        return self.normalized.cer
+        return sum(row.sample.duration_s for row in self.rows) / max(self.seconds, 1e-9)
 
 
 def evaluate(
@@ -110,26 +83,16 @@ def evaluate(
         progress=progress,
     )
     seconds = time.perf_counter() - began
-    normalize = text_normalizer(written_language(whisper_of(model), language, task))
+    _, written = generation_settings(whisper_of(model), language, task)
+    normalize = text_normalizer(written)
     pairs = list(zip(samples, heard, strict=True))
-    rows = tuple(_row(sample, transcript.text, normalize) for sample, transcript in pairs if not transcript.problem)
+    rows = tuple(Prediction(s, t.text, (normalize(s.text), normalize(t.text))) for s, t in pairs if not t.problem)
     return Evaluation(
-        raw=error_rates([row.reference for row in rows], [row.hypothesis for row in rows]),
+        raw=error_rates([row.sample.text for row in rows], [row.hypothesis for row in rows]),
         normalized=error_rates([row.normalized[0] for row in rows], [row.normalized[1] for row in rows]),
         rows=rows,
         problems=tuple(Problem(s.line, f"{s.id}: {t.problem}") for s, t in pairs if t.problem),
         seconds=seconds,
-    )
-
-
-def _row(sample: Sample, heard: str, normalize: Callable[[str], str]) -> Row:
-    return Row(
-        id=sample.id,
-        reference=sample.text,
-        hypothesis=heard,
-        normalized=(normalize(sample.text), normalize(heard)),
-        audio=sample.audio,
-        duration_s=sample.duration_s,
     )
 
 
@@ -154,15 +117,16 @@ def transcribe(
     texts: list[list[str]] = [[] for _ in audio]
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
-    written = written_language(whisper, language, task)
-    arguments = generation_arguments(whisper, language, task) | {"num_beams": 1}
+    arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
-    arguments["max_new_tokens"] = whisper.config.max_target_positions // 2
+    arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
+    windows = _windows(audio, processor, features, problems)
     with evaluating(model), torch.inference_mode():
-        for batch in _batched(_windows(audio, processor, features, problems), batch_size):
-            heard = _generate(whisper, processor, [window for _, window in batch], arguments)
+        while batch := list(islice(windows, batch_size)):
+            ids = whisper.generate(**model_inputs(whisper, [window for _, window in batch]), **arguments)
+            heard = processor.batch_decode(ids, skip_special_tokens=True)
             for (index, _), text in zip(batch, heard, strict=True):
-                texts[index].append(text)
+                texts[index].append(text.strip())
             progress(batch[-1][0] + 1, len(audio))
     progress(len(audio), len(audio))
     return [Transcript(joined(text, written), problems.get(index, "")) for index, text in enumerate(texts)]
@@ -196,47 +160,27 @@ def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureCache | 
             yield log_mel(piece, extractor)
 
 
-def _generate(
-    whisper: WhisperForConditionalGeneration,
-    processor: WhisperProcessor,
-    windows: Sequence[np.ndarray],
-    arguments: dict[str, object],
-) -> list[str]:
-    inputs = torch.from_numpy(np.stack(windows)).to(whisper.device, whisper.dtype)  # [B, n_mels, full frames]
+def model_inputs(whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """What `generate` takes of log-mels [80|128, frames] of one length."""
+    features = torch.from_numpy(np.stack(mels)).to(whisper.device, whisper.dtype)  # [B, n_mels, frames]
     # Whisper masks nothing, but without a mask transformers warns that pad equals end-of-text.
-    attended = torch.ones(inputs.shape[0], inputs.shape[-1], dtype=torch.long, device=inputs.device)
-    ids = whisper.generate(inputs, attention_mask=attended, **arguments)
-    return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
+    mask = torch.ones(len(mels), features.shape[-1], dtype=torch.long, device=features.device)
+    return {"input_features": features, "attention_mask": mask}
 
 
-def generation_arguments(
+def generation_settings(
     whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
-) -> dict[str, object]:
-    if not is_multilingual(whisper):
-        return {}
-    spoken, task = _assumed(whisper, language, task)
-    return {"task": task} | ({"language": spoken} if spoken else {})
+) -> tuple[dict[str, object], str | None]:
+    """(arguments for `generate`, code of the language that is written: None if the model writes whatever it hears).
 
-
-def written_language(whisper: WhisperForConditionalGeneration, language: str | None, task: str | None) -> str | None:
-    """The code of the language that a model writes for these settings; None if it writes whatever it hears."""
-    return text_language(*_assumed(whisper, language, task))
-
-
-def _assumed(
-    whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
-) -> tuple[str | None, str]:
-    """(code of the spoken language, task); what is not given is what the model was trained for."""
-    trained_for = whisper.generation_config
-    stated = getattr(trained_for, "language", None) if is_multilingual(whisper) else "en"
-    language = language or stated
-    return language_code(language) if language else None, task or getattr(trained_for, "task", None) or "transcribe"
-
-
-def _batched(items: Iterable[tuple[int, np.ndarray]], size: int) -> Iterator[list[tuple[int, np.ndarray]]]:
-    items = iter(items)
-    while batch := list(itertools.islice(items, size)):
-        yield batch
+    A language or task that is not given is the one that the model was trained for.
+    """
+    multilingual, trained_for = is_multilingual(whisper), whisper.generation_config
+    language = language or (getattr(trained_for, "language", None) if multilingual else "en")
+    spoken = language_code(language) if language else None
+    task = task or getattr(trained_for, "task", None) or "transcribe"
+    arguments = {"task": task} | ({"language": spoken} if spoken else {})
+    return arguments if multilingual else {}, text_language(spoken, task)
 
 
 @contextmanager

@@ -5,18 +5,17 @@ A row's rates and counts are those of its normalised texts, as in the corpus fig
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 
 import jiwer
 
-from whisper_tuner.eval.evaluation import Row
+from whisper_tuner.data.dataset import Sample
 from whisper_tuner.eval.wer import ErrorRates, error_rates
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import write_table
 
 PREDICTIONS = "predictions.csv"
 EMPTY, REPETITION, LENGTH_RATIO = "empty", "repetition", "length-ratio"
@@ -26,19 +25,26 @@ LONGEST_RATIO = 2.0  # of the longer text to the shorter one, in words
 RATIO_WORDS = 5  # with fewer words in both texts the ratio tells nothing
 MARKS = {"equal": "", "substitute": "S", "delete": "D", "insert": "I"}  # jiwer's words for them
 
-_COLUMNS = "id audio reference hypothesis reference_normalized hypothesis_normalized wer cer substitutions deletions"
-COLUMNS = (*_COLUMNS.split(), "insertions", "duration_s", "flags")
+TEXTS = ("id", "audio", "reference", "hypothesis", "reference_normalized", "hypothesis_normalized")
+COLUMNS = (*TEXTS, "wer", "cer", "substitutions", "deletions", "insertions", "duration_s", "flags")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Prediction:
-    row: Row
-    rates: ErrorRates
-    flags: tuple[str, ...]
+    """What a model wrote for a clip; `normalized` is (reference, hypothesis) after the text normaliser."""
+
+    sample: Sample
+    hypothesis: str
+    normalized: tuple[str, str]
+
+    @cached_property
+    def rates(self) -> ErrorRates:
+        reference, hypothesis = self.normalized
+        return error_rates([reference], [hypothesis])
 
     @property
-    def errors(self) -> int:
-        return self.rates.substitutions + self.rates.deletions + self.rates.insertions
+    def flags(self) -> tuple[str, ...]:
+        return flags(*self.normalized)
 
 
 @dataclass(frozen=True)
@@ -51,13 +57,6 @@ class Aligned:
     reference: str
     hypothesis: str
     mark: str = ""
-
-
-def predictions(rows: Iterable[Row]) -> list[Prediction]:
-    return [
-        Prediction(row=row, rates=error_rates([row.normalized[0]], [row.normalized[1]]), flags=flags(*row.normalized))
-        for row in rows
-    ]
 
 
 def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
@@ -76,23 +75,21 @@ def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
 
 def worst(found: Sequence[Prediction], count: int) -> list[Prediction]:
     """The rows with errors, the highest WER first."""
-    wrong = [prediction for prediction in found if prediction.errors]
-    return sorted(wrong, key=lambda p: (-p.rates.wer, -p.errors, p.row.id))[:count]
+    wrong = [prediction for prediction in found if prediction.rates.errors]
+    return sorted(wrong, key=lambda p: (-p.rates.wer, -p.rates.errors, p.sample.id))[:count]
 
 
 def write_predictions(path: Path, found: Iterable[Prediction]) -> Path:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for prediction in found:
-        row, rates = prediction.row, prediction.rates
-        texts = [row.id, row.audio, row.reference, row.hypothesis, *row.normalized]
-        errors = [rates.substitutions, rates.deletions, rates.insertions]
-        figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{row.duration_s:.3f}"]
-        writer.writerow([*texts, *figures, " ".join(prediction.flags)])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    write_table(path, COLUMNS, map(_row, found))
     return path
+
+
+def _row(prediction: Prediction) -> list[object]:
+    sample, rates = prediction.sample, prediction.rates
+    texts = [sample.id, sample.audio, sample.text, prediction.hypothesis, *prediction.normalized]
+    errors = [rates.substitutions, rates.deletions, rates.insertions]
+    figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
+    return [*texts, *figures, " ".join(prediction.flags)]
 
 
 def align(reference: str, hypothesis: str) -> list[Aligned]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,16 @@ SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
 
 def rendered(recording: Recording, form: str, audio: Path) -> str:
     """The contents of a file of this format; see SUFFIXES."""
-    if form == "text":
-        return "".join(f"{segment.text}\n" for segment in recording.segments)
-    if form == "json":
-        return _json(recording, audio)
-    return _srt(recording) if form == "srt" else _vtt(recording)
+    match form:
+        case "text":
+            return "".join(f"{segment.text}\n" for segment in recording.segments)
+        case "json":
+            return _json(recording, audio)
+        case "srt":  # an arrow inside the text would be read as another line of times
+            blocks = (f"{_times(s, ',')}\n{s.text.replace('-->', '->')}\n" for s in recording.segments)
+            return "\n".join(f"{number}\n{block}" for number, block in enumerate(blocks, start=1))
+    blocks = (f"{_times(s, '.')}\n{html.escape(s.text, quote=False)}\n" for s in recording.segments)
+    return "\n".join(["WEBVTT\n", *blocks])
 
 
 def timestamp(seconds: float, mark: str) -> str:
@@ -27,19 +33,6 @@ def timestamp(seconds: float, mark: str) -> str:
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours:02}:{minute:02}:{second:02}{mark}{thousandths:03}"
-
-
-def _srt(recording: Recording) -> str:
-    # An arrow inside the text would be read as another line of times.
-    parts = (
-        f"{number}\n{_times(segment, ',')}\n{segment.text.replace('-->', '->')}\n"
-        for number, segment in enumerate(recording.segments, start=1)
-    )
-    return "\n".join(parts)
-
-
-def _vtt(recording: Recording) -> str:
-    return "\n".join(["WEBVTT\n", *(f"{_times(s, '.')}\n{_escaped(s.text)}\n" for s in recording.segments)])
 
 
 def _json(recording: Recording, audio: Path) -> str:
@@ -55,7 +48,3 @@ def _json(recording: Recording, audio: Path) -> str:
 
 def _times(segment: Segment, mark: str) -> str:
     return f"{timestamp(segment.start, mark)} --> {timestamp(segment.end, mark)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

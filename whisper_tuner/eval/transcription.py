@@ -16,8 +16,8 @@ from torch import nn
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
-from whisper_tuner.data.features import log_mel, pad_log_mel
-from whisper_tuner.eval.evaluation import evaluating, generation_arguments, transcribe, written_language
+from whisper_tuner.data.features import extracted, log_mel, pad_log_mel
+from whisper_tuner.eval.evaluation import evaluating, generation_settings, model_inputs, transcribe
 from whisper_tuner.languages import joined
 from whisper_tuner.model.base_model import whisper_of
 
@@ -78,21 +78,21 @@ def transcribe_recording(
     rate = extractor.sampling_rate
     waveform = load_audio(path, rate)
     whisper = whisper_of(model)
-    if writes_timestamps(whisper):
-        decode, longest = _by_timestamps, round(BLOCK_S * rate)
-    else:
-        decode, longest = _by_window, extractor.n_samples
+    arguments, written = generation_settings(whisper, language, task)
+    timed = writes_timestamps(whisper)
     segments: list[Segment] = []
     with evaluating(model), torch.inference_mode(), torch.random.fork_rng():
         torch.manual_seed(0)  # the fallback draws random numbers
-        for start, end in cuts(waveform, longest, rate):
-            offset = start / rate
-            found = decode(
-                whisper, processor, waveform[start:end], language, task, lambda s, at=offset: progress(at + s)
-            )
+        for start, end in cuts(waveform, round(BLOCK_S * rate) if timed else extractor.n_samples, rate):
+            piece, offset = waveform[start:end], start / rate
+            if timed:
+                found = _by_timestamps(whisper, processor, piece, arguments, lambda s, at=offset: progress(at + s))
+            else:
+                [heard] = transcribe(model, processor, [log_mel(piece, extractor)], language=language, task=task)
+                found = [Segment(0.0, len(piece) / rate, heard.text)]
             segments += [replace(s, start=s.start + offset, end=min(s.end + offset, end / rate)) for s in found]
             progress(end / rate)
-    duration_s, written = len(waveform) / rate, written_language(whisper, language, task)
+    duration_s = len(waveform) / rate
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 
 
@@ -135,23 +135,19 @@ def _by_timestamps(
     whisper: WhisperForConditionalGeneration,
     processor: WhisperProcessor,
     waveform: np.ndarray,
-    language: str | None,
-    task: str | None,
+    arguments: dict[str, object],
     progress: Progress,
 ) -> Iterator[Segment]:
     extractor = processor.feature_extractor
-    inputs = torch.from_numpy(_whole_log_mel(waveform, extractor))[None].to(whisper.device, whisper.dtype)
-    attended = torch.ones(1, inputs.shape[-1], dtype=torch.long, device=inputs.device)
     found = whisper.generate(
-        inputs,
-        attention_mask=attended,
+        **model_inputs(whisper, [_whole_log_mel(waveform, extractor)]),
         return_timestamps=True,
         return_segments=True,
         condition_on_prev_tokens=False,
         max_new_tokens=whisper.config.max_target_positions // 2,  # as in evaluation
         monitor_progress=lambda at: progress(at[0, 0].item() * extractor.hop_length / extractor.sampling_rate),
         **FALLBACK,
-        **generation_arguments(whisper, language, task),
+        **arguments,
     )
     first_timestamp = whisper.generation_config.no_timestamps_token_id + 1
     for segment in found["segments"][0]:
@@ -162,34 +158,15 @@ def _by_timestamps(
         yield Segment(float(segment["start"]), float(segment["end"]), text)
 
 
-def _by_window(
-    model: WhisperForConditionalGeneration,
-    processor: WhisperProcessor,
-    waveform: np.ndarray,
-    language: str | None,
-    task: str | None,
-    progress: Progress,
-) -> Iterator[Segment]:
-    mel = log_mel(waveform, processor.feature_extractor)
-    [heard] = transcribe(model, processor, [mel], language=language, task=task)
-    yield Segment(0.0, len(waveform) / processor.feature_extractor.sampling_rate, heard.text)
-
-
 def _whole_log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndarray:
     """float32 [80|128, frames] of the whole waveform, padded to the model's 30 s, or by 30 s if it is longer.
 
     transformers fills the last window of a long recording with zeros, which are no silence: models mishear its end.
     """
-    padding = "max_length" if len(waveform) <= extractor.n_samples else "longest"
-    made = extractor(
-        waveform,
-        sampling_rate=extractor.sampling_rate,
-        padding=padding,
-        truncation=padding == "max_length",
-        return_tensors="np",
-    )
-    mel = made.input_features[0].astype(np.float32)
-    return mel if padding == "max_length" else pad_log_mel(mel, mel.shape[1] + extractor.nb_max_frames)
+    if len(waveform) <= extractor.n_samples:
+        return extracted(waveform, extractor, padding="max_length")
+    mel = extracted(waveform, extractor, padding="longest", truncation=False)
+    return pad_log_mel(mel, mel.shape[1] + extractor.nb_max_frames)
 
 
 def _quietest(waveform: np.ndarray, rate: int) -> int:

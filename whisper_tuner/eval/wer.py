@@ -26,6 +26,10 @@ class ErrorRates:
     deletions: int
     insertions: int
 
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
 
 def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRates:
     """Rates of a whole set. An empty reference adds its hypothesis as insertions; with no reference words at all the

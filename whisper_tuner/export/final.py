@@ -19,8 +19,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, write_atomically
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.loading import loading
+from whisper_tuner.hub import loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.paths import expanded
 
@@ -111,11 +110,7 @@ def name_base(folder: Path, base_model: str | Path) -> None:
 
 def base_of(folder: Path) -> str | Path:
     """The base that an adapter names; a relative path starts at the adapter's own folder."""
-    try:
-        stated = parse_json((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{folder / ADAPTER_CONFIG} is damaged: {error}", remedy="Copy the folder again.") from error
-    name = stated.get("base_model_name_or_path") if isinstance(stated, dict) else None
+    name = settings_of(folder, ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ModelError(
             f"{folder} names no base model",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,33 +21,14 @@ from transformers.models.whisper.modeling_whisper import (
 )
 from transformers.utils import cached_file
 
+from whisper_tuner.config import Profile
 from whisper_tuner.data.labels import is_multilingual
-from whisper_tuner.data.token_limit import settings_of
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.hub import HUB_ID
+from whisper_tuner.hub import HUB_ID, loading
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import language_code
-from whisper_tuner.loading import loading
-from whisper_tuner.model.check import LAYOUT
+from whisper_tuner.model.check import LAYOUT, check_kind
 from whisper_tuner.paths import expanded
-
-METHODS = ("full", "lora", "decoder")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    """Low-rank adapters (2106.09685) on the linear layers whose names end in `target_modules`."""
-
-    rank: int = 32
-    alpha: int = 64
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-
-
-@dataclass(frozen=True)
-class ParameterCount:
-    trainable: int
-    total: int
 
 
 def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
@@ -57,7 +37,8 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
     Raises ModelError for what is not a loadable Whisper.
     """
     name = str(expanded(path)) if expanded(path).exists() else str(path)
-    _check_kind(path, name)
+    if Path(name).is_dir() or re.fullmatch(HUB_ID, name):
+        check_kind(name)
     with loading(f"{path} does not load as a Whisper model", remedy=LAYOUT):
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
@@ -67,29 +48,19 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
     return model, processor
 
 
-def prepare(
-    model: WhisperForConditionalGeneration,
-    *,
-    method: str = "full",
-    lora: LoraSettings = LoraSettings(),
-    dropout: float | None = None,
-    gradient_checkpointing: bool = False,
-) -> nn.Module:
-    """The model with the chosen parameters trainable: all, low-rank adapters (a PeftModel), or the decoder only.
+def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Module:
+    """The model as the profile's method trains it: all of it, low-rank adapters (a PeftModel), or the decoder only.
 
-    `dropout` None leaves the checkpoint's own. Raises ConfigError.
+    Raises ConfigError.
     """
-    if method not in METHODS:
-        raise ConfigError(f"unknown fine-tuning method '{method}'", remedy=f"Use one of {', '.join(METHODS)}.")
-    if dropout is not None:
-        _set_dropout(model, dropout)
-    if gradient_checkpointing:
+    _set_dropout(model, profile.dropout)
+    if profile.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if method == "lora":
-        return _add_adapters(model, lora)
+    if profile.method == "lora":
+        return _add_adapters(model, profile)
     model.requires_grad_(True)
     model.model.encoder.embed_positions.requires_grad_(False)  # sinusoids, fixed in Whisper's own training
-    if method == "decoder":
+    if profile.method == "decoder":
         model.model.encoder.requires_grad_(False)
     return model
 
@@ -100,11 +71,6 @@ def set_language(model: nn.Module, language: str | None, task: str = "transcribe
     if is_multilingual(whisper):
         whisper.generation_config.language = language_code(language)
         whisper.generation_config.task = task
-
-
-def count_parameters(model: nn.Module) -> ParameterCount:
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return ParameterCount(sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes))
 
 
 def whisper_of(model: nn.Module) -> WhisperForConditionalGeneration:
@@ -140,13 +106,14 @@ def encode(model: nn.Module, log_mel: Tensor) -> BaseModelOutput:
     return BaseModelOutput(last_hidden_state=encoder.layer_norm(states))
 
 
-def _add_adapters(model: WhisperForConditionalGeneration, lora: LoraSettings) -> PeftModel:
+def _add_adapters(model: WhisperForConditionalGeneration, profile: Profile) -> PeftModel:
+    """Low-rank adapters (2106.09685) on the linear layers whose names end in one of `lora_targets`."""
     settings = LoraConfig(
         task_type=None,  # SEQ_2_SEQ_LM would call forward with input_ids, which Whisper has not
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
+        r=profile.lora_r,
+        lora_alpha=profile.lora_alpha,
+        lora_dropout=profile.lora_dropout,
+        target_modules=list(profile.lora_targets),
     )
     try:
         return get_peft_model(model, settings)
@@ -167,15 +134,6 @@ def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None
             module.dropout = dropout
 
 
-def _check_kind(path: str | Path, name: str) -> None:
-    """Refuse another kind of model: transformers would load what fits of it, or wait for a hub that does not answer."""
-    if Path(name).is_dir() or re.fullmatch(HUB_ID, name):
-        kind = settings_of(name, "config.json").get("model_type", "whisper")
-        if kind != "whisper":
-            what = f"{path} does not load as a Whisper model: it is a model of type {kind!r}"
-            raise ModelError(what, remedy=LAYOUT)
-
-
 def _check_match(path: str | Path, model: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:
     extractor = processor.feature_extractor
     made_for = (model.config.num_mel_bins, full_frames(model))
@@ -190,14 +148,10 @@ def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -
 
     transformers drops keys from a file that has the mark, the language ids among them, so the file is read here.
     """
-    if model.generation_config._from_model_config and (file := _generation_config_file(name)):
+    file = cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False)
+    if file and model.generation_config._from_model_config:
         stored = parse_json(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
         model.generation_config = GenerationConfig.from_dict(stored)
     model.generation_config._from_model_config = None
     model.generation_config.forced_decoder_ids = None
     model.config.forced_decoder_ids = None
-
-
-def _generation_config_file(name: str) -> str | None:
-    """The path of the generation_config.json of a folder or a downloaded hub id, if it has one."""
-    return cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.hub import settings_of
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
@@ -31,7 +31,7 @@ def check_model(profile: Profile) -> None:
     if not folder.is_dir():
         return
     _check_files(folder)
-    _check_kind(folder / "config.json")
+    check_kind(profile.base_model)
     names = [name for path in _weight_files(folder) for name in _matrices(path)]
     if profile.method == "lora" and names:
         _check_targets(profile, {name.removesuffix(".weight") for name in names})
@@ -47,29 +47,18 @@ def _check_files(folder: Path) -> None:
             raise ModelError(f"{folder} has no {names[0]}", remedy=LAYOUT)
 
 
-def _check_kind(file: Path) -> None:
-    config = _json(file)
-    if (kind := config.get("model_type")) != "whisper":
-        raise ModelError(f"{file}: a model of type {kind!r}, not a Whisper", remedy=LAYOUT)
-
-
-def _json(file: Path) -> dict:
-    try:
-        stored = parse_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{file}: {error.strerror}", remedy="Check its permissions.") from None
-    except ValueError as error:
-        raise ModelError(f"{file} is damaged: {error}", remedy=COPY_AGAIN) from None
-    if not isinstance(stored, dict):
-        raise ModelError(f"{file} is damaged: not a JSON object", remedy=COPY_AGAIN)
-    return stored
+def check_kind(base_model: str) -> None:
+    """Refuse another kind of model: transformers would load what fits of it, or wait for a hub that does not answer."""
+    if (kind := settings_of(base_model, "config.json").get("model_type")) != "whisper":
+        why = f"it is a model of type {kind!r}" if kind else "it has no config.json with a model_type"
+        raise ModelError(f"{base_model} does not load as a Whisper model: {why}", remedy=LAYOUT)
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
     if (folder / WEIGHTS).is_file():
         yield folder / WEIGHTS
     elif (folder / INDEX).is_file():
-        parts = _json(folder / INDEX).get("weight_map") or {}
+        parts = settings_of(folder, INDEX).get("weight_map") or {}
         if not isinstance(parts, dict):
             raise ModelError(f"{folder / INDEX} is damaged: weight_map is not an object", remedy=COPY_AGAIN)
         names = set(map(str, parts.values()))

@@ -5,12 +5,12 @@ It tells 8 GB from 30 GB before a run starts; the run itself reports what it rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from whisper_tuner.config import Profile
 from whisper_tuner.json_text import parse_json
-from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.paths import expanded
 
 FLOAT = 4  # bytes
@@ -42,15 +42,13 @@ class ModelShape:
     def encoder_parameters(self) -> int:
         d = self.d_model
         stem = (self.num_mel_bins * 3 + 1) * d + (d * 3 + 1) * d
-        layers = self.encoder_layers * (_attention(d) + _feed_forward(d, self.encoder_ffn_dim))
-        return stem + self.positions + layers + 2 * d
+        return stem + self.positions + _layers(d, self.encoder_layers, self.encoder_ffn_dim, attentions=1)
 
     @property
     def decoder_parameters(self) -> int:
         """Including the embedding, which is also the output layer."""
-        d = self.d_model
-        embedding = (self.vocab_size + self.max_target_positions) * d
-        return embedding + self.decoder_layers * (2 * _attention(d) + _feed_forward(d, self.decoder_ffn_dim)) + 2 * d
+        embedding = (self.vocab_size + self.max_target_positions) * self.d_model
+        return embedding + _layers(self.d_model, self.decoder_layers, self.decoder_ffn_dim, attentions=2)
 
     @property
     def positions(self) -> int:
@@ -77,13 +75,11 @@ class ModelShape:
         yield "proj_out", d, self.vocab_size
 
 
-def _attention(d: int) -> int:
-    """Four projections, the key's without bias, and the norm before them."""
-    return 4 * d * d + 3 * d + 2 * d
-
-
-def _feed_forward(d: int, inner: int) -> int:
-    return 2 * d * inner + inner + d + 2 * d
+def _layers(d: int, count: int, inner: int, *, attentions: int) -> int:
+    """Parameters of an encoder's or decoder's layers and of the norm behind them."""
+    attention = 4 * d * d + 3 * d + 2 * d  # four projections, the key's without bias, and the norm before them
+    feed_forward = 2 * d * inner + inner + d + 2 * d
+    return count * (attentions * attention + feed_forward) + 2 * d
 
 
 def _published(d: int, layers: int, *, vocabulary: int = 51865, mels: int = 80, decoder_layers: int = 0) -> ModelShape:
@@ -122,33 +118,22 @@ def shape_of(base_model: str) -> ModelShape | None:
     return shape if min(sizes) > 0 and max(sizes) < MOST and layers < MOST_LAYERS else None
 
 
-def trained_parameters(
-    shape: ModelShape, *, method: str, lora_r: int = 32, lora_targets: Sequence[str] = Profile.lora_targets
-) -> int:
-    if method == "lora":
+def trained_parameters(shape: ModelShape, profile: Profile) -> int:
+    if profile.method == "lora":
         return sum(
-            lora_r * (width + height)
+            profile.lora_r * (width + height)
             for name, width, height in shape.linear_layers()
-            if any(name == target or name.endswith(f".{target}") for target in lora_targets)
+            if any(name == target or name.endswith(f".{target}") for target in profile.lora_targets)
         )
-    return shape.decoder_parameters if method == "decoder" else shape.parameters - shape.positions
+    return shape.decoder_parameters if profile.method == "decoder" else shape.parameters - shape.positions
 
 
-def training_memory(
-    shape: ModelShape,
-    *,
-    method: str,
-    lora_r: int = 32,
-    lora_targets: Sequence[str] = Profile.lora_targets,
-    batch_size: int = 8,
-    clip_s: float = 30.0,
-    gradient_checkpointing: bool = False,
-) -> int:
-    """Bytes that training takes at its peak. batch_size: clips computed at once; clip_s: their padded length."""
-    trained = trained_parameters(shape, method=method, lora_r=lora_r, lora_targets=lora_targets)
-    weights = FLOAT * (shape.parameters + (trained if method == "lora" else 0))
-    per_clip = _activations(shape, method, clip_s, gradient_checkpointing)
-    return PROCESS_BYTES + weights + TRAINED_BYTES * trained + batch_size * per_clip
+def training_memory(shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0) -> int:
+    """Bytes that training takes at its peak, with so many clips computed at once; clip_s is their padded length."""
+    trained = trained_parameters(shape, profile)
+    weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
+    per_clip = _activations(shape, profile.method, clip_s, profile.gradient_checkpointing)
+    return PROCESS_BYTES + weights + TRAINED_BYTES * trained + clips * per_clip
 
 
 def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: int | None = None) -> int | None:
@@ -160,20 +145,9 @@ def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: i
     if shape is None:
         return None
     longest = profile.max_duration_s if longest_s is None else longest_s
-    return training_memory(
-        shape,
-        method=profile.method,
-        lora_r=profile.lora_r,
-        lora_targets=profile.lora_targets,
-        batch_size=clips or -(-profile.batch_size * max(1, len(profile.shards)) // profile.accumulation),
-        clip_s=30.0 if profile.audio_context == "full" else min(30.0, longest),
-        gradient_checkpointing=profile.gradient_checkpointing,
-    )
-
-
-def available_memory() -> int:
-    """All memory of this machine, in bytes: other programs can give back what they hold now."""
-    return machine_memory()["total"]
+    clips = clips or math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
+    clip_s = 30.0 if profile.audio_context == "full" else min(30.0, longest)
+    return training_memory(shape, profile, clips=clips, clip_s=clip_s)
 
 
 def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:

@@ -31,7 +31,8 @@ from exogym.config import build_strategy
 from exogym.elastic_sampler import ElasticSampler
 from exogym.settings import LoopSettings
 from exogym.train_node import TrainNode
-from whisper_tuner.data.batches import BatchShape, ShardBatches
+from whisper_tuner.config import Profile
+from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache
 from whisper_tuner.data.labels import label_encoder
@@ -53,12 +54,13 @@ class Work:
     def __init__(self, folder: Path, seconds, *, batch_size: int = 6, dropout: float = 0.0):
         model, processor = load_base(MODEL)
         model.config.apply_spec_augment = dropout > 0
-        self.model = WhisperModelWrapper(prepare(model, dropout=dropout), processor, "cpu")
+        profile = Profile(base_model=str(MODEL), train=folder, batch_size=batch_size, dropout=dropout)
+        self.model = WhisperModelWrapper(prepare(model, profile), processor, "cpu")
         self.batches = ShardBatches(
             [sample_of(folder, number, duration) for number, duration in enumerate(seconds)],
+            profile,
             features=FeatureCache(folder / "cache", processor.feature_extractor),
             labels=label_encoder(model, processor.tokenizer),
-            shape=BatchShape(batch_size=batch_size),
         )
 
     def fit(self, share: Share, validation: ShardBatches | None = None) -> list[dict]:

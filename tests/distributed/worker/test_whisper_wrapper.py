@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import Trainer, WhisperConfig, WhisperForConditionalGeneration
@@ -5,7 +7,8 @@ from transformers import Trainer, WhisperConfig, WhisperForConditionalGeneration
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.config import AllReduceConfig
 from exogym.strategy.optim import inner_optimizer
-from whisper_tuner.model.base_model import LoraSettings, prepare
+from whisper_tuner.config import Profile
+from whisper_tuner.model.base_model import prepare
 
 START, END = 60, 61
 
@@ -98,7 +101,7 @@ def test_loss_is_float32_under_autocast(whisper):
 @pytest.mark.parametrize("method", ["full", "lora", "decoder"])
 @pytest.mark.parametrize("frames", [60, 24])
 def test_it_trains_what_the_model_trains_and_learns(whisper, method, frames):
-    model = prepare(whisper, method=method, lora=LoraSettings(rank=8))
+    model = prepare(whisper, Profile(base_model="", train=Path(), method=method, lora_r=8))
     wrapper = WhisperModelWrapper(model, None, "cpu").train()
     trained = [p for p in wrapper.parameters() if p.requires_grad]
     assert {id(p) for p in trained} == {id(p) for p in model.parameters() if p.requires_grad}
@@ -121,7 +124,7 @@ def test_it_trains_what_the_model_trains_and_learns(whisper, method, frames):
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_weight_decay_is_for_what_transformers_trainer_decays(whisper, method):
-    wrapper = WhisperModelWrapper(prepare(whisper, method=method), None, "cpu")
+    wrapper = WhisperModelWrapper(prepare(whisper, Profile(base_model="", train=Path(), method=method)), None, "cpu")
     names = {parameter: name for name, parameter in wrapper.named_parameters() if parameter.requires_grad}
     groups = inner_optimizer(AllReduceConfig(weight_decay=0.1), list(names)).param_groups
     decaying = {names[parameter] for group in groups if group["weight_decay"] for parameter in group["params"]}

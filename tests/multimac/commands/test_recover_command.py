@@ -11,7 +11,7 @@ from transformers import WhisperForConditionalGeneration
 
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from distributed.ssh.machine import LocalMachine
-from distributed.worker.train import keep_spec, prepared
+from distributed.worker.train import keep_spec
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.config import DiLoCoConfig
 from exogym.flat import FlatParameters
@@ -20,7 +20,7 @@ from multimac.commands.recover import recover
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.export.final import load_model
-from whisper_tuner.model.base_model import load_base
+from whisper_tuner.model.base_model import load_base, prepare
 
 BUNDLED = Path(__file__).parents[3] / "bundled" / "model"
 RUN = "20251121-101010-mine"
@@ -47,7 +47,7 @@ class Hosts:
         spec = replace(spec, rank=int(project == self.there), profile=profile, strategy_settings=DiLoCoConfig())
         keep_spec(replace(spec, run_dir=str(project / spec.run_dir)))
         model, processor = load_base(BUNDLED)
-        parameters = FlatParameters(WhisperModelWrapper(prepared(model, profile), processor, "cpu"))
+        parameters = FlatParameters(WhisperModelWrapper(prepare(model, profile), processor, "cpu"))
         flat = parameters.read() + shift
         Checkpoints(project / "runs" / RUN / CHECKPOINTS, name).save(number, {"agreed": {"strategy": {"master": flat}}})
         return flat
@@ -67,7 +67,7 @@ def hosts(tmp_path, monkeypatch) -> Hosts:
 def flat_of(folder: Path, method: str = "full") -> torch.Tensor:
     model, processor = load_base(folder)
     profile = Profile(base_model=str(folder), train=Path("clips.csv"), method=method)
-    return FlatParameters(WhisperModelWrapper(prepared(model, profile), processor, "cpu")).read()
+    return FlatParameters(WhisperModelWrapper(prepare(model, profile), processor, "cpu")).read()
 
 
 def test_the_newest_checkpoint_of_any_host_becomes_a_model_that_transformers_loads(hosts):

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
-from whisper_tuner.data.batches import BatchShape, ShardBatches, bucket_edges
+from whisper_tuner.data.batches import ShardBatches, bucket_edges
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache
 from whisper_tuner.data.labels import label_encoder
@@ -36,12 +36,12 @@ def samples_of(count, tmp_path, seed=0, longest=30.0):
 
 
 @pytest.fixture
-def make_batches(multilingual, tmp_path):
+def make_batches(multilingual, tmp_path, profile_of):
     model, processor = multilingual
     cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
-    def make(*shards, alone=False, seed=0, shuffle=True, on_problem=lambda problem: None, missing_audio=None, **shape):
+    def make(*shards, alone=False, shuffle=True, on_problem=lambda problem: None, missing_audio=None, **settings):
         """Of fixed shards, one for each member; alone: one rank trains them all."""
 
         def assign(samples, names, weights):
@@ -50,12 +50,10 @@ def make_batches(multilingual, tmp_path):
 
         return ShardBatches(
             [sample for shard in shards for sample in shard],
+            profile_of(**{"seed": 0, "shards": tuple(HOSTS[: len(shards)]) if alone else (), **settings}),
             features=cache,
             labels=labels,
-            shape=BatchShape(**shape),
-            seed=seed,
             shuffle=shuffle,
-            shards=HOSTS[: len(shards)] if alone else (),
             missing_audio=missing_audio,
             assign=assign,
             on_problem=on_problem,
@@ -65,12 +63,16 @@ def make_batches(multilingual, tmp_path):
 
 
 @pytest.fixture
-def shared_out(multilingual, tmp_path):
+def shared_out(multilingual, tmp_path, profile_of):
     """Batches of samples that are shared out by assign_shards."""
     model, processor = multilingual
     cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
-    return lambda samples, **shape: ShardBatches(samples, features=cache, labels=labels, shape=BatchShape(**shape))
+
+    def shared_out(samples, **settings):
+        return ShardBatches(samples, profile_of(seed=0, **settings), features=cache, labels=labels)
+
+    return shared_out
 
 
 def planned(batches, hosts=1, epoch=0, left=None, weights=None):
@@ -357,7 +359,7 @@ def test_full_context_equals_the_feature_extractor(clips, make_batches, multilin
 
 def test_micro_batches_split_a_step(clips, make_batches):
     whole = [b["ids"] for (b,) in read(make_batches(clips, batch_size=8))]
-    for step, ids in zip(read(make_batches(clips, batch_size=8, micro_batch=3)), whole, strict=True):
+    for step, ids in zip(read(make_batches(clips, batch_size=8, accumulation=3)), whole, strict=True):
         assert all(len(batch["ids"]) <= 3 for batch in step)
         assert [name for batch in step for name in batch["ids"]] == ids
 
@@ -446,7 +448,7 @@ def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, c
 
 
 def test_a_limit_below_the_profiles_own_parts(make_batches, clips):
-    batches = make_batches(clips[:10], clips[10:], alone=True, batch_size=8, micro_batch=6)
+    batches = make_batches(clips[:10], clips[10:], alone=True, batch_size=8, accumulation=3)
     batches.compute_at_most(3)
     assert {len(part["ids"]) for step in read(batches) for part in step} <= {1, 2, 3}
     whole = make_batches(clips[:10], clips[10:], alone=True, batch_size=8)

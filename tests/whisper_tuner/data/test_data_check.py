@@ -16,9 +16,8 @@ from whisper_tuner.data import audio_check
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.check import PROBLEMS_FILE, check_data, check_manifest
 from whisper_tuner.data.dataset import load_manifest, write_manifest
-from whisper_tuner.data.labels import label_encoder, split_encodable
+from whisper_tuner.data.labels import label_encoder, token_limit
 from whisper_tuner.data.problems import Kind
-from whisper_tuner.data.token_limit import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ModelError, TunerError
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
@@ -101,7 +100,7 @@ def test_refusing_names_counts_and_rows_and_where_all_are_listed(profile, folder
 
 
 def test_what_is_left_is_what_the_ranks_keep(profile, folder, english):
-    """The list in the run folder survives the look of `_Data`: nothing is dropped after the plan is made."""
+    """The list in the run folder is read back whole, and every text in it fits: the ranks check neither again."""
     model, processor = english  # 64 positions
     checkpoint = folder / "model"
     model.save_pretrained(checkpoint)
@@ -110,8 +109,9 @@ def test_what_is_left_is_what_the_ranks_keep(profile, folder, english):
     samples = check_data(profile, folder, folder / "store")["train"].samples
     write_manifest(folder / "list.csv", samples)
     again = load_manifest(folder / "list.csv", check_audio=False)
-    kept, problems = split_encodable(again.samples, label_encoder(model, processor.tokenizer))
-    assert [s.id for s in kept] == [s.id for s in samples] and not problems and not again.problems
+    assert [s.id for s in again.samples] == [s.id for s in samples] and not again.problems
+    encoder = label_encoder(model, processor.tokenizer)
+    assert all(encoder.encode(sample.text) for sample in samples)
 
 
 @pytest.mark.parametrize(("task", "kept"), [("transcribe", 2), ("translate", 1)])
@@ -124,7 +124,7 @@ def test_the_ranks_keep_what_is_left_of_a_translation(multilingual, multilingual
     samples = check_data(profile, tmp_path / "run", tmp_path / "store")["train"].samples
     model, processor = multilingual
     encoder = label_encoder(model, processor.tokenizer, language="Japanese", task=task)
-    assert len(samples) == kept and split_encodable(samples, encoder) == (list(samples), [])
+    assert len(samples) == kept and all(encoder.encode(sample.text) for sample in samples)
 
 
 def test_a_manifest_without_a_usable_row_is_an_error_also_for_the_test_set(profile, folder):
@@ -174,6 +174,17 @@ def test_a_pass_that_is_stopped_is_taken_up_by_the_next(folder, monkeypatch):
     stop.clear()
     check_manifest(folder / "m.csv", 30.0, folder / "store")
     assert [path.name for path in opened] == ["a.wav", "b.wav", "c.wav"]
+
+
+def test_a_file_that_goes_away_while_it_is_looked_at_is_not_there(tmp_path, audio_file):
+    clip = audio_file(tmp_path / "a.wav", seconds=1)
+
+    class GoesAway(threading.Event):
+        def is_set(self) -> bool:  # asked once the file's size is known, before it is opened
+            clip.unlink()
+            return False
+
+    assert audio_check.AudioIndex(stop=GoesAway())[clip].kind == Kind.NO_AUDIO
 
 
 def test_audio_whose_length_is_not_known_is_sound(tmp_path, audio_file, need_program):

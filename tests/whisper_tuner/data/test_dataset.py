@@ -69,7 +69,7 @@ audio/a.wav,again,
 """
     loaded = load_manifest(manifest(folder, text))
     assert [sample.text for sample in loaded.samples] == ["fine"]
-    expected = ["no such audio file", "no audio path", "empty text", "lasts 1.25 s, and the manifest says 3.5 s"]
+    expected = ["no such audio file", "no audio path", "empty text", "lasts 1.25 s, but the manifest says 3.5 s"]
     expected += ["not a number"]
     expected += ["lasts -1 s", "quote text that holds a comma", "noise.wav", "already used on line 2"]
     assert [problem.line for problem in loaded.problems] == list(range(3, 12))

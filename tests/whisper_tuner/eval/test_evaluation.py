@@ -127,8 +127,8 @@ def test_one_bad_file_is_reported_and_counts_in_no_rate(multilingual, clips, tmp
     result = evaluate(
         model, processor, [bad, *clips[:4], bad], language="fr", batch_size=3, progress=lambda *at: done.append(at)
     )
-    assert [row.id for row in result.rows] == [clip.id for clip in clips[:4]]
-    assert (result.wer, result.cer, result.wer_normalized) == (whole.wer, whole.cer, whole.wer_normalized)
+    assert [row.sample.id for row in result.rows] == [clip.id for clip in clips[:4]]
+    assert (result.raw, result.normalized) == (whole.raw, whole.normalized)
     assert [problem.line for problem in result.problems] == [9, 9] and "gone.wav" in str(result.problems[0])
     assert done[-1] == (6, 6) and done == sorted(done)
 
@@ -141,13 +141,13 @@ def test_rates_are_of_what_was_heard(multilingual, clips):
         for c, t in zip(clips[:3], heard, strict=True)
     ]
     result = evaluate(model, processor, perfect, language="fr")
-    assert result.wer == result.cer == result.wer_normalized == 0 and result.raw.words > 0
-    assert evaluate(model, processor, [], language="fr").wer == 0
+    assert result.raw.wer == result.raw.cer == result.normalized.wer == 0 and result.raw.words > 0
+    assert evaluate(model, processor, [], language="fr").raw.wer == 0
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_training_mode_is_left_as_it_was(multilingual, clips, training):
-    model = prepare(multilingual[0], method="lora").train(training)
+def test_training_mode_is_left_as_it_was(multilingual, profile_of, clips, training):
+    model = prepare(multilingual[0], profile_of(method="lora")).train(training)
     modes = []
     model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     model.get_base_model().model.decoder.register_forward_pre_hook(lambda module, _: modes.append(module.training))

@@ -4,31 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from whisper_tuner.eval.evaluation import Row, evaluate
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.eval.evaluation import evaluate
 from whisper_tuner.eval.predictions import (
     COLUMNS,
     EMPTY,
     LENGTH_RATIO,
     REPETITION,
     Aligned,
+    Prediction,
     align,
     flags,
-    predictions,
     worst,
     write_predictions,
 )
 from whisper_tuner.eval.wer import error_rates
 
 
-def row(name: str, reference: str, hypothesis: str) -> Row:
-    return Row(
-        id=name,
-        reference=reference,
-        hypothesis=hypothesis,
-        normalized=(reference.lower(), hypothesis.lower()),
-        audio=Path(f"{name}.wav"),
-        duration_s=1.5,
-    )
+def row(name: str, reference: str, hypothesis: str) -> Prediction:
+    sample = Sample(id=name, audio=Path(f"{name}.wav"), text=reference, duration_s=1.5)
+    return Prediction(sample, hypothesis, (reference.lower(), hypothesis.lower()))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +47,7 @@ def test_flags(said, heard, expected):
 
 def test_a_row_counts_its_own_errors_and_the_file_reads_back(tmp_path):
     rows = [row("b", "Two words here", "Two birds"), row("a", "fine", "Fine"), row("c", 'say "yes", now', "")]
-    found = predictions(rows)
-    path = write_predictions(tmp_path / "new" / "predictions.csv", found)
+    path = write_predictions(tmp_path / "new" / "predictions.csv", rows)
     with path.open(encoding="utf-8", newline="") as file:
         stored = list(csv.DictReader(file))
     assert tuple(stored[0]) == COLUMNS
@@ -65,8 +59,8 @@ def test_a_row_counts_its_own_errors_and_the_file_reads_back(tmp_path):
 
 def test_the_worst_come_first_and_rows_without_errors_never():
     rows = [row("fine", "a b", "a b"), row("half", "a b", "a c"), row("all", "a b", "c d"), row("more", "a", "b c d")]
-    assert [p.row.id for p in worst(predictions(rows), 5)] == ["more", "all", "half"]
-    assert [p.row.id for p in worst(predictions(rows), 1)] == ["more"]
+    assert [p.sample.id for p in worst(rows, 5)] == ["more", "all", "half"]
+    assert [p.sample.id for p in worst(rows, 1)] == ["more"]
 
 
 def test_alignment_keeps_every_word_and_marks_what_differs():
@@ -89,9 +83,6 @@ def test_marks_of_an_alignment_are_the_counted_errors(said, heard):
 
 def test_rows_of_an_evaluation_add_up_to_its_rates(multilingual, clips):
     result = evaluate(*multilingual, clips[:4], language="fr")
-    found = predictions(result.rows)
-    assert sum(p.errors for p in found) == (
-        result.normalized.substitutions + result.normalized.deletions + result.normalized.insertions
-    )
-    assert [p.row.audio for p in found] == [clip.audio for clip in clips[:4]]
+    assert sum(row.rates.errors for row in result.rows) == result.normalized.errors
+    assert [row.sample.audio for row in result.rows] == [clip.audio for clip in clips[:4]]
     assert result.speed == pytest.approx(sum(clip.duration_s for clip in clips[:4]) / result.seconds)

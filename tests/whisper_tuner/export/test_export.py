@@ -11,13 +11,13 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.eval.evaluation import transcribe
 from whisper_tuner.export.final import load_model, save_final
-from whisper_tuner.model.base_model import LoraSettings, full_frames, load_base, prepare, set_language
+from whisper_tuner.model.base_model import full_frames, load_base, prepare, set_language
 
 
 @pytest.fixture
-def adapted(multilingual):
+def adapted(multilingual, profile_of):
     """A peft model whose adapters do something."""
-    model = prepare(multilingual[0], method="lora", lora=LoraSettings(rank=4))
+    model = prepare(multilingual[0], profile_of(method="lora", lora_r=4))
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -82,9 +82,9 @@ def test_hub_ids_are_kept_and_a_base_can_be_given(adapted, multilingual, multili
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_files_for_other_runtimes_are_there(multilingual, multilingual_folder, tmp_path, method):
+def test_files_for_other_runtimes_are_there(multilingual, multilingual_folder, profile_of, tmp_path, method):
     model, processor = multilingual
-    out = save_final(prepare(model, method=method), processor, tmp_path / "final", multilingual_folder)
+    out = save_final(prepare(model, profile_of(method=method)), processor, tmp_path / "final", multilingual_folder)
     assert WhisperFeatureExtractor.from_pretrained(out).nb_max_frames == 500
     assert (out / "preprocessor_config.json").is_file() and (out / "generation_config.json").is_file()
     vocabulary, added = (json.loads((out / name).read_text()) for name in ("vocab.json", "added_tokens.json"))
