@@ -178,7 +178,7 @@ def test_contradictions_are_refused(settings, message):
 
 
 def test_a_misspelt_keyword_is_an_error():
-    with pytest.raises(TypeError, match="outer_mometum"):
+    with pytest.raises(SettingError, match=r"'outer_mometum'; did you mean 'outer_momentum'\?"):
         DiLoCoStrategy(outer_mometum=0.5)
     with pytest.raises(SettingError, match=r"'outer_mometum'; did you mean 'outer_momentum'\?"):
         strategy_config("diloco", {"outer_mometum": 0.5})
