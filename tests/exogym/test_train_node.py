@@ -7,7 +7,7 @@ from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee
 from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
-from exogym.non_finite import MOST_SKIPPED
+from exogym.progress import MOST_SKIPPED
 
 
 def steps_of(points: Points, size: int) -> Steps:

@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from functools import cached_property
 from typing import Any
 
 from exogym.comm.comm import Comm
+from exogym.elastic_sampler import Sampler
 from exogym.errors import CheckpointError
 from exogym.state.checkpoint import About, Checkpoints
-from exogym.state.fixed_settings import check_settings, fixed_settings
 from exogym.state.node_state import NodeState
-from exogym.state.state_sync import NOT_BEGUN, Offer, Version
+from exogym.state.position import NOT_BEGUN, Offer, Version
+from exogym.strategy.strategy import Strategy
 
 RESCUE_S = 5.0  # that a rescue waits for the end of a change
 
 
-class NoSavedStates:
-    """Of a rank that keeps nothing."""
-
-    def look_at_data(self) -> None:
-        pass
-
-    def offers(self) -> list[Offer]:
-        return []
-
-    def is_damaged(self) -> bool:
-        return False
-
-    def save(self, *, at_once: bool = False) -> None:
-        pass
-
-    def note_written(self, *, at_once: bool = False) -> None:
-        pass
-
-    def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
-        return True
-
-
 class SavedStates:
-    """Offers checkpoints when ranks meet (see Offers in state_sync.py), and writes them in the background.
+    """Offers checkpoints when ranks meet, and writes them in the background; nothing at all without `checkpoints`.
 
     What there is to tell goes to `emit(type, **values)`.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, state: NodeState, comm: Comm, *, resume: bool, emit: Callable[..., None]
+        self, checkpoints: Checkpoints | None, state: NodeState, comm: Comm, *, resume: bool, emit: Callable[..., None]
     ):
         self.checkpoints, self.state, self.comm = checkpoints, state, comm
         self._resume, self._emit = resume, emit
@@ -56,13 +37,14 @@ class SavedStates:
         self._writing: tuple[int, float, Future[int]] | None = None
         self._disk_trouble = False
 
-    @cached_property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         return fixed_settings(self.state.strategy, self.state.sampler)
 
     def look_at_data(self) -> None:
         """For `settings`, once: nothing else should read the data while they are trained on."""
-        _ = self.settings
+        if self.checkpoints:
+            _ = self.settings
 
     # What ranks can begin from.
 
@@ -75,16 +57,21 @@ class SavedStates:
         return [Offer(Version(*about["version"]), about["fingerprint"], number) for number, about in found.items()]
 
     def is_damaged(self) -> bool:
+        """There are checkpoints, and none is good."""
         return self._may_load() and not self._found() and bool(self.checkpoints.damaged())
 
     def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
+        """Begin from it. exactly: all ranks begin from the same one; inside: some of them inside a round.
+
+        False if it has nothing of this rank's own.
+        """
         saved = self.checkpoints.load(offer.number)
         self.state.load_whole(saved, exactly=exactly, inside=inside, members=self.comm.members)
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 
     def _may_load(self) -> bool:
         """Once it has begun it remembers more than is on the disk."""
-        return self._resume and self.state.version() == NOT_BEGUN
+        return bool(self.checkpoints) and self._resume and self.state.version() == NOT_BEGUN
 
     def _found(self) -> dict[int, About]:
         """Read once: each look hashes gigabytes. Raises CheckpointError for those of another version of the program."""
@@ -106,6 +93,8 @@ class SavedStates:
 
     def save(self, *, at_once: bool = False) -> None:
         """All of it, in the background unless at_once."""
+        if not self.checkpoints:
+            return
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
         writing = self.checkpoints.save_in_background(self._number, whole, describe=self._describe)
@@ -133,7 +122,7 @@ class SavedStates:
         False if what they have in common was changing all the time that it waited.
         """
         state = self.state
-        if not state.has_synced:
+        if not self.checkpoints or not state.has_synced:
             return True
         if writing := self._writing:
             wait([writing[2]])
@@ -157,3 +146,44 @@ class SavedStates:
         agreed = saved["agreed"]
         fingerprint = self.state.fingerprint_of(agreed)
         return {"version": list(agreed["version"]), "fingerprint": fingerprint, "settings": saved["settings"]}
+
+
+# What must stay as it was when a run is resumed. Epochs, hosts and devices may change.
+
+
+def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
+    """By name, as a checkpoint gives them back. Looks at the data."""
+    parameters = strategy.parameters
+    values = {f.name: _plain(getattr(strategy.config, f.name)) for f in dataclasses.fields(strategy.config)}
+    model = {"trained parameters": parameters.layout(), "frozen weights": parameters.frozen_digest()}
+    settings = {"strategy": type(strategy).__name__, **values, **model, **sampler.fixed_settings()}
+    return json.loads(json.dumps(settings, default=str))
+
+
+def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> None:
+    """Raises CheckpointError that names the differences."""
+    other = [name for name in {**were, **are} if json.dumps(were.get(name)) != json.dumps(are.get(name))]
+    if other:
+        told = "; ".join(_change(name, were.get(name), are.get(name)) for name in other)
+        raise CheckpointError(
+            f"{where} is of a run with other settings: {told}. "
+            "Set them as they were, or begin a new run in another folder"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON can hold it: of a class or function its name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, functools.partial):
+        return [_plain(value.func), repr(value.args), repr(sorted(value.keywords.items()))]
+    if callable(value):
+        named = hasattr(value, "__qualname__")
+        return f"{value.__module__}.{value.__qualname__}" if named else type(value).__qualname__
+    return value
+
+
+def _change(name: str, was: Any, now: Any) -> str:
+    if isinstance(was, int) and isinstance(now, int) and max(abs(was), abs(now)) > 2**31:  # hashes
+        return f"its {name} were others"
+    return f"{name} was {was}, and is {now}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -160,13 +158,3 @@ class Strategy(ABC):
     @abstractmethod
     def agreed_weights(self) -> Tensor:
         """Flat [numel] on the CPU, not to be changed."""
-
-
-@contextmanager
-def metered(comm: Comm) -> Iterator[dict[str, Any]]:
-    """Fills a dict with the `bytes` and `seconds_communicating` of what happens inside."""
-    spent: dict[str, Any] = {}
-    bytes_before, seconds_before = comm.bytes_sent, comm.seconds
-    yield spent
-    spent["bytes"] = comm.bytes_sent - bytes_before
-    spent["seconds_communicating"] = comm.seconds - seconds_before
