@@ -148,9 +148,6 @@ class GroupComm(Comm):
         self._wait(lambda: bool(messages))
         flat.copy_(messages.popleft())
 
-    def barrier(self):
-        self._exchange(torch.zeros(1))
-
     def _messages(self, src: int, dst: int) -> deque[torch.Tensor]:
         return self._group.messages.setdefault((src, dst), deque())
 

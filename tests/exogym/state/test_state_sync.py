@@ -75,7 +75,7 @@ class Tape(Comm):
     """What is sent can be changed, and is received in turn."""
 
     rank, world_size = 0, 2
-    all_reduce_ = broadcast_ = all_gather = barrier = None
+    all_reduce_ = broadcast_ = all_gather = None
 
     def __init__(self):
         super().__init__()
