@@ -211,8 +211,8 @@ class FixedSampler:
         return True
 
     def reshard(self, members: Sequence[str], weights: Sequence[float] | None = None) -> None:
-        what = f"{type(self.source).__name__} cannot be resharded"
-        raise PeerLost(f"{len(self.members)} ranks had begun, now there are {len(members)}, and {what}")
+        what = f"and {type(self.source).__name__} cannot be resharded"
+        raise PeerLost(f"the run began with {len(self.members)} ranks, now there are {len(members)}, {what}")
 
     def follow(self, members: Sequence[str]) -> None:
         pass

@@ -133,8 +133,7 @@ class TrainNode:
             self.progress.planned()
         synced = sync_state(self.comm, state, self.saved)
         state.begin(synced.term, is_given=synced.received)
-        if synced.received and state.strategy.agreements > 0:
-            self._was_given_state = True
+        self._was_given_state |= synced.received and state.strategy.agreements > 0
         if is_new:
             self._tell_resumed(synced)
         return synced.fingerprint, synced.received and not is_new
@@ -277,10 +276,9 @@ class TrainNode:
             self.saved.save()
 
     def _check_drift(self, *, is_needed: bool) -> None:
-        if self.strategy.is_drift_check_due(at_least=is_needed):
-            apart = remove_drift(self.comm, self.state)
-            if apart is not None:
-                self.progress.emit("drift", difference=apart)
+        is_due = self.strategy.is_drift_check_due(at_least=is_needed)
+        if is_due and (apart := remove_drift(self.comm, self.state)) is not None:
+            self.progress.emit("drift", difference=apart)
 
     def _at_agreed_point(self) -> None:
         self._reshard()

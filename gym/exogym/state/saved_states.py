@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -14,7 +15,7 @@ from typing import Any
 from exogym.comm.comm import Comm
 from exogym.elastic_sampler import Sampler
 from exogym.errors import CheckpointError
-from exogym.state.checkpoint import About, Checkpoints
+from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import NOT_BEGUN, Offer, Version
 from exogym.strategy.strategy import Strategy
@@ -33,7 +34,7 @@ class SavedStates:
     ):
         self.checkpoints, self.state, self.comm = checkpoints, state, comm
         self._resume, self._emit = resume, emit
-        self._kept: dict[int, About] | None = None
+        self._kept: list[Offer] | None = None
         self._writing: tuple[int, float, Future[int]] | None = None
         self._disk_trouble = False
 
@@ -49,16 +50,18 @@ class SavedStates:
     # What ranks can begin from.
 
     def offers(self) -> list[Offer]:
-        """Raises CheckpointError if they are of a run with other settings."""
-        found = self._found()
-        if found:
-            where = self.checkpoints.folder
-            check_settings(found[max(found)]["settings"], self.settings, where)
-        return [Offer(Version(*about["version"]), about["fingerprint"], number) for number, about in found.items()]
+        """Read once: each look hashes gigabytes. Raises CheckpointError for those of another run, or of another version
+        of this program.
+        """
+        if not self._may_load():
+            return []
+        if self._kept is None:
+            self._kept = self._undamaged()
+        return self._kept
 
     def is_damaged(self) -> bool:
         """There are checkpoints, and none is good."""
-        return self._may_load() and not self._found() and bool(self.checkpoints.damaged())
+        return self._may_load() and not self.offers() and bool(self.checkpoints.numbers())
 
     def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
         """Begin from it. exactly: all ranks begin from the same one; inside: some of them inside a round.
@@ -73,16 +76,18 @@ class SavedStates:
         """Once it has begun it remembers more than is on the disk."""
         return bool(self.checkpoints) and self._resume and self.state.version() == NOT_BEGUN
 
-    def _found(self) -> dict[int, About]:
-        """Read once: each look hashes gigabytes. Raises CheckpointError for those of another version of the program."""
-        if not self._may_load():
-            return {}
-        if self._kept is None:
-            self._kept = self.checkpoints.good()
-        if not self._kept and (formats := self.checkpoints.other_formats()):
+    def _undamaged(self) -> list[Offer]:
+        found, settings = [], self.settings
+        for number in self.checkpoints.numbers():
+            with contextlib.suppress(CheckpointError):
+                saved = self.checkpoints.load(number)
+                agreed, settings = saved["agreed"], saved["settings"]
+                found.append(Offer(Version(*agreed["version"]), self.state.fingerprint_of(agreed), number))
+        check_settings(settings, self.settings, self.checkpoints.folder)
+        if not found and (formats := self.checkpoints.other_formats()):
             what = f"checkpoints of another version of this program (format {formats[0]})"
-            raise CheckpointError(f"{self.checkpoints.folder} has {what}: resume with that one, or begin a new run")
-        return self._kept
+            raise CheckpointError(f"{self.checkpoints.folder} has {what}: resume with it, or start a new run")
+        return found
 
     # What it keeps.
 
@@ -97,7 +102,7 @@ class SavedStates:
             return
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
-        writing = self.checkpoints.save_in_background(self._number, whole, describe=self._describe)
+        writing = self.checkpoints.save_in_background(self._number, whole)
         self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
         self.note_written(at_once=at_once)
 
@@ -110,7 +115,7 @@ class SavedStates:
             written = writing.result()
         except CheckpointError as error:
             if not self._disk_trouble:
-                self._emit("warning", what=f"no checkpoint is kept here while this lasts: {error}")
+                self._emit("warning", what=f"no checkpoints are kept here until this is mended: {error}")
             self._disk_trouble = True
             return
         self._disk_trouble = False
@@ -134,18 +139,13 @@ class SavedStates:
                 return True
             saved = state.whole() if state.strategy.cut_short else {"agreed": state.agreed_state(), "own": None}
             saved = copy.deepcopy({"settings": self.settings, **saved})
-        self.checkpoints.save(number, saved, describe=self._describe, unless=lambda: self._is_kept(number))
+        self.checkpoints.save(number, saved, unless=lambda: self._is_kept(number))
         return True
 
     def _is_kept(self, number: int) -> bool:
         """Of this term; then it also has what is this rank's own, and a later change of the count is not worth that."""
-        about = self.checkpoints.about(number)
-        return about is not None and about["version"][0] == self.state.version().term
-
-    def _describe(self, saved: dict[str, Any]) -> About:
-        agreed = saved["agreed"]
-        fingerprint = self.state.fingerprint_of(agreed)
-        return {"version": list(agreed["version"]), "fingerprint": fingerprint, "settings": saved["settings"]}
+        kept = self.checkpoints.glance(number)
+        return kept is not None and kept["agreed"]["version"][0] == self.state.version().term
 
 
 # What must stay as it was when a run is resumed. Epochs, hosts and devices may change.
@@ -166,8 +166,7 @@ def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> 
     if other:
         told = "; ".join(_change(name, were.get(name), are.get(name)) for name in other)
         raise CheckpointError(
-            f"{where} is of a run with other settings: {told}. "
-            "Set them as they were, or begin a new run in another folder"
+            f"{where} belongs to a run with other settings: {told}. Set them back, or start a new run in another folder"
         )
 
 
@@ -185,5 +184,5 @@ def _plain(value: Any) -> Any:
 
 def _change(name: str, was: Any, now: Any) -> str:
     if isinstance(was, int) and isinstance(now, int) and max(abs(was), abs(now)) > 2**31:  # hashes
-        return f"its {name} were others"
+        return f"its {name} differ"
     return f"{name} was {was}, and is {now}"

@@ -46,7 +46,6 @@ class DiLoCoStrategy(Strategy):
         self.drifts = () if self._is_exact else ("outer",)
         self.rounds = self._agreed_steps = 0
         self._is_new, self._ramp_left = True, 0
-        self._steps_in_round = 0
         self._samples_in_round = 0
         self._before_stop: dict[str, Any] | None = None
 
@@ -54,10 +53,13 @@ class DiLoCoStrategy(Strategy):
         lr = self._set_rate()
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
-        skipped = _not_finite(norm)
-        self._steps_in_round += 1
+        skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
         self._samples_in_round += 0 if skipped else samples
         return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
+
+    @property
+    def _steps_in_round(self) -> int:
+        return self.steps - self._agreed_steps
 
     @property
     def is_round_due(self) -> bool:
@@ -96,8 +98,7 @@ class DiLoCoStrategy(Strategy):
         if total > 0:
             self._outer_step(change)
         self.parameters.write(self._master)
-        self._agreed_steps = self.steps
-        self._steps_in_round = self._samples_in_round = 0
+        self._agreed_steps, self._samples_in_round = self.steps, 0
         skipped, value = local.skipped or self._skipped, digest(self._master)
         return replace(local, round=self.rounds, digest=value, agreed=True, stop=stop, skipped=skipped)
 
@@ -157,7 +158,7 @@ class DiLoCoStrategy(Strategy):
         self._master.copy_(state["master"])
         self.outer.load_state_dict(state["outer"])
         self.parameters.write(self._master)
-        self._steps_in_round = self._samples_in_round = 0
+        self._samples_in_round = 0
         self._before_stop = None
 
     def agreed_weights(self) -> Tensor:
@@ -179,7 +180,7 @@ class DiLoCoStrategy(Strategy):
         if inside and (part := state["inside"]):
             self.parameters.write(part["weights"])
             self.steps += part["steps"]
-            self._steps_in_round, self._samples_in_round = part["steps"], part["samples"]
+            self._samples_in_round = part["samples"]
 
     def _inside_round(self) -> dict[str, Any]:
         """The state in the middle of a round, copied where its forced end will change it."""
@@ -187,7 +188,3 @@ class DiLoCoStrategy(Strategy):
         inside = {"weights": self.parameters.read(), "steps": self._steps_in_round, "samples": self._samples_in_round}
         copies = {"master": agreed["master"].clone(), "outer": copy.deepcopy(agreed["outer"])}
         return {"agreed": agreed | copies, "own": own | {"inside": inside}}
-
-
-def _not_finite(norm: float | None) -> str:
-    return "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"

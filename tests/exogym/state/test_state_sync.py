@@ -184,7 +184,7 @@ def test_more_than_was_announced_is_refused_before_memory_is_taken(tape):
 
 
 class Rank:
-    """A Replica whose state is a word. Its version is (term, count), its fingerprint a number."""
+    """What sync_state asks of a rank; the state is a word. Its version is (term, count), its fingerprint a number."""
 
     def __init__(
         self, state: str, version=NOT_BEGUN, *, fingerprint=7, offers=(), fixed=(1, 2, 3), damaged=False, own=True

@@ -92,7 +92,8 @@ def train(name: str, rank: int, port: int, folder: str) -> None:
         checkpoints=Checkpoints(folder, f"rank{rank}"), checkpoint_interval=15,
     )  # fmt: skip
     result = node.run()
-    kept = {number: about["fingerprint"] for number, about in node.saved.checkpoints.good().items()}
+    saved = node.saved.checkpoints
+    kept = {number: node.state.fingerprint_of(saved.load(number)["agreed"]) for number in saved.good()}
     drifts = sum(event["type"] == "drift" and event["difference"] > 0 for event in events)
     print(result.digest == digest(FlatParameters(model).read()), result.digest, kept, drifts, sep="|")
     alone, _ = steps_with(exact_from_spec, SPECS["nesterov"])
