@@ -34,7 +34,6 @@ FLOORS = [
     ["exogym", "whisper_tuner.eval"],
     ["exogym.state", "whisper_tuner.export"],
     ["exogym.strategy", "whisper_tuner.model"],
-    ["exogym.fixed_sampler"],
     ["exogym.elastic_sampler"],
     ["exogym.comm", "whisper_tuner.data"],
     ["exogym.membership"],

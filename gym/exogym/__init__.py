@@ -20,7 +20,7 @@ _HOME = {
         *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "PeerLost", "RanksDiverged", "SettingError"),
     ),
     "exogym.flat": ("FlatParameters", "digest"),
-    "exogym.logger": ("CsvLogger", "NullLogger", "Tee"),
+    "exogym.logger": ("CsvLogger", "NullLogger"),
     "exogym.settings": ("FitSettings", "LoopSettings"),
     "exogym.state.checkpoint": ("Checkpoints",),
     "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),

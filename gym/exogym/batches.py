@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -39,81 +40,50 @@ class BatchSource(Protocol):
         """
 
 
-class DatasetBatches:
-    """A BatchSource over one rank's own map-style dataset.
+@dataclass(eq=False, repr=False)
+class DatasetSamples:
+    """Any map-style dataset as an ElasticSampler wants it: what is left of an epoch's shuffle in turn.
 
-    batch_size: samples of this rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
-    may_be_lengthened: each rank has a data set of its own; where another's is longer, this one adds steps without work.
+    batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        batch_size: int = 16,
-        minibatch_size: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        may_be_lengthened: bool = False,
-        collate: Callable[[list[Any]], Batch] | None = None,
-    ):
-        if not hasattr(dataset, "__len__"):
-            raise SettingError(f"{type(dataset).__name__} has no length: wrap a stream in a BatchSource of your own")
-        if batch_size < 1 or (minibatch_size is not None and not 1 <= minibatch_size <= batch_size):
-            raise SettingError(f"need 1 <= minibatch_size ({minibatch_size}) <= batch_size ({batch_size})")
-        self.dataset, self.batch_size, self.minibatch_size = dataset, batch_size, minibatch_size or batch_size
-        self.may_be_lengthened = may_be_lengthened
-        self._collate, self._shuffle, self._seed = collate, shuffle, seed
-        self.steps_per_epoch = math.ceil(len(dataset) / batch_size)
+    dataset: Dataset
+    _: KW_ONLY
+    batch_size: int = 16
+    minibatch_size: int | None = None
+    shuffle: bool = True
+    seed: int = 0
 
-    def fixed_settings(self) -> dict[str, Any]:
-        """See BatchSource."""
-        about = {"samples": len(self.dataset), "batch_size": self.batch_size, "shuffle": self._shuffle}
-        return {**about, "seed": self._seed, "data": described(self.dataset)}
-
-    def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
-        indices = order_of(len(self.dataset), epoch, seed=self._seed, shuffle=self._shuffle).tolist()
-        for step in range(first_step, self.steps_per_epoch):
-            yield self.read(indices[step * self.batch_size : (step + 1) * self.batch_size])
-
-    def read(self, indices: Sequence[int]) -> list[Batch]:
-        """The micro-batches of one step with these samples."""
-        size = self.minibatch_size
-        parts = [indices[i : i + size] for i in range(0, len(indices), size)]
-        return list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self._collate)) if parts else []
-
-
-class DatasetSamples:
-    """Any map-style dataset as an ElasticSampler wants it: what is left of an epoch's shuffle in turn."""
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        batch_size: int = 16,
-        minibatch_size: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-    ):
-        self._batches = DatasetBatches(dataset, batch_size=batch_size, minibatch_size=minibatch_size)
-        self._shuffle, self._seed = shuffle, seed
+    def __post_init__(self) -> None:
+        if not hasattr(self.dataset, "__len__"):
+            name = type(self.dataset).__name__
+            raise SettingError(f"{name} has no length: wrap a stream in a BatchSource of your own")
+        if self.batch_size < 1 or not 1 <= (self.minibatch_size or self.batch_size) <= self.batch_size:
+            sizes = f"minibatch_size ({self.minibatch_size}) <= batch_size ({self.batch_size})"
+            raise SettingError(f"need 1 <= {sizes}")
 
     def __len__(self) -> int:
-        return len(self._batches.dataset)
+        return len(self.dataset)
 
     def plan_settings(self) -> dict[str, Any]:
-        about = {"batch_size": self._batches.batch_size, "shuffle": self._shuffle, "seed": self._seed}
+        about = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
         return {"samples": len(self), **about}
 
     def describe(self) -> dict[str, Any]:
-        return {"data": described(self._batches.dataset)}
+        return {"data": described(self.dataset)}
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """The numbers of all samples in the order of an epoch, as torch's DistributedSampler would have it."""
+        if not self.shuffle:
+            return torch.arange(len(self))
+        return torch.randperm(len(self), generator=torch.Generator().manual_seed(self.seed + epoch))
 
     def plan(
         self, epoch: int, left: torch.Tensor | None, members: Sequence[str], weights: Sequence[float]
     ) -> list[list[list[int]]]:
-        order = order_of(len(self), epoch, seed=self._seed, shuffle=self._shuffle)
+        order = self.order(epoch)
         order = order.tolist() if left is None else order[left[order]].tolist()
-        size = self._batches.batch_size
+        size = self.batch_size
         if len(set(weights)) > 1:
             return self._by_weight(order, weights)
         steps = math.ceil(len(order) / (size * len(members)))
@@ -122,7 +92,7 @@ class DatasetSamples:
 
     def _by_weight(self, order: list[int], weights: Sequence[float]) -> list[list[list[int]]]:
         """Larger batches for those with more weight; a mean of batch_size over all members and steps."""
-        steps = math.ceil(len(order) / (self._batches.batch_size * len(weights)))
+        steps = math.ceil(len(order) / (self.batch_size * len(weights)))
         # Exact, so that no rounding can come out differently on another machine.
         parts = list(accumulate(map(Fraction, weights)))
         ends = [len(order) * part // parts[-1] for part in parts]
@@ -135,14 +105,36 @@ class DatasetSamples:
         pass
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
-        return map(self._batches.read, steps)
+        return map(self._micro_batches, steps)
+
+    def _micro_batches(self, step: Sequence[int]) -> list[Batch]:
+        size = self.minibatch_size or self.batch_size
+        parts = [step[at : at + size] for at in range(0, len(step), size)]
+        return list(DataLoader(self.dataset, batch_sampler=parts)) if parts else []
 
 
-def order_of(size: int, epoch: int, *, seed: int, shuffle: bool) -> torch.Tensor:
-    """The numbers of `size` samples in the order of an epoch, as torch's DistributedSampler would have it."""
-    if not shuffle:
-        return torch.arange(size)
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))
+@dataclass(eq=False, repr=False)
+class DatasetBatches(DatasetSamples):
+    """A BatchSource over one rank's own map-style dataset.
+
+    may_be_lengthened: each rank has a data set of its own; where another's is longer, this one adds steps without work.
+    """
+
+    _: KW_ONLY
+    may_be_lengthened: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
+
+    def fixed_settings(self) -> dict[str, Any]:
+        """See BatchSource."""
+        return self.plan_settings() | self.describe()
+
+    def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
+        order = self.order(epoch).tolist()
+        starts = [step * self.batch_size for step in range(first_step, self.steps_per_epoch)]
+        return self.read(order[at : at + self.batch_size] for at in starts)
 
 
 def described(dataset: Dataset) -> str:

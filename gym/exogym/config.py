@@ -178,7 +178,8 @@ def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:
 def strategy_of(config: StrategyConfig) -> Any:
     """The strategy that these are the settings of, ready for `setup`. Imports torch."""
     module, class_name = next(place for kind, place in STRATEGIES.values() if kind is type(config)).split(":")
-    return getattr(importlib.import_module(module), class_name).from_config(config)
+    settings = {f.name: getattr(config, f.name) for f in fields(config)}
+    return getattr(importlib.import_module(module), class_name)(**settings)
 
 
 def read_text(setting_field: Field, text: str) -> Any:

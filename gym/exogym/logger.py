@@ -39,14 +39,3 @@ class CsvLogger:
 
     def close(self) -> None:
         self._file.close()
-
-
-class Tee:
-    """Each event to several sinks."""
-
-    def __init__(self, *sinks: Events):
-        self.sinks = sinks
-
-    def __call__(self, event: Event) -> None:
-        for sink in self.sinks:
-            sink(event)

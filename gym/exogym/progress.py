@@ -9,6 +9,7 @@ import torch
 
 from exogym import device as devices
 from exogym.comm.comm import Comm
+from exogym.errors import NotFinite
 from exogym.logger import Events
 from exogym.mean import Mean
 from exogym.membership.messages import SPEEDS
@@ -18,6 +19,8 @@ from exogym.strategy.strategy import StepResult
 
 SPEED_MEMORY = 0.9  # of a step's speed in the next
 MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
+MOST_SKIPPED = 5  # steps in a row without a finite loss or gradient, before the run ends
+NAMED = 8  # clips at most in a message
 
 
 class Progress:
@@ -86,3 +89,27 @@ class Progress:
         known = [speed for speed in speeds if speed > 0]
         mean = sum(known) / len(known) if known else 1.0
         return [min(max(speed or mean, mean / MOST_UNEQUAL), mean * MOST_UNEQUAL) for speed in speeds]
+
+
+class NonFiniteGuard:
+    """Tells of steps without a finite loss or gradient, and counts them."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._skipped = self._in_a_row = 0
+
+    def check(self, result: StepResult, work: StepWork) -> None:
+        """After a step. Raises NotFinite once there were too many in a row."""
+        if not work.not_finite and not result.skipped:
+            self._in_a_row = 0 if work.loss.weight else self._in_a_row
+            return
+        what, *clips = work.not_finite or [result.skipped, *work.ids]
+        names = f" ({', '.join(clips[:NAMED])}{' ...' if len(clips) > NAMED else ''})" if clips else ""
+        nothing_counted = bool(result.skipped) or not work.loss.weight
+        self._skipped += 1
+        self._in_a_row = self._in_a_row + 1 if nothing_counted else 0
+        told = f"{what} at step {self._progress.step} of rank {self._progress.rank}{names}"
+        if self._in_a_row >= MOST_SKIPPED:
+            remedy = "a smaller learning rate or max_norm may help, or other clips"
+            raise NotFinite(f"{told}, as in the {MOST_SKIPPED - 1} steps before; {remedy}")
+        self._progress.emit("warning", what=f"{told}: left out", skipped=self._skipped)

@@ -11,24 +11,22 @@ from torch import nn
 from exogym import device as devices
 from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
-from exogym.drift import remove_drift
+from exogym.elastic_sampler import sampler_of
 from exogym.errors import ExogymError, Rejoined
-from exogym.fixed_sampler import sampler_of
 from exogym.flat import digest
-from exogym.joining import Joining
 from exogym.logger import Events, NullLogger
 from exogym.mean import Mean
 from exogym.membership.messages import END, ROUND
 from exogym.micro_batches import Forward, accumulate
-from exogym.non_finite import NonFiniteGuard
-from exogym.progress import Progress
+from exogym.progress import NonFiniteGuard, Progress
 from exogym.settings import LoopSettings
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position, RunLength
-from exogym.state.saved_states import RESCUE_S, NoSavedStates, SavedStates
-from exogym.strategy.strategy import StepResult, Strategy, metered
-from exogym.validation import NoValidation, Validation, modes_kept
+from exogym.state.saved_states import RESCUE_S, SavedStates
+from exogym.state.state_sync import Synced, remove_drift, sync_state
+from exogym.strategy.strategy import StepResult, Strategy
+from exogym.validation import Validation, modes_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +86,11 @@ class TrainNode:
         self.train = sampler_of(train, comm.members)
         self.state = NodeState(strategy, self.train, RunLength(settings.num_epochs, settings.max_steps), self.device)
         self.progress = Progress(events or NullLogger(), comm, self.state)
-        self.saved: SavedStates | NoSavedStates = NoSavedStates()
-        if checkpoints:
-            about = {"resume": settings.resume, "emit": self.progress.emit}
-            self.saved = SavedStates(checkpoints, self.state, comm, **about)
+        self.saved = SavedStates(checkpoints, self.state, comm, resume=settings.resume, emit=self.progress.emit)
         self._forward = Forward(model, self.device, settings.precision)
         self._guard = NonFiniteGuard(self.progress)
-        self._validation: Validation | NoValidation = NoValidation()
-        if val is not None:
-            self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
-        self._joining = Joining(comm, self.state, self.saved, self.progress, resume=settings.resume)
+        self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
+        self._was_given_state = False  # that of the others, after they had agreed on some
         self._was_resharded = False
 
     def run(self) -> TrainResult:
@@ -108,7 +101,7 @@ class TrainNode:
             self.model.zero_grad(set_to_none=True)
             self.strategy.setup(self.model, self.comm, state.total_steps)
             self.progress.start(self.device)
-            self.comm.join(self._joining)
+            self.comm.join(self)
             stopped = self._until_all_have_ended()
             self.saved.note_written(at_once=True)
         return TrainResult(
@@ -128,6 +121,32 @@ class TrainNode:
         """See SavedStates.save_agreed."""
         return self.saved.save_agreed(patience_s)
 
+    # A Member, see comm.py: what a rank does when its communicator has formed a group.
+
+    def sync_state(self) -> tuple[int, bool]:
+        state, is_new = self.state, not self.state.has_synced
+        self.saved.look_at_data()
+        if not is_new and not self.comm.continues_round:
+            state.revert_to_agreed()
+        if state.sampler.agree_on_length(self.comm):
+            state.lengthened()
+            self.progress.planned()
+        synced = sync_state(self.comm, state, self.saved)
+        state.begin(synced.term, is_given=synced.received)
+        self._was_given_state |= synced.received and state.strategy.agreements > 0
+        if is_new:
+            self._tell_resumed(synced)
+        return synced.fingerprint, synced.received and not is_new
+
+    def has_synced(self) -> None:
+        self.state.begun()
+
+    def _tell_resumed(self, synced: Synced) -> None:
+        if self.settings.resume or synced.checkpoint is not None:
+            state = self.state
+            anew = not state.has_own and bool(state.strategy.own_state())
+            self.progress.emit("resume", round=state.now.rounds, exactly=synced.exactly, anew=anew)
+
     def _until_all_have_ended(self) -> bool:
         """True if somebody asked to stop."""
         while True:
@@ -145,9 +164,9 @@ class TrainNode:
 
     def _train(self) -> bool:
         """From the state as it is to the end of the work. True if somebody asked to stop."""
-        if self._joining.received and self.settings.checkpoint_interval:
+        if self._was_given_state and self.settings.checkpoint_interval:
             self.saved.save()  # whoever gave it may be gone when this rank has to go on from it
-        self._joining.received, stopped = False, False
+        self._was_given_state, stopped = False, False
         if self.state.is_mid_round:
             stopped = self.strategy.is_round_due and self._end_open_round()
         else:
@@ -157,8 +176,8 @@ class TrainNode:
             # What a lost rank had left undone in the last round is resharded.
             if not self.state.work_is_left:
                 break
-        if self.strategy.is_drift_check_due(at_least=True) and not self.strategy.cut_short:
-            remove_drift(self.comm, self.state, self.progress)
+        if not self.strategy.cut_short:
+            self._check_drift(is_needed=True)
         if stopped:
             self.saved.save(at_once=True)
         elif self.state.now.validated_at < self.state.now.step:
@@ -221,19 +240,20 @@ class TrainNode:
         """All ranks agree on the sum of their work; `after` is where this rank is then."""
         strategy, state = self.strategy, self.state
         work = {"samples": state.trained, "position": after.place}
-        with metered(self.comm) as spent:
-            exchanged = self.comm.commit_together(
-                ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: work | strategy.about(exchanged)
-            )
-            with state.changing():
-                result = strategy.apply(exchanged, local)
-                if result.digest is not None and not strategy.drifts:
-                    self.comm.compare(result.digest, f"round {result.round}")
-                if strategy.cut_short:
-                    state.now = after
-                else:
-                    state.mark_done(replace(after, rounds=result.round or after.rounds), self.comm.members)
-        return replace(result, **spent)
+        bytes_before, seconds_before = self.comm.bytes_sent, self.comm.seconds
+        exchanged = self.comm.commit_together(
+            ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: work | strategy.about(exchanged)
+        )
+        with state.changing():
+            result = strategy.apply(exchanged, local)
+            if result.digest is not None and not strategy.drifts:
+                self.comm.compare(result.digest, f"round {result.round}")
+            if strategy.cut_short:
+                state.now = after
+            else:
+                state.mark_done(replace(after, rounds=result.round or after.rounds), self.comm.members)
+        spent = self.comm.seconds - seconds_before
+        return replace(result, bytes=self.comm.bytes_sent - bytes_before, seconds_communicating=spent)
 
     def _end_open_round(self) -> bool:
         """True if somebody asked to stop."""
@@ -249,12 +269,16 @@ class TrainNode:
             return
         interval = self.settings.checkpoint_interval
         is_save_due = interval > 0 and self.strategy.agreements % interval == 0
-        if self.strategy.is_drift_check_due(at_least=is_save_due):
-            remove_drift(self.comm, self.state, self.progress)
+        self._check_drift(is_needed=is_save_due)
         self.comm.regroup()
         self._at_agreed_point()
         if is_save_due and self.state.work_is_left:
             self.saved.save()
+
+    def _check_drift(self, *, is_needed: bool) -> None:
+        is_due = self.strategy.is_drift_check_due(at_least=is_needed)
+        if is_due and (apart := remove_drift(self.comm, self.state)) is not None:
+            self.progress.emit("drift", difference=apart)
 
     def _at_agreed_point(self) -> None:
         self._reshard()

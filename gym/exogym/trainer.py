@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 
 from exogym.batches import BatchSource, DatasetBatches, DatasetSamples
 from exogym.comm.comm import Comm
-from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
-from exogym.comm.process_group import DEFAULT_TIMEOUT, ProcessGroupComm
+from exogym.comm.process_group import DEFAULT_TIMEOUT, LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.comm.single import SingleComm
 from exogym.config import check_keys
 from exogym.elastic_sampler import ElasticSampler
@@ -64,7 +63,7 @@ class Trainer(ABC):
         try:
             torch.manual_seed(settings.seed + rank)
             np.random.seed((settings.seed + rank) % 2**32)
-            folder = settings.checkpoint_dir
+            folder, keep = settings.checkpoint_dir, settings.keep_checkpoints
             self.node = TrainNode(
                 self.model,
                 comm,
@@ -74,9 +73,7 @@ class Trainer(ABC):
                 val=self._batches(self.val_dataset, comm, settings, training=False),
                 events=events,
                 should_stop=should_stop,
-                checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=settings.keep_checkpoints)
-                if folder
-                else None,
+                checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=keep) if folder else None,
             )
             return self.node.run()
         finally:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exogym.batches import BatchSource
 from exogym.comm.comm import Comm
-from exogym.fixed_sampler import sampler_of
+from exogym.elastic_sampler import sampler_of
 from exogym.mean import Mean
 from exogym.membership.messages import VALIDATION
 from exogym.micro_batches import Forward
@@ -19,28 +19,30 @@ from exogym.progress import Progress
 from exogym.state.node_state import NodeState
 
 
-class NoValidation:
-    """Of a run without validation data."""
-
-    def follow(self) -> None:
-        pass
-
-    def run(self) -> None:
-        pass
-
-
 class Validation:
+    """Of a run without validation data it does nothing."""
+
     def __init__(
-        self, source: BatchSource, model: nn.Module, forward: Forward, comm: Comm, state: NodeState, progress: Progress
+        self,
+        source: BatchSource | None,
+        model: nn.Module,
+        forward: Forward,
+        comm: Comm,
+        state: NodeState,
+        progress: Progress,
     ):
-        self._sampler, self._model, self._forward = sampler_of(source, comm.members), model, forward
+        self._sampler = None if source is None else sampler_of(source, comm.members)
+        self._model, self._forward = model, forward
         self._comm, self._state, self._progress = comm, state, progress
 
     def follow(self) -> None:
         """Share the data among the present members."""
-        self._sampler.follow(self._comm.members)
+        if self._sampler:
+            self._sampler.follow(self._comm.members)
 
     def run(self) -> None:
+        if not self._sampler:
+            return
         sums = self._comm.commit_together(VALIDATION, self._sums)
         loss = Mean(*sums.tolist()).value()
         self._state.validated(loss)

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from exogym import LoopSettings, StepResult, Strategy, TrainNode
-from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
-from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.comm.threads import ThreadComm
 from exogym.membership.messages import ROUND
 

@@ -39,7 +39,7 @@ RESCUE_LINES = 2500  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
-    *("train_node.py", "micro_batches.py", "validation.py", "drift.py", "progress.py", "joining.py"),
+    *("train_node.py", "micro_batches.py", "validation.py", "progress.py"),
     *("node_state.py", "saved_states.py", "state_sync.py", "elastic_sampler.py", "elastic.py"),
     *("diloco.py", "all_reduce.py", "strategy.py", "optim.py"),
 )
@@ -147,9 +147,6 @@ class GroupComm(Comm):
         messages = self._messages(src, self.rank)
         self._wait(lambda: bool(messages))
         flat.copy_(messages.popleft())
-
-    def barrier(self):
-        self._exchange(torch.zeros(1))
 
     def _messages(self, src: int, dst: int) -> deque[torch.Tensor]:
         return self._group.messages.setdefault((src, dst), deque())

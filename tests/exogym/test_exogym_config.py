@@ -22,7 +22,7 @@ def outer(**settings):
 
 def test_imports_no_torch():
     script = (
-        "import sys, exogym, exogym.config, exogym.strategy, exogym.errors\n"
+        "import sys, exogym, exogym.config, exogym.errors\n"
         "exogym.config.strategy_config('diloco', {'H': '5', 'lr': '1e-4'})\n"
         "assert 'torch' not in sys.modules\n"
         "exogym.DiLoCoStrategy\n"
@@ -33,13 +33,11 @@ def test_imports_no_torch():
 
 def test_every_lazy_name_exists():
     import exogym
-    import exogym.strategy
 
-    for module in (exogym, exogym.strategy):
-        for name in module.__all__:
-            assert getattr(module, name) is not None
-        with pytest.raises(AttributeError, match="Trianer"):
-            _ = module.Trianer
+    for name in exogym.__all__:
+        assert getattr(exogym, name) is not None
+    with pytest.raises(AttributeError, match="Trianer"):
+        _ = exogym.Trianer
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,7 @@ def test_contradictions_are_refused(settings, message):
 
 
 def test_a_misspelt_keyword_is_an_error():
-    with pytest.raises(TypeError, match="outer_mometum"):
+    with pytest.raises(SettingError, match=r"'outer_mometum'; did you mean 'outer_momentum'\?"):
         DiLoCoStrategy(outer_mometum=0.5)
     with pytest.raises(SettingError, match=r"'outer_mometum'; did you mean 'outer_momentum'\?"):
         strategy_config("diloco", {"outer_mometum": 0.5})

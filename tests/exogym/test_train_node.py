@@ -5,9 +5,9 @@ import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm, Tee
+from exogym import AllReduceStrategy, Checkpoints, CsvLogger, DiLoCoStrategy, FlatParameters, SingleComm
 from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
-from exogym.non_finite import MOST_SKIPPED
+from exogym.progress import MOST_SKIPPED
 
 
 def steps_of(points: Points, size: int) -> Steps:
@@ -296,7 +296,12 @@ def test_learning_rate_follows_the_schedule():
 
 def test_csv_log(tmp_path):
     log, seen = CsvLogger(tmp_path / "logs" / "run.csv"), []
-    node(events=Tee(log, seen.append), val=steps_of(Points(4), 4))[0].run()
+
+    def both(event):
+        log(event)
+        seen.append(event)
+
+    node(events=both, val=steps_of(Points(4), 4))[0].run()
     log.close()
     with (tmp_path / "logs" / "run.csv").open() as file:
         rows = list(csv.DictReader(file))

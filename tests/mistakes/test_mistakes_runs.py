@@ -180,7 +180,7 @@ def nothing(run: Path) -> None:
     ("harm", "message"),
     [
         (damage, "all checkpoints are damaged: localhost"),
-        (nothing, "checkpoints is of a run with other settings: strategy was DiLoCoStrategy, and is AllReduceStrategy"),
+        (nothing, "belongs to a run with other settings: strategy was DiLoCoStrategy, and is AllReduceStrategy"),
     ],
     ids=["damaged", "of another run"],
 )
@@ -191,8 +191,7 @@ def test_checkpoints_that_cannot_be_used(desk, harm, message):
     run = a_run(desk)
     for number in (1, 2):
         kept = Checkpoints(run / "checkpoints", "localhost")
-        describe = lambda state: {"version": [1, 1], "fingerprint": 0, "settings": state["settings"]}  # noqa: E731
-        kept.save(number, {"settings": {"strategy": "DiLoCoStrategy"}}, describe=describe)
+        kept.save(number, {"settings": {"strategy": "DiLoCoStrategy"}, "agreed": {"version": (1, 1), "strategy": {}}})
     harm(run)
     before = {name: digest for name, digest in desk.snapshot().items() if "/checkpoints/" in name}
     status, _, err = desk.run(RESUME)

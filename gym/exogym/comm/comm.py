@@ -63,9 +63,6 @@ class Comm(ABC):
     def recv(self, flat: Tensor, src: int) -> None:
         """Fill `flat` with what rank `src` sent."""
 
-    @abstractmethod
-    def barrier(self) -> None: ...
-
     @property
     def members(self) -> tuple[str, ...]:
         """A name for each rank, which stays the same when ranks are numbered anew."""

@@ -88,9 +88,6 @@ class ElasticComm(Comm):
     def recv(self, flat: Tensor, src: int) -> None:
         self._in_group(lambda group: group.recv(flat, src), flat, sends=False)
 
-    def barrier(self) -> None:
-        self._in_group(lambda group: group.barrier())
-
     def join(self, member: Member) -> None:
         self._member = member
         self._next_generation()
@@ -136,13 +133,13 @@ class ElasticComm(Comm):
     def close(self) -> None:
         self._leave()
 
-    def _in_group(self, act: Callable[[Comm], T], flat: Tensor | None = None, *, sends: bool = True) -> T:
+    def _in_group(self, act: Callable[[Comm], T], flat: Tensor, *, sends: bool = True) -> T:
         if self._client.is_superseded(self.generation):
             raise PeerLost(f"generation {self.generation} is over")
-        if flat is not None and flat.nbytes >= LARGE_BYTES and not self._said_exchange:
+        if flat.nbytes >= LARGE_BYTES and not self._said_exchange:
             self._said_exchange = True
             self._send({"type": "exchange"})
-        with self._counted(*([flat] if flat is not None and sends else [])), self.wait.of(self.generation):
+        with self._counted(*([flat] if sends else [])), self.wait.of(self.generation):
             return act(self._group)
 
     def _next_generation(self) -> None:

@@ -1,12 +1,12 @@
-"""Ranks joined by a torch.distributed process group. The only file that touches torch.distributed's collectives."""
+"""Ranks joined by gloo, and where those of one machine meet. The only file with collectives of torch.distributed."""
 
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -17,18 +17,18 @@ from exogym.comm.comm import Comm
 from exogym.errors import ExogymError, PeerLost
 
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
+LOOPBACK = "127.0.0.1"
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 
 
 class ProcessGroupComm(Comm):
-    """A torch.distributed process group; gloo's are kept out of torch's global state, so that several may follow.
+    """A group of gloo's, kept out of torch's global state so that several may follow.
 
     Collectives start asynchronously and are polled, so that a peer that is silent for `timeout` seconds becomes
     PeerLost, and so does `interrupted()` when it turns true, also in a process where signals cannot. `store` outlives
-    the group: give each group that forms over it a PrefixStore of its own. Backends other than gloo allow one group at
-    a time in a process.
+    the group: give each group that forms over it a PrefixStore of its own.
 
-    address: this machine's IPv4 address on the network that the ranks share, for gloo. Without it gloo resolves the
+    address: this machine's IPv4 address on the network that the ranks share. Without it gloo resolves the
     host's own name, and may bind 127.0.0.1. An interface's name (GLOO_SOCKET_IFNAME) would not do: on macOS gloo takes
     the first address of any family that the interface has.
     """
@@ -39,7 +39,6 @@ class ProcessGroupComm(Comm):
         rank: int,
         world_size: int,
         store: dist.Store,
-        backend: str = "gloo",
         address: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         interrupted: Callable[[], bool] = lambda: False,
@@ -48,50 +47,38 @@ class ProcessGroupComm(Comm):
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
         self._work: dist.Work | None = None
         self._buffers: tuple[Tensor, ...] = ()
-        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._interrupted = interrupted
         self._lost: PeerLost | None = None
-        self._global = backend != "gloo"
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
         wait = timedelta(seconds=timeout)
         try:
-            if self._global:
-                dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=wait)
-                self._group = dist.group.WORLD
-            else:
-                self._group = _gloo(store, rank, world_size, wait, address)
+            self._group: dist.ProcessGroupGloo | None = _gloo(store, rank, world_size, wait, address)
         except RuntimeError as error:
-            raise PeerLost(
-                f"rank {rank} of {world_size} could not join the {backend} group: {_brief(error)}"
-            ) from error
+            raise PeerLost(f"rank {rank} of {world_size} could not join the group: {_brief(error)}") from error
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(flat), self._staged(flat) as tensor:
-            self._wait(lambda: self._group.allreduce([tensor]), "all_reduce", tensor)
+        with self._counted(flat):
+            self._wait(lambda: self._group.allreduce([flat]), "all_reduce", flat)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
-        sent = [flat] if src == self.rank else []
-        with self._counted(*sent), self._staged(flat) as tensor:
-            self._wait(lambda: self._group.broadcast([tensor], options), "broadcast", tensor)
+        with self._counted(*([flat] if src == self.rank else [])):
+            self._wait(lambda: self._group.broadcast([flat], options), "broadcast", flat)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        with self._counted(flat), self._staged(flat) as tensor:
-            gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-            self._wait(lambda: self._group.allgather([gathered], [tensor]), "all_gather", tensor, *gathered)
-        return [t.cpu() for t in gathered]
+        gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
+        with self._counted(flat):
+            self._wait(lambda: self._group.allgather([gathered], [flat]), "all_gather", flat, *gathered)
+        return gathered
 
     def send(self, flat: Tensor, dst: int) -> None:
-        with self._counted(flat), self._staged(flat) as tensor:
-            self._wait_whole(lambda: self._group.send([tensor], dst, 0), f"send to rank {dst}", tensor)
+        with self._counted(flat):
+            self._wait_whole(lambda: self._group.send([flat], dst, 0), f"send to rank {dst}", flat)
 
     def recv(self, flat: Tensor, src: int) -> None:
-        with self._counted(), self._staged(flat) as tensor:
-            self._wait_whole(lambda: self._group.recv([tensor], src, 0), f"receive from rank {src}", tensor)
-
-    def barrier(self) -> None:
-        self.all_reduce_(torch.zeros(1))
+        with self._counted():
+            self._wait_whole(lambda: self._group.recv([flat], src, 0), f"receive from rank {src}", flat)
 
     def close(self) -> None:
         if self._group is None:
@@ -100,18 +87,9 @@ class ProcessGroupComm(Comm):
         if self._lost and self._work is not None:
             _abandoned.append((group, self._work, self._buffers))
         self._work, self._buffers = None, ()
-        if self._global:
-            dist.destroy_process_group()
         del group
         # Dropping one whose work is still in flight would block until its timeout.
         _abandoned[:] = [kept for kept in _abandoned if not kept[1].is_completed()]
-
-    @contextmanager
-    def _staged(self, flat: Tensor) -> Iterator[Tensor]:
-        tensor = flat.to(self._device)
-        yield tensor
-        if tensor is not flat:
-            flat.copy_(tensor)
 
     def _wait(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
         self._poll(start, what, buffers, lambda work: _finished(work, POLL))
@@ -198,3 +176,21 @@ def _finished(work: dist.Work, poll: float) -> bool:
 
 def _brief(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300]
+
+
+def local_store(timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:
+    """A store that only this machine reaches; its `port` is free."""
+    listener = socket.create_server((LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_local_store(port: int, timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:
+    return dist.TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=timeout))

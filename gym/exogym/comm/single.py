@@ -28,6 +28,3 @@ class SingleComm(Comm):
 
     def recv(self, flat: Tensor, src: int) -> None:
         raise ExogymError("a group of one has nobody to receive from")
-
-    def barrier(self) -> None:
-        pass

@@ -51,7 +51,7 @@ class ThreadComm(Comm):
             except queue.Empty:
                 raise PeerLost(f"rank {self.rank} waited in vain for rank {src}") from None
 
-    def barrier(self) -> None:
+    def _meet(self) -> None:
         try:
             self._shared.barrier.wait(self._shared.timeout)
         except threading.BrokenBarrierError:
@@ -63,9 +63,9 @@ class ThreadComm(Comm):
     def _exchange(self, flat: Tensor) -> list[Tensor]:
         """Copies of all ranks' tensors."""
         self._shared.slots[self.rank] = flat.clone()
-        self.barrier()
+        self._meet()
         slots = list(self._shared.slots)
-        self.barrier()
+        self._meet()
         if any(t.shape != flat.shape or t.dtype != flat.dtype for t in slots):
             raise ExogymError(f"ranks met in different collectives: {[(tuple(t.shape), t.dtype) for t in slots]}")
         return slots

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from exogym.errors import RanksDiverged
-from exogym.membership.blame import FRUITLESS, Blame
-from exogym.membership.coordinator_state import CoordinatorState
+from exogym.membership.coordinator_state import FRUITLESS, Blame, CoordinatorState
 from exogym.membership.messages import END, ROUND, STATE_SYNC, Generation
 from exogym.membership.reachability import Pair, largest
 

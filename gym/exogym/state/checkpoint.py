@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -20,8 +21,6 @@ from exogym.files import rename_durably, sync
 from exogym.state.tree import from_tree, to_tree
 
 FORMAT = 3
-About = dict[str, Any]  # what can be told of a checkpoint without its tensors: JSON
-Describe = Callable[[dict[str, Any]], About]
 
 
 class Checkpoints:
@@ -29,7 +28,6 @@ class Checkpoints:
 
     A checkpoint is NAME.safetensors and then NAME.json, which holds everything that is not a tensor and the hash of
     the first: without it, or with another hash, the checkpoint does not count. Only the user may read them.
-    `describe(state)` gives what `about` of its number returns later; it is called in the thread that writes.
     """
 
     def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
@@ -37,14 +35,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[int] | None = None
 
-    def save(
-        self,
-        number: int,
-        state: dict[str, Any],
-        *,
-        describe: Describe = lambda state: {},
-        unless: Callable[[], bool] = lambda: False,
-    ) -> int:
+    def save(self, number: int, state: dict[str, Any], *, unless: Callable[[], bool] = lambda: False) -> int:
         """Write and then drop the oldest; `state` may nest dicts, lists, tuples, tensors, numbers and text.
 
         unless: asked when its turn has come; then nothing is written.
@@ -53,11 +44,9 @@ class Checkpoints:
         """
         tensors: dict[str, torch.Tensor] = {}
         tree = to_tree(state, tensors)
-        return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors, describe)).result()
+        return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors)).result()
 
-    def save_in_background(
-        self, number: int, state: dict[str, Any], *, describe: Describe = lambda state: {}
-    ) -> Future[int]:
+    def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
         """As save, from a copy of the state, and waits for an earlier one that is still being written.
 
         Later ones are void: they are of a course that was given up when this rank went on from an earlier state.
@@ -66,18 +55,10 @@ class Checkpoints:
         tensors: dict[str, torch.Tensor] = {}
         tree = to_tree(state, tensors)
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._writing = self._writer.submit(self._write, number, tree, copies, describe, later_void=True)
+        self._writing = self._writer.submit(self._write, number, tree, copies, later_void=True)
         return self._writing
 
-    def _write(
-        self,
-        number: int,
-        tree: Any,
-        tensors: dict[str, torch.Tensor],
-        describe: Describe,
-        *,
-        later_void: bool = False,
-    ) -> int:
+    def _write(self, number: int, tree: Any, tensors: dict[str, torch.Tensor], *, later_void: bool = False) -> int:
         weights, index = self._files(number)
         weights_part, index_part = _part(weights), _part(index)
         try:
@@ -86,9 +67,7 @@ class Checkpoints:
             weights.parent.mkdir(exist_ok=True)
             save_file(tensors, weights_part)
             weights_part.chmod(0o600)
-            about = describe(from_tree(tree, tensors))
-            sha256 = _sha256(weights_part)
-            record = {"format": FORMAT, "number": number, "about": about, "sha256": sha256, "state": tree}
+            record = {"format": FORMAT, "number": number, "sha256": _sha256(weights_part), "state": tree}
             record["check"] = _check(record)
             index_part.touch(mode=0o600)
             index_part.write_text(json.dumps(record), encoding="utf-8")
@@ -109,7 +88,7 @@ class Checkpoints:
             _unlink(_part(weights), _part(index), *([] if index.is_file() else [weights]))
 
     def _prune(self, number: int, later_void: bool) -> None:
-        kept = [earlier for earlier in self._numbers() if earlier <= number][-self.keep :]
+        kept = [earlier for earlier in self.numbers() if earlier <= number][-self.keep :]
         for other in self._folders():
             if other in kept or (other > number and not later_void):
                 continue
@@ -119,27 +98,26 @@ class Checkpoints:
                 with contextlib.suppress(OSError):
                     weights.parent.rmdir()
 
-    def good(self) -> dict[int, About]:
-        """The undamaged checkpoints by number, ascending, and what is said about each."""
-        found = {number: self.about(number) for number in self._numbers()}
-        return {number: about for number, about in found.items() if about is not None}
+    def numbers(self) -> list[int]:
+        """Of all that are there, ascending; some of them may be damaged."""
+        return [number for number in self._folders() if self._files(number)[1].is_file()]
 
-    def damaged(self) -> list[int]:
-        """Numbers of those that are there and do not count."""
-        return [number for number in self._numbers() if self._read(number) is None]
+    def good(self) -> list[int]:
+        """Numbers of those that count."""
+        return [number for number in self.numbers() if self._read(number) is not None]
 
     def other_formats(self) -> list[int]:
         """Formats of those that another version of this program has written."""
         found = []
-        for number in self._numbers():
+        for number in self.numbers():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 found.append(int(json.loads(self._files(number)[1].read_text(encoding="utf-8"))["format"]))
         return [number for number in found if number != FORMAT]
 
-    def about(self, number: int) -> About | None:
-        """None for one that is missing or damaged."""
+    def glance(self, number: int) -> dict[str, Any] | None:
+        """As load, with None in place of each tensor; None for one that is missing or damaged."""
         record = self._read(number)
-        return None if record is None else record["about"]
+        return None if record is None else from_tree(record["state"], defaultdict(lambda: None))
 
     def load(self, number: int) -> dict[str, Any]:
         """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
@@ -147,9 +125,6 @@ class Checkpoints:
         if record is None:
             raise CheckpointError(f"{self._files(number)[0].parent}: {self.name}'s checkpoint is damaged")
         return from_tree(record["state"], load_file(self._files(number)[0]))
-
-    def _numbers(self) -> list[int]:
-        return [number for number in self._folders() if self._files(number)[1].is_file()]
 
     def _folders(self) -> list[int]:
         return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdecimal())

@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 
-from exogym.fixed_sampler import Sampler
+from exogym.elastic_sampler import Sampler
 from exogym.mean import Mean
 from exogym.random_state import random_state, set_random_state
-from exogym.state.position import Position, RunLength
-from exogym.state.state_sync import NOT_BEGUN, Version
+from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
 from exogym.state.tree import fingerprint
 from exogym.strategy.strategy import Strategy
 
 
 class NodeState:
-    """What a rank brings when ranks meet (a Replica), and how it changes.
+    """What a rank brings when ranks meet, and how it changes.
 
     `now` is where this rank is, `agreed` where all were when they last agreed. What ranks have in common changes only
     inside `changing`, so that another thread can copy it inside `unchanging` at any other moment.
@@ -136,15 +135,17 @@ class NodeState:
     def next_epoch(self, epoch: int) -> int:
         return self._length.next_epoch(epoch, self.sampler)
 
-    # What state_sync.py asks of a rank, see Replica.
+    # What ranks that meet compare, and hand over: state_sync.py.
 
     def fixed_fingerprints(self) -> list[int]:
+        """Numbers that must be the same on all ranks, in the order of MUST_MATCH."""
         parameters, length = self.strategy.parameters, self._length
         data = repr((self.sampler.fingerprint(), length.epochs, length.max_steps)).encode()
         data_hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
         return [parameters.layout(), parameters.frozen_digest(), data_hash]
 
     def version(self) -> Version:
+        """NOT_BEGUN if its process has just started."""
         return self._version if self.has_synced or self._is_given else NOT_BEGUN
 
     def fingerprint(self) -> int:

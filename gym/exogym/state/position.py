@@ -1,12 +1,13 @@
-"""How far a run has come, and how long it goes on."""
+"""How far a run has come, how long it goes on, and which of two states is the newer one."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from exogym.elastic_sampler import Sampler
 from exogym.errors import SettingError
-from exogym.fixed_sampler import Sampler
 from exogym.strategy.optim import Schedule
 
 
@@ -69,3 +70,31 @@ class RunLength:
         limits = [planned.max_steps or math.inf, (planned.epochs or math.inf) * whole]
         pace = schedule.planned_steps / min(limits)
         schedule.extend(now.step, planned.steps_left(now, sampler), self.steps_left(now, sampler), pace)
+
+
+class Version(NamedTuple):
+    """Orders the states of a run: `count` grows with every change that ranks make together, `term` with every time that
+    they begin from a checkpoint.
+
+    So what was done after going back to a checkpoint is newer than what had been done before, although it may count
+    less; and two states of one version have the same fingerprint, except where machines round differently.
+    """
+
+    term: int
+    count: int
+
+
+NOT_BEGUN = Version(-1, -1)
+
+
+class Offer(NamedTuple):
+    """A checkpoint that a rank could begin from. number: twice its agreements, plus 1 if it lies inside a round."""
+
+    version: Version
+    fingerprint: int
+    number: int
+
+    @property
+    def state(self) -> tuple[Version, int]:
+        """What ranks must share to go on from it together."""
+        return self.version, self.fingerprint

@@ -2,100 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
+import functools
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from functools import cached_property
 from typing import Any
 
 from exogym.comm.comm import Comm
+from exogym.elastic_sampler import Sampler
 from exogym.errors import CheckpointError
-from exogym.state.checkpoint import About, Checkpoints
-from exogym.state.fixed_settings import check_settings, fixed_settings
+from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
-from exogym.state.state_sync import NOT_BEGUN, Offer, Version
+from exogym.state.position import NOT_BEGUN, Offer, Version
+from exogym.strategy.strategy import Strategy
 
 RESCUE_S = 5.0  # that a rescue waits for the end of a change
 
 
-class NoSavedStates:
-    """Of a rank that keeps nothing."""
-
-    def look_at_data(self) -> None:
-        pass
-
-    def offers(self) -> list[Offer]:
-        return []
-
-    def is_damaged(self) -> bool:
-        return False
-
-    def save(self, *, at_once: bool = False) -> None:
-        pass
-
-    def note_written(self, *, at_once: bool = False) -> None:
-        pass
-
-    def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
-        return True
-
-
 class SavedStates:
-    """Offers checkpoints when ranks meet (see Offers in state_sync.py), and writes them in the background.
+    """Offers checkpoints when ranks meet, and writes them in the background; nothing at all without `checkpoints`.
 
     What there is to tell goes to `emit(type, **values)`.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, state: NodeState, comm: Comm, *, resume: bool, emit: Callable[..., None]
+        self, checkpoints: Checkpoints | None, state: NodeState, comm: Comm, *, resume: bool, emit: Callable[..., None]
     ):
         self.checkpoints, self.state, self.comm = checkpoints, state, comm
         self._resume, self._emit = resume, emit
-        self._kept: dict[int, About] | None = None
+        self._kept: list[Offer] | None = None
         self._writing: tuple[int, float, Future[int]] | None = None
         self._disk_trouble = False
 
-    @cached_property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         return fixed_settings(self.state.strategy, self.state.sampler)
 
     def look_at_data(self) -> None:
         """For `settings`, once: nothing else should read the data while they are trained on."""
-        _ = self.settings
+        if self.checkpoints:
+            _ = self.settings
 
     # What ranks can begin from.
 
     def offers(self) -> list[Offer]:
-        """Raises CheckpointError if they are of a run with other settings."""
-        found = self._found()
-        if found:
-            where = self.checkpoints.folder
-            check_settings(found[max(found)]["settings"], self.settings, where)
-        return [Offer(Version(*about["version"]), about["fingerprint"], number) for number, about in found.items()]
+        """Read once: each look hashes gigabytes. Raises CheckpointError for those of another run, or of another version
+        of this program.
+        """
+        if not self._may_load():
+            return []
+        if self._kept is None:
+            self._kept = self._undamaged()
+        return self._kept
 
     def is_damaged(self) -> bool:
-        return self._may_load() and not self._found() and bool(self.checkpoints.damaged())
+        """There are checkpoints, and none is good."""
+        return self._may_load() and not self.offers() and bool(self.checkpoints.numbers())
 
     def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
+        """Begin from it. exactly: all ranks begin from the same one; inside: some of them inside a round.
+
+        False if it has nothing of this rank's own.
+        """
         saved = self.checkpoints.load(offer.number)
         self.state.load_whole(saved, exactly=exactly, inside=inside, members=self.comm.members)
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 
     def _may_load(self) -> bool:
         """Once it has begun it remembers more than is on the disk."""
-        return self._resume and self.state.version() == NOT_BEGUN
+        return bool(self.checkpoints) and self._resume and self.state.version() == NOT_BEGUN
 
-    def _found(self) -> dict[int, About]:
-        """Read once: each look hashes gigabytes. Raises CheckpointError for those of another version of the program."""
-        if not self._may_load():
-            return {}
-        if self._kept is None:
-            self._kept = self.checkpoints.good()
-        if not self._kept and (formats := self.checkpoints.other_formats()):
+    def _undamaged(self) -> list[Offer]:
+        found, settings = [], self.settings
+        for number in self.checkpoints.numbers():
+            with contextlib.suppress(CheckpointError):
+                saved = self.checkpoints.load(number)
+                agreed, settings = saved["agreed"], saved["settings"]
+                found.append(Offer(Version(*agreed["version"]), self.state.fingerprint_of(agreed), number))
+        check_settings(settings, self.settings, self.checkpoints.folder)
+        if not found and (formats := self.checkpoints.other_formats()):
             what = f"checkpoints of another version of this program (format {formats[0]})"
-            raise CheckpointError(f"{self.checkpoints.folder} has {what}: resume with that one, or begin a new run")
-        return self._kept
+            raise CheckpointError(f"{self.checkpoints.folder} has {what}: resume with it, or start a new run")
+        return found
 
     # What it keeps.
 
@@ -106,9 +98,11 @@ class SavedStates:
 
     def save(self, *, at_once: bool = False) -> None:
         """All of it, in the background unless at_once."""
+        if not self.checkpoints:
+            return
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
-        writing = self.checkpoints.save_in_background(self._number, whole, describe=self._describe)
+        writing = self.checkpoints.save_in_background(self._number, whole)
         self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
         self.note_written(at_once=at_once)
 
@@ -121,7 +115,7 @@ class SavedStates:
             written = writing.result()
         except CheckpointError as error:
             if not self._disk_trouble:
-                self._emit("warning", what=f"no checkpoint is kept here while this lasts: {error}")
+                self._emit("warning", what=f"no checkpoints are kept here until this is mended: {error}")
             self._disk_trouble = True
             return
         self._disk_trouble = False
@@ -133,7 +127,7 @@ class SavedStates:
         False if what they have in common was changing all the time that it waited.
         """
         state = self.state
-        if not state.has_synced:
+        if not self.checkpoints or not state.has_synced:
             return True
         if writing := self._writing:
             wait([writing[2]])
@@ -145,15 +139,50 @@ class SavedStates:
                 return True
             saved = state.whole() if state.strategy.cut_short else {"agreed": state.agreed_state(), "own": None}
             saved = copy.deepcopy({"settings": self.settings, **saved})
-        self.checkpoints.save(number, saved, describe=self._describe, unless=lambda: self._is_kept(number))
+        self.checkpoints.save(number, saved, unless=lambda: self._is_kept(number))
         return True
 
     def _is_kept(self, number: int) -> bool:
         """Of this term; then it also has what is this rank's own, and a later change of the count is not worth that."""
-        about = self.checkpoints.about(number)
-        return about is not None and about["version"][0] == self.state.version().term
+        kept = self.checkpoints.glance(number)
+        return kept is not None and kept["agreed"]["version"][0] == self.state.version().term
 
-    def _describe(self, saved: dict[str, Any]) -> About:
-        agreed = saved["agreed"]
-        fingerprint = self.state.fingerprint_of(agreed)
-        return {"version": list(agreed["version"]), "fingerprint": fingerprint, "settings": saved["settings"]}
+
+# What must stay as it was when a run is resumed. Epochs, hosts and devices may change.
+
+
+def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
+    """By name, as a checkpoint gives them back. Looks at the data."""
+    parameters = strategy.parameters
+    values = {f.name: _plain(getattr(strategy.config, f.name)) for f in dataclasses.fields(strategy.config)}
+    model = {"trained parameters": parameters.layout(), "frozen weights": parameters.frozen_digest()}
+    settings = {"strategy": type(strategy).__name__, **values, **model, **sampler.fixed_settings()}
+    return json.loads(json.dumps(settings, default=str))
+
+
+def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> None:
+    """Raises CheckpointError that names the differences."""
+    other = [name for name in {**were, **are} if json.dumps(were.get(name)) != json.dumps(are.get(name))]
+    if other:
+        told = "; ".join(_change(name, were.get(name), are.get(name)) for name in other)
+        raise CheckpointError(
+            f"{where} belongs to a run with other settings: {told}. Set them back, or start a new run in another folder"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON can hold it: of a class or function its name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, functools.partial):
+        return [_plain(value.func), repr(value.args), repr(sorted(value.keywords.items()))]
+    if callable(value):
+        named = hasattr(value, "__qualname__")
+        return f"{value.__module__}.{value.__qualname__}" if named else type(value).__qualname__
+    return value
+
+
+def _change(name: str, was: Any, now: Any) -> str:
+    if isinstance(was, int) and isinstance(now, int) and max(abs(was), abs(now)) > 2**31:  # hashes
+        return f"its {name} differ"
+    return f"{name} was {was}, and is {now}"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exogym.config import AllReduceConfig, Optim, ScheduleSpec
+from exogym.config import AllReduceConfig
 from exogym.flat import is_finite
 from exogym.strategy.optim import clip, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy
@@ -25,38 +25,13 @@ class AllReduceStrategy(Strategy):
     Holds one CPU flat: the payload [gradients | change of buffers | who has a gradient | weight | stopping].
     """
 
+    Config = AllReduceConfig
     config: AllReduceConfig
     drifts = ("optimizer",)
-
-    def __init__(
-        self,
-        *,
-        inner_optim: Optim = AllReduceConfig.inner_optim,
-        lr: float | None = AllReduceConfig.lr,
-        weight_decay: float | None = AllReduceConfig.weight_decay,
-        max_norm: float | None = AllReduceConfig.max_norm,
-        schedule: str | ScheduleSpec = AllReduceConfig.schedule,
-        warmup_steps: int | None = AllReduceConfig.warmup_steps,
-        min_lr_ratio: float | None = AllReduceConfig.min_lr_ratio,
-        check_interval: int = AllReduceConfig.check_interval,
-    ):
-        config = AllReduceConfig(
-            inner_optim=inner_optim,
-            lr=lr,
-            weight_decay=weight_decay,
-            max_norm=max_norm,
-            schedule=schedule,
-            warmup_steps=warmup_steps,
-            min_lr_ratio=min_lr_ratio,
-            check_interval=check_interval,
-        )
-        super().__init__(config)
 
     def _start(self, flat: Tensor) -> None:
         params = self.parameters
         self._agreed_buffers = flat[params.num_parameters :].clone()
-        self._payload: Tensor | None = None
-        self._payload_of: int | None = None
         self._weight, self._stopping, self._skipped = 0.0, False, ""
 
     def local_step(self, weight: float, samples: int) -> StepResult:
@@ -130,10 +105,9 @@ class AllReduceStrategy(Strategy):
 
     def _fields(self) -> tuple[Tensor, ...]:
         params = self.parameters
-        if self._payload is None or self._payload_of != self.comm.generation:
-            self._payload, self._payload_of = params.empty(extra=len(params.parameters) + 2), self.comm.generation
         sizes = [params.num_parameters, params.numel - params.num_parameters, len(params.parameters), 2]
-        return self._payload, *self._payload.split(sizes)
+        payload = self._payload(extra=len(params.parameters) + 2)
+        return payload, *payload.split(sizes)
 
     def _move(self) -> float:
         norm = clip(self.parameters.parameters, self.config.max_norm)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exogym.config import DiLoCoConfig, Optim, ScheduleSpec
+from exogym.config import DiLoCoConfig
 from exogym.flat import CHUNK, digest, is_finite
 from exogym.strategy.exact import ExactAdam, ExactSGD
-from exogym.strategy.optim import clip, named, outer_optimizer, scale_grads
+from exogym.strategy.optim import clip, outer_optimizer, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy
 
 # Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
@@ -35,51 +35,17 @@ class DiLoCoStrategy(Strategy):
     compare their weights after each round, and take on rank 0's where they differ.
     """
 
+    Config = DiLoCoConfig
     config: DiLoCoConfig
-
-    def __init__(
-        self,
-        *,
-        inner_optim: Optim = DiLoCoConfig.inner_optim,
-        outer_optim: Optim = DiLoCoConfig.outer_optim,
-        H: int = DiLoCoConfig.H,
-        lr: float | None = DiLoCoConfig.lr,
-        outer_lr: float | None = DiLoCoConfig.outer_lr,
-        outer_momentum: float | None = DiLoCoConfig.outer_momentum,
-        nesterov: bool | None = DiLoCoConfig.nesterov,
-        weight_decay: float | None = DiLoCoConfig.weight_decay,
-        max_norm: float | None = DiLoCoConfig.max_norm,
-        schedule: str | ScheduleSpec = DiLoCoConfig.schedule,
-        warmup_steps: int | None = DiLoCoConfig.warmup_steps,
-        min_lr_ratio: float | None = DiLoCoConfig.min_lr_ratio,
-    ):
-        config = DiLoCoConfig(
-            inner_optim=inner_optim,
-            outer_optim=named(outer_optim),
-            H=H,
-            lr=lr,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            max_norm=max_norm,
-            schedule=schedule,
-            warmup_steps=warmup_steps,
-            min_lr_ratio=min_lr_ratio,
-        )
-        super().__init__(config)
 
     def _start(self, flat: Tensor) -> None:
         self._master = flat
-        self._payload: Tensor | None = None
-        self._payload_of: int | None = None
         self._pieces = [nn.Parameter(piece) for piece in flat[: self.parameters.num_parameters].split(CHUNK)]
         self.outer = outer_optimizer(self.config, self._pieces)
         self._is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
         self.drifts = () if self._is_exact else ("outer",)
         self.rounds = self._agreed_steps = 0
         self._is_new, self._ramp_left = True, 0
-        self._steps_in_round = 0
         self._samples_in_round = 0
         self._before_stop: dict[str, Any] | None = None
 
@@ -87,10 +53,13 @@ class DiLoCoStrategy(Strategy):
         lr = self._set_rate()
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
-        skipped = _not_finite(norm)
-        self._steps_in_round += 1
+        skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
         self._samples_in_round += 0 if skipped else samples
         return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
+
+    @property
+    def _steps_in_round(self) -> int:
+        return self.steps - self._agreed_steps
 
     @property
     def is_round_due(self) -> bool:
@@ -117,28 +86,26 @@ class DiLoCoStrategy(Strategy):
             self._is_new, self._ramp_left = False, max(0, self._ramp_left - 1)
         return norm
 
-    def about(self, exchanged: tuple[float, bool]) -> dict[str, Any]:
-        _, stop = exchanged
+    def about(self, exchanged: tuple[Tensor, float, bool]) -> dict[str, Any]:
+        *_, stop = exchanged
         return {"round": self.rounds + 1, "cut_short": stop}
 
-    def apply(self, exchanged: tuple[float, bool], local: StepResult) -> StepResult:
-        total, stop = exchanged
+    def apply(self, exchanged: tuple[Tensor, float, bool], local: StepResult) -> StepResult:
+        change, total, stop = exchanged
         if stop:
             self._before_stop = self._inside_round()
         self.rounds += 1
         if total > 0:
-            self._outer_step()
+            self._outer_step(change)
         self.parameters.write(self._master)
-        self._agreed_steps = self.steps
-        self._steps_in_round = self._samples_in_round = 0
+        self._agreed_steps, self._samples_in_round = self.steps, 0
         skipped, value = local.skipped or self._skipped, digest(self._master)
         return replace(local, round=self.rounds, digest=value, agreed=True, stop=stop, skipped=skipped)
 
-    def exchange(self, stopping: bool) -> tuple[float, bool]:
-        """Payload <- the ranks' mean change of the weights since the last round. Returns (total samples, stop)."""
-        if self._payload is None or self._payload_of != self.comm.generation:
-            self._payload, self._payload_of = self.parameters.empty(extra=2), self.comm.generation
-        change, tail = self._payload.split([self.parameters.numel, 2])
+    def exchange(self, stopping: bool) -> tuple[Tensor, float, bool]:
+        """(the ranks' mean change of the weights since the last round [numel], total samples, stop)"""
+        payload = self._payload(extra=2)
+        change, tail = payload.split([self.parameters.numel, 2])
         samples, self._skipped = self._samples_in_round, ""
         if samples:
             # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
@@ -148,17 +115,17 @@ class DiLoCoStrategy(Strategy):
         if not samples:
             change.zero_()
         tail.copy_(torch.tensor([samples, stopping]))
-        self.comm.all_reduce_(self._payload)
+        self.comm.all_reduce_(payload)
         total, stop = tail.tolist()
         if total > 0:
             change.mul_(1 / total)
-        return total, stop > 0
+        return change, total, stop > 0
 
     @torch.no_grad()
-    def _outer_step(self) -> None:
-        n, numel = self.parameters.num_parameters, self.parameters.numel
-        self._master[n:].add_(self._payload[n:numel])
-        pseudo_gradient = self._payload[:n].neg_()
+    def _outer_step(self, change: Tensor) -> None:
+        n = self.parameters.num_parameters
+        self._master[n:].add_(change[n:])
+        pseudo_gradient = change[:n].neg_()
         for piece, grad in zip(self._pieces, pseudo_gradient.split(CHUNK), strict=True):
             piece.grad = grad
         self.outer.step()
@@ -191,7 +158,7 @@ class DiLoCoStrategy(Strategy):
         self._master.copy_(state["master"])
         self.outer.load_state_dict(state["outer"])
         self.parameters.write(self._master)
-        self._steps_in_round = self._samples_in_round = 0
+        self._samples_in_round = 0
         self._before_stop = None
 
     def agreed_weights(self) -> Tensor:
@@ -213,7 +180,7 @@ class DiLoCoStrategy(Strategy):
         if inside and (part := state["inside"]):
             self.parameters.write(part["weights"])
             self.steps += part["steps"]
-            self._steps_in_round, self._samples_in_round = part["steps"], part["samples"]
+            self._samples_in_round = part["samples"]
 
     def _inside_round(self) -> dict[str, Any]:
         """The state in the middle of a round, copied where its forced end will change it."""
@@ -221,7 +188,3 @@ class DiLoCoStrategy(Strategy):
         inside = {"weights": self.parameters.read(), "steps": self._steps_in_round, "samples": self._samples_in_round}
         copies = {"master": agreed["master"].clone(), "outer": copy.deepcopy(agreed["outer"])}
         return {"agreed": agreed | copies, "own": own | {"inside": inside}}
-
-
-def _not_finite(norm: float | None) -> str:
-    return "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"

@@ -29,7 +29,7 @@ def inner_optimizer(config: StrategyConfig, parameters: list[Tensor]) -> Optimiz
     """
     given = {"lr": config.lr, "weight_decay": config.weight_decay}
     given = {key: value for key, value in given.items() if value is not None}
-    optim = named(config.inner_optim)
+    optim = config.inner_optim
     if isinstance(optim, str):
         optim = replace(OptimSpec(name=optim), **given)
     if isinstance(optim, OptimSpec):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
 from exogym.comm.comm import Comm
-from exogym.config import StrategyConfig
+from exogym.config import StrategyConfig, check_keys
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters
-from exogym.strategy.optim import Schedule, inner_optimizer
+from exogym.strategy.optim import Schedule, inner_optimizer, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +39,23 @@ class StepResult:
 class Strategy(ABC):
     """Turns the gradients in a model's `.grad` into the next weights, together with the other ranks.
 
-    Picklable until `setup`. Every rank calls `local_step` once for each optimizer step, also one without work (weight
-    0). When `is_round_due`, at the end of the work and when a rank wants to stop, all ranks end their round: they run
-    `exchange` as one joint action (Comm.commit_together), and once it counts `apply` what it gave.
+    Its settings are the fields of `Config`, and no others. Picklable until `setup`. Every rank calls `local_step` once
+    for each optimizer step, also one without work (weight 0). When `is_round_due`, at the end of the work and when a
+    rank wants to stop, all ranks end their round: they run `exchange` as one joint action (Comm.commit_together), and
+    once it counts `apply` what it gave.
 
     drifts: the parts of agreed_state that each rank computes by itself with arithmetic that may differ from machine to
     machine, in the last bit. They are handed to newcomers, and are not compared.
     """
 
+    Config: type[StrategyConfig]
     drifts: tuple[str, ...] = ()
 
-    def __init__(self, config: StrategyConfig):
-        self.config = config
+    def __init__(self, **settings: Any):
+        known = [f.name for f in fields(self.Config)]
+        check_keys(type(self).__name__, settings, known)
+        self.config = self.Config(**{key: named(value) for key, value in settings.items()})
         self.steps = 0
-
-    @classmethod
-    def from_config(cls, config: StrategyConfig) -> Self:
-        return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
         """Take on the model, already on its device. That ranks start alike is the caller's affair: state_sync.py."""
@@ -67,7 +65,18 @@ class Strategy(ABC):
             raise SettingError("the model has no trainable parameters")
         self.optimizer = inner_optimizer(self.config, self.parameters.parameters)
         self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
+        self._flat: Tensor | None = None
+        self._flat_of: int | None = None
         self._start(self.parameters.read())
+
+    def _payload(self, extra: int) -> Tensor:
+        """What travels, [numel + extra]: zeros, or what was sent last.
+
+        A fresh one for each generation, since a peer of an older one may still write into its own.
+        """
+        if self._flat is None or self._flat_of != self.comm.generation:
+            self._flat, self._flat_of = self.parameters.empty(extra), self.comm.generation
+        return self._flat
 
     @abstractmethod
     def _start(self, flat: Tensor) -> None:
@@ -149,13 +158,3 @@ class Strategy(ABC):
     @abstractmethod
     def agreed_weights(self) -> Tensor:
         """Flat [numel] on the CPU, not to be changed."""
-
-
-@contextmanager
-def metered(comm: Comm) -> Iterator[dict[str, Any]]:
-    """Fills a dict with the `bytes` and `seconds_communicating` of what happens inside."""
-    spent: dict[str, Any] = {}
-    bytes_before, seconds_before = comm.bytes_sent, comm.seconds
-    yield spent
-    spent["bytes"] = comm.bytes_sent - bytes_before
-    spent["seconds_communicating"] = comm.seconds - seconds_before

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from distributed.worker.rank_trainer import RankTrainer
-from exogym.comm.local_store import local_store
+from exogym.comm.process_group import local_store
 from exogym.membership.messages import Generation
 
 

@@ -9,8 +9,7 @@ from exogym_toys import Line, Points, Processes, Steps, run_threads, train_node
 from torch.distributed import PrefixStore
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, digest
-from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
-from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.errors import ExogymError
 
 
@@ -30,7 +29,7 @@ def collectives(comm):
         comm.send(mine, dst=2)
     else:
         comm.recv(passed, src=1)
-    comm.barrier()
+    comm.all_reduce_(torch.zeros(1))
     return reduced.tolist(), cast.tolist(), [t.tolist() for t in gathered], passed.tolist(), comm.bytes_sent
 
 
@@ -67,7 +66,7 @@ def test_threads_and_real_processes_agree():
 
 
 def meet_then_fault(comm, fault):
-    comm.barrier()
+    comm.all_reduce_(torch.zeros(1))
     if comm.rank == 1 and fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank == 1 and fault == "freeze":
@@ -105,7 +104,7 @@ def interrupted_beside_a_frozen_peer(comm, port):
     store, interrupt = join_local_store(port), threading.Event()
     common = {"rank": comm.rank, "world_size": 2, "address": LOOPBACK, "timeout": 30, "interrupted": interrupt.is_set}
     groups = {what: ProcessGroupComm(store=PrefixStore(what, store), **common) for what in INTERRUPTED}
-    comm.barrier()
+    comm.all_reduce_(torch.zeros(1))
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     waited = {}
@@ -117,7 +116,7 @@ def interrupted_beside_a_frozen_peer(comm, port):
         group.close()
         waited[what] = time.monotonic() - started - 0.4
         with pytest.raises(PeerLost):
-            group.barrier()
+            group.all_reduce_(torch.zeros(1))
         interrupt.clear()
     return waited
 
@@ -225,7 +224,7 @@ def test_threads_notice_a_rank_that_gave_up():
             comm.abort()
             return None
         with pytest.raises(PeerLost):
-            comm.barrier()
+            comm.all_reduce_(torch.zeros(1))
 
     run_threads(2, rank_main)
     with pytest.raises(ExogymError, match="different collectives"):

@@ -342,7 +342,7 @@ def test_a_source_that_cannot_be_resharded_ends_the_run_and_what_was_agreed_can_
     site = Site(STRATEGIES["diloco"], work=lambda host: Fixed())
     site.at_step["cy", 1, 2] = lambda: site.die("cy")
     site.start(*HOSTS)
-    with pytest.raises(PeerLost, match="3 ranks had begun, now there are 2, and Fixed cannot be resharded"):
+    with pytest.raises(PeerLost, match="the run began with 3 ranks, now there are 2, and Fixed cannot be resharded"):
         site.end()
     for host in HOSTS[:2]:
         with site.nodes[host].state.unchanging(patience_s=0.0) as is_whole:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from exogym.errors import RanksDiverged
-from exogym.membership.blame import FRUITLESS, PATIENCE_S
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.coordinator import MOST_DIVERGED, RETURN_S, RETURN_SOON_S, Coordinator
+from exogym.membership.coordinator_state import FRUITLESS, PATIENCE_S
 from exogym.membership.messages import END, ROUND, STATE_SYNC, VALIDATION, Generation
 
 HOSTS = ("ada", "bob", "cy")

@@ -303,7 +303,7 @@ def test_a_rescue_does_not_replace_what_is_just_being_written(tmp_path):
     )  # fmt: skip
     in_background, rescues = kept.save_in_background, []
 
-    def slowly(number, state, *, describe):
+    def slowly(number, state):
         """The rescue looks for a checkpoint before this one is handed to the writer, and writes after it."""
         waiting = threading.Event()
         look = node.saved._is_kept
@@ -311,7 +311,7 @@ def test_a_rescue_does_not_replace_what_is_just_being_written(tmp_path):
         rescues.append(threading.Thread(target=node.save_agreed))
         rescues[-1].start()
         waiting.wait()
-        writing = in_background(number, state, describe=describe)
+        writing = in_background(number, state)
         rescues[-1].join()
         return writing
 

@@ -219,14 +219,14 @@ class Halves(Line):
 
 
 CHANGES["another data set of the same length"] = ({"data": Others(16)}, "data was Points 16 .*, and is Others 16")
-CHANGES["what is frozen"] = ({"model": Halves}, "its trained parameters were others; its frozen weights were others")
+CHANGES["what is frozen"] = ({"model": Halves}, "its trained parameters differ; its frozen weights differ")
 
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES.values(), ids=CHANGES)
 def test_what_must_stay_as_it_was_is_refused_by_name(tmp_path, changes, message):
     fit(tmp_path, model=Line, checkpoint_interval=1)
     kept = sorted(tmp_path.rglob("*.json"))
-    with pytest.raises(CheckpointError, match=rf"is of a run with other settings: {message}.*Set them as they were"):
+    with pytest.raises(CheckpointError, match=rf"belongs to a run with other settings: {message}.*Set them back"):
         fit(tmp_path, **{"model": Line, "num_epochs": 3, **changes})
     assert sorted(tmp_path.rglob("*.json")) == kept
     assert fit(tmp_path, model=Line, num_epochs=3).result.steps == 12  # and nothing is lost
@@ -354,5 +354,5 @@ def test_a_checkpoint_of_another_version_of_the_program_is_called_that(tmp_path)
     fit(tmp_path, model=Line, checkpoint_interval=1)
     for file in tmp_path.rglob("*.json"):
         file.write_text(file.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
-    with pytest.raises(CheckpointError, match=r"another version of this program \(format 1\): resume with that one"):
+    with pytest.raises(CheckpointError, match=r"another version of this program \(format 1\): resume with it"):
         fit(tmp_path, model=Line, num_epochs=3)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from exogym.comm.comm import Comm
 from exogym.errors import CheckpointError, PeerLost, RanksDiverged
-from exogym.state import transfer
-from exogym.state.state_sync import MOST, MUST_MATCH, NOT_BEGUN, Offer, Version, sync_state
-from exogym.state.transfer import receive_state, send_state
+from exogym.state import tree
+from exogym.state.position import NOT_BEGUN, Offer, Version
+from exogym.state.state_sync import MOST, MUST_MATCH, sync_state
+from exogym.state.tree import receive_state, send_state
 
 STATE = {
     "steps": 3,
@@ -49,7 +50,7 @@ def pass_on(comm, state):
 def test_a_state_arrives_as_it_was(monkeypatch):
     [_, arrived] = run_threads(2, lambda comm: pass_on(comm, STATE))
     assert same(arrived, STATE)
-    monkeypatch.setattr(transfer, "PIECE", 1000)  # what is larger goes in pieces
+    monkeypatch.setattr(tree, "PIECE", 1000)  # what is larger goes in pieces
     [_, arrived] = run_threads(2, lambda comm: pass_on(comm, STATE))
     assert same(arrived, STATE)
 
@@ -74,7 +75,7 @@ class Tape(Comm):
     """What is sent can be changed, and is received in turn."""
 
     rank, world_size = 0, 2
-    all_reduce_ = broadcast_ = all_gather = barrier = None
+    all_reduce_ = broadcast_ = all_gather = None
 
     def __init__(self):
         super().__init__()
@@ -108,7 +109,7 @@ def text_of(tape: Tape) -> dict:
 
 
 def test_what_is_sent_at_once_is_limited(monkeypatch):
-    monkeypatch.setattr(transfer, "PIECE", 1000)
+    monkeypatch.setattr(tree, "PIECE", 1000)
     tape = Tape()
     send_state(tape, STATE, to=1)
     assert [flat.numel() for flat in tape.sent[3:6]] == [1000, 1000, 400]
@@ -146,7 +147,7 @@ def test_an_impossible_header_is_refused_before_memory_is_taken(tape, header):
     assert len(tape.sent) == 7  # nothing more was read
 
 
-NO_TENSORS = {"state": 1, "tensors": [], "hash": transfer._hash([transfer._text(1)])}
+NO_TENSORS = {"state": 1, "tensors": [], "hash": tree._hash([tree._text(1)])}
 DAMAGED_TEXTS = {
     "no text": b"\xff\xfe",
     "no JSON": b"{",
@@ -183,7 +184,7 @@ def test_more_than_was_announced_is_refused_before_memory_is_taken(tape):
 
 
 class Rank:
-    """A Replica whose state is a word. Its version is (term, count), its fingerprint a number."""
+    """What sync_state asks of a rank; the state is a word. Its version is (term, count), its fingerprint a number."""
 
     def __init__(
         self, state: str, version=NOT_BEGUN, *, fingerprint=7, offers=(), fixed=(1, 2, 3), damaged=False, own=True

@@ -10,8 +10,7 @@ import torch
 from exogym_toys import Steps, Tokens, token_batch, train_node
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, digest
-from exogym.comm.local_store import LOOPBACK, join_local_store, local_store
-from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.config import OptimSpec
 from exogym.strategy.optim import exact_from_spec, from_spec
 
@@ -93,7 +92,8 @@ def train(name: str, rank: int, port: int, folder: str) -> None:
         checkpoints=Checkpoints(folder, f"rank{rank}"), checkpoint_interval=15,
     )  # fmt: skip
     result = node.run()
-    kept = {number: about["fingerprint"] for number, about in node.saved.checkpoints.good().items()}
+    saved = node.saved.checkpoints
+    kept = {number: node.state.fingerprint_of(saved.load(number)["agreed"]) for number in saved.good()}
     drifts = sum(event["type"] == "drift" and event["difference"] > 0 for event in events)
     print(result.digest == digest(FlatParameters(model).read()), result.digest, kept, drifts, sep="|")
     alone, _ = steps_with(exact_from_spec, SPECS["nesterov"])
