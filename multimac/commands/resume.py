@@ -87,7 +87,7 @@ def _bring_up_to_date(
     with preflight(None, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
         if others:
-            console.print("these are not the hosts of before: they share the work that is left")
+            console.print("the hosts are not the same as before: they share the work that is left")
         changed, items = rehost(launch, hosts, run_dir, report.machine_workers)
         if not no_sync:
             send(console, items, report.remotes)

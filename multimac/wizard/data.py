@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.data.check import described
+from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats import READERS, BadRow
 from whisper_tuner.errors import DataError, TunerError
@@ -159,19 +159,17 @@ def _read(data: Data, console: Console) -> None:
     for kind, path in data.manifests.items():
         with console.status(f"reading {shown(path)}"):
             manifest = load_manifest(path)
-        problems = described(manifest.problems, SHOWN)
-        if not manifest.samples:
-            raise DataError(f"{shown(path)}: no usable row", remedy="\n  ".join(problems))
+        check_usable(manifest)
         data.samples[kind] = manifest.samples
         if kind == "train":
             _show_clips(manifest, console)
         total = duration(sum(sample.duration_s for sample in manifest.samples))
         unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
-        left_out, *listed = problems if manifest.problems else ["0 rows left out"]
+        left_out, *listed = (described(manifest.problems) if manifest.problems else "0 rows left out").splitlines()
         clips = f"{kind}: {len(manifest.samples)} clips, {total} of speech ({unit}), {left_out}"
         console.print(clips, markup=False)
         for problem in listed:
-            console.print(f"  {problem}", markup=False, style="yellow")
+            console.print(problem, markup=False, style="yellow")
 
 
 def _show_clips(manifest: Manifest, console: Console) -> None:

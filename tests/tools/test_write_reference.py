@@ -120,7 +120,7 @@ SEEN = {
     "mac-mini.local: port 22: no answer": "Remote Login",
     "mac-mini.local: no key was accepted for user anna; tried: none found": "ssh-copy-id",
     "mac-mini.local: its key is not known here: SHA256:abc": "accept it once",
-    "mac-mini.local: the disk is full: model.safetensors did not fit into ~/multimac-whisper": "Free some space",
+    "mac-mini.local: 900 MB to send, but only 200 MB are free for ~/multimac-whisper": "Free some space",
     "run 20250101-1200-mine is running": "runs attach",
     "runs/x: the model cannot be written: No space left on device": "runs_dir",
 }

@@ -14,7 +14,7 @@ from waiting import wait_until
 
 import cli_typer
 from distributed.run_dir.folder import is_running, launcher_pid
-from multimac.commands.attach_stop import detached
+from multimac.commands import attach_stop
 from whisper_tuner.errors import ExitStatus
 
 PROJECT = Path(__file__).parents[3]
@@ -72,13 +72,14 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_comes_as_a_run_is_detached_ends_its_launcher(tmp_path, number):
+def test_a_signal_that_comes_as_a_run_is_detached_ends_its_launcher(tmp_path, monkeypatch, number):
     started = []
 
-    def launch() -> subprocess.Popen:
+    def launch(run_dir: Path, *, resume: bool) -> subprocess.Popen:
         started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
         os.kill(os.getpid(), number)
         return started[0]
 
-    assert detached(tmp_path, launch, Console()) == ExitStatus.INTERRUPTED
+    monkeypatch.setattr(attach_stop, "start_launcher", launch)
+    assert attach_stop.start(Console(), tmp_path, detach=True) == ExitStatus.INTERRUPTED
     assert started[0].wait(10) == -signal.SIGTERM
