@@ -1,7 +1,8 @@
 """The project folder's files: which ones are missing here, and what has arrived is put at its place.
 
 Parts in transit, and an index of hashes, lie in the folder `.sync` of the project folder. Several senders may be at
-work at once.
+work at once, with the same content too: each has its own parts, named SHA256.PID.part, and takes over what an earlier
+one has left.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from whisper_tuner.files import sync_folder, write_atomically
 
@@ -62,18 +64,18 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
     base = Path(root).expanduser()
     private = base / PRIVATE
     make_folder(private)
-    all(receive(private / (digest + ".part"), offset, size) for digest, offset, size in parts)
+    all(receive(private, digest, offset, size) for digest, offset, size in parts)
     wanted, damaged = {}, []
     for name, size, digest in files:
-        wanted.setdefault((digest, size), []).append(name)
+        wanted.setdefault((digest, size), {})[name] = True  # a name may come twice
     with open_index(private) as index:
         for (digest, size), names in wanted.items():
-            part = private / (digest + ".part")
+            part = own_part(private, digest)
             if not is_whole(part, digest, size):
-                damaged += names
+                damaged += [name for name in names if current(base / name, name, size, index) != digest]
                 continue
-            for name in names:
-                place(part, base / name, last=name == names[-1])
+            for count, name in enumerate(names, 1):
+                place(part, base / name, last=count == len(names))
                 remember(base / name, name, digest, index)
         for name in stale:
             forget(base, name, index)
@@ -82,10 +84,19 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
     return {"damaged": damaged}
 
 
-def receive(part: Path, offset: int, size: int) -> bool:
+def own_part(private: Path, digest: str) -> Path:
+    return private / f"{digest}.{os.getpid()}.part"
+
+
+def receive(private: Path, digest: str, offset: int, size: int) -> bool:
     """Write what comes from `offset` on; False if the link was cut before its end."""
+    part = own_part(private, digest)
+    if offset and (earlier := left_part(private, digest)):
+        with contextlib.suppress(FileNotFoundError):  # somebody else took it: then this part comes to be damaged
+            earlier.replace(part)
     part.touch(mode=0o600)
     with part.open("r+b") as target:
+        lock(target)
         target.truncate(offset)
         target.seek(offset)
         while size:
@@ -167,16 +178,40 @@ def remember(path: Path, name: str, digest: str, index: dict) -> None:
 
 
 def part_size(private: Path, digest: str, size: int) -> int:
-    part = private / (digest + ".part")
-    found = part.stat().st_size if part.exists() else 0
-    return found if found <= size else 0
+    part = left_part(private, digest)
+    with contextlib.suppress(FileNotFoundError):
+        if part and part.stat().st_size <= size:
+            return part.stat().st_size
+    return 0
+
+
+def left_part(private: Path, digest: str) -> Path | None:
+    """What an earlier sender has left, the largest if there are several; not what another one is writing just now."""
+    found = {}
+    for part in private.glob(digest + "*.part"):
+        with contextlib.suppress(FileNotFoundError), part.open("rb") as stream:
+            if lock(stream):
+                found[part] = part.stat().st_size
+    return max(found, key=lambda part: found[part], default=None)
+
+
+def lock(stream: BinaryIO) -> bool:
+    """Until it is closed. False if another process has it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a network disk may have no locks
+        pass
+    return True
 
 
 def drop_old_parts(private: Path) -> None:
     """Of files that nobody has gone on sending."""
     for part in private.glob("*.part"):
-        if time.time() - part.stat().st_mtime > PART_KEPT_S:
-            part.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - part.stat().st_mtime > PART_KEPT_S:
+                part.unlink()
 
 
 def below(name: str, folders: list) -> bool:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,44 @@ def test_same_content_travels_once(remote, there, tmp_path):
     items = make(tmp_path / "src", dict.fromkeys(("a", "b", "c"), b"x" * 5000))
     assert run(remote, items).bytes == 5000
     assert all((there / "data" / name).read_bytes() == b"x" * 5000 for name in ("a", "b", "c"))
+
+
+def test_a_file_that_is_wanted_twice_is_sent_once(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"a": b"1" * 100})
+    assert run(remote, items * 2).bytes == 100
+    assert (there / "data/a").read_bytes() == b"1" * 100
+
+
+def test_two_senders_of_the_same_file_do_not_touch_each_others_parts(remote, there, tmp_path, ssh_server):
+    data = os.urandom(3 << 20)
+    items = make(tmp_path / "src", {"big": data, "small": b"1"})
+    other = []
+
+    def meanwhile(host, done, total, file):
+        if done > 1 << 20 and not other:
+            wait_until(lambda: any(part.stat().st_size > 1 << 19 for part in (there / ".sync").glob("*.part")))
+            other.append(None)
+            with Remote.connect(ssh_server.host) as again:
+                other[0] = run(again, items)
+            assert (there / "data/big").read_bytes() == data
+
+    report = run(remote, items, progress=meanwhile)
+    assert (there / "data/big").read_bytes() == data
+    assert other[0].bytes >= len(data)  # what the first has sent in full may be taken over
+    assert report.bytes == len(data) + 1
+    assert not list((there / ".sync").glob("*.part"))
+
+
+def test_many_senders_at_once(there, tmp_path, ssh_server):
+    items = make(tmp_path / "src", {str(number): os.urandom(10_000) for number in range(100)})
+
+    def send(_) -> None:
+        with Remote.connect(ssh_server.host) as remote:
+            run(remote, items)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(send, range(4)))
+    assert all((there / item.remote).read_bytes() == item.local.read_bytes() for item in items)
 
 
 def test_empty_file_and_no_items(remote, there, tmp_path):
@@ -169,7 +208,7 @@ def test_where_the_link_is_cut_the_whole_files_are_kept_and_the_rest_goes_on_lat
     answer = agent_call(remote, "commit", parts=parts, payload=[b"wholecut"], **request)
     assert answer == {"damaged": ["data/cut", "data/never"]}
     assert (there / "data/whole").read_bytes() == b"whole"
-    assert [part.name for part in (there / ".sync").glob("*.part")] == [f"{digests[1]}.part"]
+    assert [part.name.split(".")[0] for part in (there / ".sync").glob("*.part")] == [digests[1]]
     wanted = [[*file, False] for file in files]
     assert agent_call(remote, "check", root=str(there), files=wanted, prune=[])["missing"] == [[1, 3], [2, 0]]
     parts = [[digests[1], 3, 4], [digests[2], 0, 10]]
