@@ -212,9 +212,7 @@ def test_where_the_link_is_cut_the_whole_files_are_kept_and_the_rest_goes_on_lat
     wanted = [[*file, False] for file in files]
     assert agent_call(remote, "check", root=str(there), files=wanted, prune=[])["missing"] == [[1, 3], [2, 0]]
     parts = [[digests[1], 3, 4], [digests[2], 0, 10]]
-    assert agent_call(remote, "commit", parts=parts, payload=[b" offnever sent"], **request)["damaged"] == [
-        "data/whole"
-    ]
+    assert agent_call(remote, "commit", parts=parts, payload=[b" offnever sent"], **request) == {"damaged": []}
     assert (there / "data/cut").read_bytes() == b"cut off"
     assert (there / "data/never").read_bytes() == b"never sent"
 
