@@ -121,8 +121,7 @@ def _common_spec(job: Job, profile: Profile, labels: tuple[str, ...], total_step
 
 def _twentieth(job: Job, total_steps: int) -> int:
     """Rounds between checkpoints, so that an interruption costs at most about a twentieth of a run."""
-    round_steps = job.distribution.communication_interval if job.distribution.strategy == "diloco" else 1
-    return max(1, round(total_steps / round_steps / 20))
+    return max(1, round(total_steps / job.strategy_config(total_steps).steps_in_round / 20))
 
 
 def _launch(

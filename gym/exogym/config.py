@@ -103,6 +103,11 @@ class StrategyConfig:
             raise SettingError("schedule is a ScheduleSpec: set warmup_steps and min_ratio in it, not beside it")
         return self.schedule
 
+    @property
+    def steps_in_round(self) -> int:
+        """Optimizer steps between two agreements."""
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceConfig(StrategyConfig):
@@ -143,6 +148,10 @@ class DiLoCoConfig(StrategyConfig):
             refuse("outer_optim = " + self.outer_optim, **momentum)
         if isinstance(self.outer_optim, str):
             self.outer_spec()
+
+    @property
+    def steps_in_round(self) -> int:
+        return self.H
 
     def outer_spec(self) -> OptimSpec:
         """The outer optimizer where it is given by name."""
