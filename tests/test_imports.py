@@ -1,4 +1,4 @@
-"""Who may import whom: every folder has a floor, imports run down, and there is no circle."""
+"""Who may import whom: every folder has a layer, imports run down, and there is no cycle."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 ROOTS = {"cli_typer": ".", "wizard": ".", "multimac": ".", "distributed": ".", "whisper_tuner": ".", "exogym": "gym"}
 
-# From the top. A module may import from its own room and from lower floors, not from another room of its own floor.
-# A room is a folder; modules of `exogym` itself that its folders need are named, and live further down.
-FLOORS = [
+# From the top. A module may import from its own package and from lower layers, not from another package of its layer.
+# A package is a folder; modules of `exogym` itself that its folders need are named, and live further down.
+LAYERS = [
     ["wizard"],
     ["cli_typer"],
     ["multimac.wizard"],
@@ -40,7 +40,7 @@ FLOORS = [
     ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
     ["exogym.errors", "exogym.files", "exogym.mean", "whisper_tuner"],
 ]
-FLOOR = {room: -number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: -number for number, packages in enumerate(LAYERS) for package in packages}
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -77,25 +77,27 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-def room_of(name: str, path: Path) -> str:
-    return name if name in FLOOR or path.name == "__init__.py" else name.rpartition(".")[0]
+def package_of(name: str, path: Path) -> str:
+    return name if name in LAYER or path.name == "__init__.py" else name.rpartition(".")[0]
 
 
 def wrong(root: Path) -> list[str]:
-    """What breaks the rules of this house, in words."""
+    """What breaks the rules of the layers, in words."""
     known = modules(root)
-    found = [f"{name}: its folder is on no floor" for name, path in known.items() if room_of(name, path) not in FLOOR]
+    found = [
+        f"{name}: its folder is in no layer" for name, path in known.items() if package_of(name, path) not in LAYER
+    ]
     graph = {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
     for name, targets in graph.items():
-        here = room_of(name, known[name])
+        here = package_of(name, known[name])
         for target in sorted(targets):
-            there = room_of(target, known[target])
-            if here != there and {here, there} <= set(FLOOR) and FLOOR[there] >= FLOOR[here]:
-                found.append(f"{name} imports {target}, which is not on a lower floor")
+            there = package_of(target, known[target])
+            if here != there and {here, there} <= set(LAYER) and LAYER[there] >= LAYER[here]:
+                found.append(f"{name} imports {target}, which is not on a lower layer")
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        found.append("a circle: " + " -> ".join(error.args[1]))
+        found.append("a cycle: " + " -> ".join(error.args[1]))
     return found
 
 
@@ -121,12 +123,12 @@ def test_imports_run_down():
             "from distributed.ssh import host\n",
             "log imports distributed.ssh.host",
         ),
-        ("distributed/plan/a.py", "from .b import x\n", "a circle: distributed.plan.a"),
-        ("distributed/attic/a.py", "", "distributed.attic.a: its folder is on no floor"),
+        ("distributed/plan/a.py", "from .b import x\n", "a cycle: distributed.plan.a"),
+        ("distributed/attic/a.py", "", "distributed.attic.a: its folder is in no layer"),
     ],
 )
 def test_what_breaks_the_rules_is_found(tmp_path, file, text, complaint):
-    extra = {"distributed/plan/b.py": "from . import a\n"} if "circle" in complaint else {}
+    extra = {"distributed/plan/b.py": "from . import a\n"} if "cycle" in complaint else {}
     for name in ("plan/job", "hosts/sync", "ssh/host"):
         extra.setdefault(f"distributed/{name}.py", "")
     for path, content in {**extra, file: text}.items():
