@@ -26,18 +26,16 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich would double the time that --help takes
 )
 hosts_app = typer.Typer(help="Prepare and check the machines of a hosts file.", no_args_is_help=True)
-config_app = typer.Typer(help="Look at config.ini.", no_args_is_help=True)
-runs_app = typer.Typer(help="Look at the runs that there are, compare them, free disk.", no_args_is_help=True)
+config_app = typer.Typer(help="Show the settings of config.ini.", no_args_is_help=True)
+runs_app = typer.Typer(help="List, compare, follow and stop runs; free disk space.", no_args_is_help=True)
 for name, group in {"hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
     app.add_typer(group, name=name)
 
 Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
 HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.")]
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the runs. [default: as config.ini says]")]
-Run = Annotated[str, typer.Argument(help="A run's id or the beginning of it, its folder, or `last`.")]
-Resume = Annotated[
-    str, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped, or broke off.")
-]
+Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, its folder, or `last`.")]
+Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
 Language = Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
@@ -71,9 +69,9 @@ def demo() -> int:
 @app.command("distributed-train")
 def distributed_train(
     profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
-    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; wins over others that are named.")] = None,
+    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; overrides hosts_config.")] = None,
     resume: Resume = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,
     no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
     detach: Detach = False,
     config: Config = CONFIG,
@@ -81,7 +79,7 @@ def distributed_train(
     """Train a profile on all machines of a hosts file."""
     if resume:
         if dry_run:
-            raise ConfigError("--dry-run shows a new run, --resume goes on with one", remedy="Leave one of them out.")
+            raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
         return commands.resume.resume(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
     return commands.train.distributed_train(
         config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach
@@ -97,13 +95,15 @@ def evaluate(
     profile: Annotated[str, typer.Option(help="Take test set, language and task from this [profile:NAME].")] = "",
     language: Language = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
-    base: Annotated[bool, typer.Option(help="Put the untouched base of a trained model first.")] = True,
-    out: Annotated[Path | None, typer.Option(help="Folder for predictions; else the run's, or ./evaluation.")] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Show so many of the worst clips.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
+    base: Annotated[bool, typer.Option(help="Also evaluate the untouched base of a trained model.")] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for predictions. [default: the run's, or ./evaluation]")
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the worst clips to show.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> int:
-    """Measure WER and CER of models on test sets, and write down what they heard."""
+    """Measure WER and CER of models on test sets, and save what they heard."""
     return commands.evaluate.evaluate(
         config,
         models,
@@ -123,22 +123,22 @@ def transcribe(
     audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, and folders of them.")],
     model: Annotated[str, typer.Option("--model", help="Model folder (or hub id).")],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
-    out: Annotated[Path | None, typer.Option(help="Folder for the files; else each lies beside its audio.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> int:
-    """Write down what is said in recordings: text on the terminal, or files with times."""
+    """Transcribe recordings: text on the terminal, or files with times."""
     return commands.transcribe.transcribe(audio, model, form=form, out=out, language=language, force=force)
 
 
 @app.command()
 def doctor(
-    deep: Annotated[bool, typer.Option("--deep", help="Compute, copy, train with two ranks: a minute.")] = False,
-    profile: Annotated[str, typer.Option(help="Judge by what this profile needs, and take its batch shapes.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, and nothing else.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
+    profile: Annotated[str, typer.Option(help="Check what this profile needs, at its batch shapes.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the findings, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> int:
-    """Look whether this machine is fit to train; exit status 5 if not."""
+    """Check whether this machine can train; exit status 5 if not."""
     return commands.doctor.doctor(config, profile, deep=deep, as_json=as_json)
 
 
@@ -156,7 +156,7 @@ def wizard(
 
 @hosts_app.command("setup")
 def hosts_setup(hosts: HostsFile = HOSTS) -> int:
-    """Make the Python environment on each host: project folder, venv, dependencies."""
+    """Create the Python environment on each host: project folder, venv, dependencies."""
     return commands.hosts.hosts_setup(hosts)
 
 
@@ -166,40 +166,42 @@ def hosts_sync(
     hosts: HostsFile = HOSTS,
     config: Config = CONFIG,
 ) -> int:
-    """Bring code, base model and each host's share of the audio up to date."""
+    """Update the code, the base model and each host's share of the audio."""
     return commands.hosts.hosts_sync(config, profile, hosts)
 
 
 @hosts_app.command("check")
 def hosts_check(
     hosts: HostsFile = HOSTS,
-    profile: Annotated[str, typer.Option(help="Check also what this [distributed:NAME] or [profile:NAME] needs.")] = "",
+    profile: Annotated[str, typer.Option(help="Also check what this [distributed:NAME] or [profile:NAME] needs.")] = "",
     config: Config = CONFIG,
 ) -> int:
-    """Look at all hosts and the links between them, and say everything that a run would stumble over."""
+    """Check all hosts and the links between them, and report everything that would stop a run."""
     return commands.hosts.hosts_check(hosts, config, profile)
 
 
 @config_app.command("show")
 def config_show(
-    name: Annotated[str, typer.Argument(help="A [profile:NAME] or [distributed:NAME]; nothing lists them.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="A [profile:NAME] or [distributed:NAME]; without it, all are listed.")
+    ] = "",
     config: Config = CONFIG,
 ) -> int:
-    """Print every setting of a profile: its value, where it came from, what it means."""
+    """Print every setting of a profile: its value, where it comes from, what it means."""
     return commands.config.config_show(config, name)
 
 
 @runs_app.command("list")
 def runs_list(
-    everything: Annotated[bool, typer.Option("--all", help="All, not the newest 20 only.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest 20.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all figures.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> int:
-    """List runs, newest first: state, hosts, WER before and after, time of training, speed-up.
+    """List runs, newest first: state, hosts, WER before and after, training time, speed-up.
 
-    Speed-up is clips per second of the whole run over those of the fastest finished run of one host alone, in the same
-    folder, of the same model, method, batch size, precision and training clips. Empty where there is no such run.
+    Speed-up is the run's clips per second divided by those of the fastest finished run on one host alone, in the same
+    folder, with the same model, method, batch size, precision and training clips. Empty if there is no such run.
     """
     return commands.runs.runs_list(commands.runs.folders_of(config, runs_dir), everything=everything, as_json=as_json)
 
@@ -207,7 +209,7 @@ def runs_list(
 @runs_app.command("show")
 def runs_show(
     run: Run = "last",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, curves and settings too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with curves and settings.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> int:
@@ -227,24 +229,24 @@ def runs_compare(
 
 @runs_app.command("attach")
 def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CONFIG) -> int:
-    """Follow a run that goes on, from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
+    """Follow a running run from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
     return commands.attach_stop.runs_attach(commands.runs.folders_of(config, runs_dir), run)
 
 
 @runs_app.command("stop")
 def runs_stop(
     run: Run = "last",
-    now: Annotated[bool, typer.Option("--now", help="Do not finish the step, and save nothing more.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop at once, without finishing the step or saving.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> int:
-    """Let a run finish its step, agree and save; then it can be resumed."""
+    """Stop a run once it has finished its step, agreed and saved; it can be resumed."""
     return commands.attach_stop.runs_stop(commands.runs.folders_of(config, runs_dir), run, now=now)
 
 
 @runs_app.command("recover")
 def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> int:
-    """Make a model of what the hosts of a run have kept, where the master or its disk is gone."""
+    """Build a model from what the hosts of a run have kept, if the master or its disk is gone."""
     return commands.recover.runs_recover(run, hosts)
 
 
@@ -252,12 +254,12 @@ def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> int:
 def runs_clean(
     runs: Annotated[list[str] | None, typer.Argument(help="Remove these runs, their models included.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
-    keep: Annotated[int, typer.Option(min=0, help="Leave the newest so many runs alone.")] = 0,
-    older_than: Annotated[str, typer.Option(help="Only runs that ended so long ago: 12h, 7d, 2w.")] = "",
+    keep: Annotated[int, typer.Option(min=0, help="Keep this many of the newest runs.")] = 0,
+    older_than: Annotated[str, typer.Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> int:
-    """List what may go and how much disk it takes: runs without a model, checkpoints of finished runs.
+    """List what can be removed and how much disk it takes: runs without a model, checkpoints of finished runs.
 
     Runs that can be resumed are kept, unless they are named or --older-than is given.
     """

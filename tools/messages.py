@@ -22,12 +22,12 @@ GROUPS = {
 }
 INTRODUCTION = """\
 Search this page for a few words of the message on your screen. `<...>` stands for what differs from case to
-case, `(... / ...)` for one of several, `[...]` for what may be missing; a host's address, or a file and its line, may
-stand before the message. Once the first round is done, an error at one host loses only that host, and the run goes on:
-[lost-hosts.md](lost-hosts.md#what-a-run-says-of-its-hosts).
+case, `(... / ...)` for one of several, `[...]` for what may be missing. A host's address, or a file and its line, may
+come before the message. Once the first round is done, an error on one host loses only that host, and the run goes on:
+[lost-hosts.md](lost-hosts.md#what-a-run-says-about-its-hosts).
 
-Other exit statuses: 0, all went well; 1, a defect of this program, shown with its traceback; 2, the command line
-itself; 130, stopped with Ctrl-C or SIGTERM."""
+Other exit statuses: 0, all went well; 1, a bug in this program, shown with its traceback; 2, a wrong command
+line; 130, stopped with Ctrl-C or SIGTERM."""
 Message = tuple[str, str, str]  # group, text, remedy
 
 

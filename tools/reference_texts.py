@@ -65,7 +65,7 @@ HOST_TEXTS = {
     "master": (
         "address or object",
         "required",
-        "the machine that the command is given on; it trains as well, as rank 0",
+        "the machine that you run the command on; it also trains, as rank 0",
         '"master": "mac-studio.local"',
     ),
     "workers": (
@@ -80,10 +80,10 @@ HOST_TEXTS = {
         "name, `.local` name or IPv4 address",
         '"host": "192.168.1.30"',
     ),
-    "ssh_user": ("text", SSH_CONFIG, "user name over there", '"ssh_user": "anna"'),
+    "ssh_user": ("text", SSH_CONFIG, "user name on that machine", '"ssh_user": "anna"'),
     "ssh_key_path": (
         "path",
-        SSH_CONFIG + ", and the agent",
+        SSH_CONFIG + ", and ssh-agent",
         "private key on this machine",
         '"ssh_key_path": "~/.ssh/id_ed25519"',
     ),
@@ -96,7 +96,7 @@ HOST_TEXTS = {
     "project_path": (
         "path on the host",
         "`{}`",
-        "where code, models and audio are sent to",
+        "where code, models and audio go",
         '"project_path": "~/multimac-whisper"',
     ),
     "ssh_port": ("whole number, 1 to 65535", SSH_CONFIG, "port of its SSH server", '"ssh_port": 2222'),
@@ -117,23 +117,23 @@ HOST_TEXTS = {
 SECTIONS = {
     "configuration": """\
 `config.ini` has sections `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]`, `[profile:NAME]` and `[distributed:NAME]`.
-A profile names a `model` and a `dataset` and inherits from both, and all from `[DEFAULT]`; the nearest wins.
-Relative paths start at the folder of `config.ini`. `multimac config show NAME` prints the resolved values, and where
-each came from.""",
+A profile names a `model` and a `dataset` and inherits from both, and all inherit from `[DEFAULT]`; the most specific
+section wins. Relative paths are relative to the folder of `config.ini`. `multimac config show NAME` prints the
+resolved values, and where each comes from.""",
     "profile": """\
 In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
-of them. `model = NAME` and `dataset = NAME` stand in a profile only.""",
-    "distributed": "In `[distributed:NAME]`, beside any key of a profile.",
+of them. `model = NAME` and `dataset = NAME` belong in a profile only.""",
+    "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
 Keys of `[distributed:NAME]`, by `strategy`. The learning rate, its schedule, weight decay and gradient clipping are
 the profile's; the length of a DiLoCo round is `communication_interval`.
 
 At the end of a DiLoCo round the machines take the average of their weights. `outer_momentum = 0.9` makes it the outer
-step of the paper (2311.08105) instead: Nesterov momentum, and `outer_lr` 0.7 if that is not given. It helps where a
-model is pre-trained from scratch over many rounds. Fine-tuning the bundled model (WER 67.7) it overshot: to 75.9 with
-2 ranks, 8 epochs and 62 rounds (plain averaging: 22.7), to 41.7 with 4 ranks, 16 epochs and 52 rounds (plain
-averaging: 17.6).""",
+step of the paper (2311.08105) instead: Nesterov momentum, and `outer_lr` 0.7 unless you set it. It helps when a
+model is pre-trained from scratch over many rounds. When fine-tuning the bundled model (WER 67.7), it overshot: to
+75.9 with 2 ranks, 8 epochs and 62 rounds (plain averaging: 22.7), to 41.7 with 4 ranks, 16 epochs and 52 rounds
+(plain averaging: 17.6).""",
     "hosts": """\
 `distributed_hosts.json` is one object. A worker is an address, or an object with `host` and any of the keys below,
-which then hold for that machine alone. See `distributed_hosts.example.json`.""",
+which apply to that machine only. See `distributed_hosts.example.json`.""",
 }

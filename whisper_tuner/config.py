@@ -24,17 +24,17 @@ class Profile:
     language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr")
     task: str = setting(
         "transcribe",
-        "write what is said as it is, or in English",
+        "transcribe as spoken, or translate into English",
         choices=("transcribe", "translate"),
     )
 
     train: Path = setting(help="manifest (CSV or JSON lines) of the training clips")
     validation: Path | None = setting(None, "manifest for the loss after each epoch")
     test: Path | None = setting(None, "manifest for WER before and after")
-    max_duration_s: float = setting(30.0, "longer clips are skipped, seconds", low=0.1, high=30.0)
+    max_duration_s: float = setting(30.0, "seconds; longer clips are skipped", low=0.1, high=30.0)
 
     bad_rows: str = setting(
-        "skip", "rows that cannot be used: train without them, or do not begin", choices=("skip", "refuse")
+        "skip", "rows that cannot be used: train without them, or refuse to start", choices=("skip", "refuse")
     )
 
     method: str = setting("full", "which weights are trained", choices=("full", "lora", "decoder"))
@@ -45,10 +45,10 @@ class Profile:
         ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "names of the linear layers that LoRA adapts"
     )
     dropout: float = setting(0.0, "dropout of the model while training", low=0.0, high=0.9)
-    gradient_checkpointing: bool = setting(False, "save memory, cost about a third more time")
+    gradient_checkpointing: bool = setting(False, "saves memory, takes about a third more time")
 
     epochs: int = setting(5, "passes over the training clips", low=1)
-    max_steps: int = setting(0, "stop after so many optimizer steps; 0: no limit", low=0)
+    max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0)
     batch_size: int = setting(8, "clips per host and optimizer step", low=1)
     accumulation: int = setting(1, "micro-batches that one batch is cut into, to save memory", low=1)
     learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0)
@@ -66,11 +66,11 @@ class Profile:
     num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0)
     runs_dir: Path = setting(Path("runs"), "where runs are kept")
     checkpoint_interval: int = setting(
-        0, "rounds (with allreduce: steps) from one checkpoint to the next; 0: about twenty in a run", low=0
+        0, "rounds (with allreduce: steps) between checkpoints; 0: about twenty per run", low=0
     )
     keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16)
     shards: tuple[str, ...] = setting(
-        (), "train on one machine the batches that hosts of these names would have, to compare runs"
+        (), "train on one machine the batches that hosts with these names would get, to compare runs"
     )
 
     def __post_init__(self) -> None:
@@ -197,7 +197,7 @@ class ConfigFile:
                 what = f"{place}: {error.option} is set twice in [{error.section}]"
                 return ConfigError(what, remedy="Remove one of them.")
             case configparser.DuplicateSectionError():
-                what = f"{place}: section [{error.section}] comes twice"
+                what = f"{place}: section [{error.section}] appears twice"
                 return ConfigError(what, remedy="Remove one of them, or merge the two.")
         found = text.split("\n")[line - 1].strip()
         return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")

@@ -144,7 +144,7 @@ class _HostSync:
                 break
         else:
             local = next(file.item.local for file in self.files if file.item.remote == damaged[0])
-            remedy = "Is something changing it? Start again when it is finished."
+            remedy = "Is something changing the file? Start again once that has finished."
             raise HostError(self.remote.name, f"{local} arrived damaged twice", remedy=remedy)
         return SyncReport(
             host=self.remote.name,

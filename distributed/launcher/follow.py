@@ -114,13 +114,13 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
                 screen.print("stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now")
             time.sleep(0.2)
     if view.end is None and interrupts:
-        screen.print(f"stopped at once; what it has: multimac runs show {run_dir.name}")
+        screen.print(f"stopped at once; see what it has: multimac runs show {run_dir.name}")
         return ExitStatus.INTERRUPTED
     if view.end is None:
         raise RunError(
             f"the launcher ended without a word (status {launcher.returncode})",
-            remedy=f"What it has, and how to go on: multimac runs show {run_dir.name}. "
-            f"What it printed: {run_dir / 'launcher.log'}",
+            remedy=f"See what it has and how to go on: multimac runs show {run_dir.name}. "
+            f"Its output: {run_dir / 'launcher.log'}",
         )
     return _told(view.end, run_dir, screen)
 

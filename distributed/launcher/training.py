@@ -208,7 +208,7 @@ class Training:
                 remedy="gloo cannot mix Macs with other systems: use hosts of one kind.",
             )
         if worker.hello["source"] != other.hello["source"]:
-            what = f"{worker.name} runs other code than {other.name}"
+            what = f"{worker.name} runs different code from {other.name}"
             if not self._committed:
                 raise RunError(
                     what, remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment."

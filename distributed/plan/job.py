@@ -21,16 +21,14 @@ class Distribution:
 
     base_profile: str = setting(help="name of the [profile:NAME] to train")
     strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES))
-    communication_interval: int = setting(
-        10, "optimizer steps in a round (diloco)", low=1
-    )
+    communication_interval: int = setting(10, "optimizer steps in a round (diloco)", low=1)
     hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
     shares: str = setting(
         "fixed", "clips of each host: fixed (equal, reproducible) or auto (by speed)", choices=("fixed", "auto")
     )
     min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1)
     round_timeout_s: float = setting(
-        120.0, "no host is given up for being slow before that; rounds may take longer", low=5.0
+        120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0
     )
 
     def __post_init__(self) -> None:
@@ -99,7 +97,7 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
     except SettingError as error:
         place = _wrong_setting(error, settings, section, distribution.strategy)
         place = place or f"{config.path.name} [distributed:{name}]"
-        remedy = f"Without it: multimac config show {name}, which explains every setting."
+        remedy = f"Remove it; then `multimac config show {name}` explains every setting."
         raise ConfigError(f"{place}: {error}", remedy=remedy) from None
     origin = merged.origin | section.origin
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)

@@ -95,8 +95,8 @@ class Links:
         first, second = self.looks[a].name, self.looks[b].name
         if arrives != returns:
             source, target = (second, first) if arrives else (first, second)
-            what = f"{source} -> {target}: packets are lost on this way; the other way they arrive"
-            self._add([a, b], what, f"Let {target} take packets from {source} (firewall, router, Wi-Fi isolation).")
+            what = f"{source} -> {target}: packets are lost in this direction; in the other they arrive"
+            self._add([a, b], what, f"Let {target} accept packets from {source} (firewall, router, Wi-Fi isolation).")
             return
         how = "TCP fails both ways, although datagrams arrive" if arrives else "nothing gets through either way"
         what = f"{first} <-> {second}: {how} ({self._at(a)}, {self._at(b)})"
@@ -115,8 +115,8 @@ class Links:
             self._add(everyone, f"{way}: {at} refuses the connection{reverse}", other)
         elif errno in NO_ROUTE:
             allow = "On a Mac allow the terminal in System Settings > Privacy & Security > Local Network."
-            near = f"Are they in one network? {other} {allow}"
-            self._add(everyone, f"{way}: no way to {at} ({reason}){reverse}", near)
+            near = f"Are they on the same network? {other} {allow}"
+            self._add(everyone, f"{way}: no route to {at} ({reason}){reverse}", near)
         else:
             self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
 

@@ -17,7 +17,7 @@ from .folder import date_in, disk_use, is_running
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
-NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it began"
+NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file
 
 
@@ -153,7 +153,7 @@ def _state(run_dir: Path, attempts: Sequence[Attempt]) -> tuple[str, str]:
         return RUNNING, "training" if last.steps and phase != "evaluate" else phase
     ends = last.of_type("end")
     if not ends:
-        return FAILED, NO_LAST_WORD if attempts else "it never began: see launcher.log"
+        return FAILED, NO_LAST_WORD if attempts else "it never started: see launcher.log"
     states = {ExitStatus.OK: FINISHED, ExitStatus.INTERRUPTED: INTERRUPTED}
     return states.get(ends[-1]["status"], FAILED), ends[-1]["message"]
 

@@ -87,7 +87,7 @@ def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transpor
             except paramiko.BadAuthenticationType as error:
                 raise HostError(
                     host.address,
-                    f"it takes no keys, only {', '.join(error.allowed_types)}",
+                    f"it accepts no keys, only {', '.join(error.allowed_types)}",
                     remedy=f"Try: ssh {settings.target}",
                 ) from error
             except paramiko.AuthenticationException:

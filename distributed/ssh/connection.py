@@ -40,7 +40,7 @@ class Remote:
             raise HostError(
                 self.name,
                 f"its shell prints text of its own: {self.home[:60]!r}",
-                remedy="Whatever prints there (~/.bashrc, ~/.zshenv) must do so in a terminal only: [ -t 1 ].",
+                remedy="Whatever prints there (~/.bashrc, ~/.zshenv) may do so only in a terminal: [ -t 1 ].",
             )
 
     @classmethod
@@ -80,7 +80,7 @@ class Remote:
                 self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=f"Try: ssh {self.settings.target}"
             )
         if result.returncode == LOST and not self._transport.is_active():
-            remedy = f"Is it awake, and its network there? Try: ssh {self.settings.target}"
+            remedy = f"Is it awake, and its network up? Try: ssh {self.settings.target}"
             raise HostError(self.name, f"the connection was lost during `{command[0]}`", remedy=remedy)
         if check:
             raise_unless_ok(self.name, command, result)

@@ -83,7 +83,7 @@ def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: floa
                 channel.sendall(block)
             channel.shutdown_write()
         except TimeoutError:
-            failed.append(TimeoutError(f"it has taken no data for {STALLED_S:g} s"))
+            failed.append(TimeoutError(f"it has accepted no data for {STALLED_S:g} s"))
             channel.close()
         except TunerError as error:
             failed.append(error)

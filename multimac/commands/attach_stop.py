@@ -57,7 +57,7 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
     console.print("stopping now" if now or evaluating else "finishing the step, then saving")
     while is_running(run_dir):
         time.sleep(0.2)
-    console.print(f"stopped; what it has: multimac runs show {run_dir.name}", soft_wrap=True)
+    console.print(f"stopped; see what it has: multimac runs show {run_dir.name}", soft_wrap=True)
     return ExitStatus.OK
 
 

@@ -51,7 +51,7 @@ def _deep(profile: Profile | None, show: Tell) -> list[Finding]:
 
         device = devices.choose(profile.device if profile else None)
     except (ImportError, OSError, ValueError) as error:  # a broken package, or a device that is not there
-        found = problem(f"they cannot run: {error}", "First put right what the rows above say.")
+        found = problem(f"they cannot run: {error}", "First fix what the rows above report.")
         return [dataclasses.replace(found, name="deep checks")]
     return examine(deep_checks(profile, device, show), show)
 

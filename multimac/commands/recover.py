@@ -72,7 +72,7 @@ def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell:
             return _recover(one, here)
         except (TunerError, OSError) as error:
             tell(f"  {error}")
-    raise RunError(f"no host has a checkpoint of {name} that is whole")
+    raise RunError(f"no host has a checkpoint of {name} that is complete")
 
 
 def _kept(machine: Machine, project: str) -> list[Kept]:

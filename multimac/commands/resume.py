@@ -54,10 +54,10 @@ def resume(
 def _check(run_dir: Path, launch: Launch, name: str) -> None:
     run, profile = launch.run_id, launch.ranks[0].spec.profile
     if name and name != launch.name:
-        raise ConfigError(f"run {run} is of {launch.name}, not of {name}", remedy="Leave the name out.")
+        raise ConfigError(f"run {run} trains {launch.name}, not {name}", remedy="Leave the name out.")
     if launch.ranks[0].spec.bundle:
         again = "Call fit again with checkpoint_dir and resume=True."
-        raise RunError(f"run {run} is of a model of your own", remedy=again)
+        raise RunError(f"run {run} trains a model of your own", remedy=again)
     if is_running(run_dir):
         raise RunError(f"run {run} is running", remedy=f"Follow it with: multimac runs attach {run}")
     if read_run(run_dir).state == FINISHED:

@@ -94,7 +94,7 @@ def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
     if len(runs) < 2:
-        raise ConfigError("one run alone cannot be compared", remedy="Name two or more: multimac runs compare RUN RUN")
+        raise ConfigError("a comparison needs two runs", remedy="Name two or more: multimac runs compare RUN RUN")
     console.print(run_tables.comparison(runs, speed_ups(runs)))
     _print_block(console, run_tables.compared_losses(runs, console.width - 1))
     return ExitStatus.OK
@@ -107,7 +107,7 @@ def runs_clean(
     seconds = age(older_than) if older_than else None
     if names:
         if keep or older_than:
-            raise ConfigError("--keep and --older-than choose among all runs", remedy="Name no runs with them.")
+            raise ConfigError("--keep and --older-than choose among all runs", remedy="Leave the run names out.")
         unique = dict.fromkeys(find_run(name, folders) for name in names)
         found = named_removals([read_run(path) for path in unique], folders)
     else:

@@ -20,7 +20,7 @@ from .gradients import DO_NOT_TRAIN
 REPEATS = 2
 SAMPLES, RANKS, STEPS = 24, 2, 5
 LIMIT = 1e-3  # of the weights, relative: an accelerator and the CPU round differently
-QUIT_VPN = "Quit VPN and firewall programs, and try again. If it stays so, please send us the report of --json."
+QUIT_VPN = "Quit VPN and firewall programs, and try again. If this persists, please send us the --json report."
 
 
 class Holder(nn.Module):
@@ -87,7 +87,7 @@ def check_ranks(device: torch.device, tell: Tell) -> Finding:
     pair = trainer.fit(num_nodes=RANKS, batch_size=SAMPLES // RANKS, device=device.type, **settings)
     found = FlatParameters(pair.model).read()
     if digest(found) != pair.result.digest:
-        return problem(f"{device}: rank 0 gave back other weights than the ranks agreed on", QUIT_VPN)
+        return problem(f"{device}: rank 0 returned other weights than the ranks agreed on", QUIT_VPN)
     tell("the same with one")
     alone = trainer.fit(num_nodes=1, batch_size=SAMPLES, device="cpu", **settings)
     expected = FlatParameters(alone.model).read()

@@ -38,7 +38,7 @@ CPU_POSITIONS = 2_000
 SHORT_FRAMES = 200
 BUNDLED = PROJECT / "bundled"
 DO_NOT_TRAIN = (
-    "Do not train on this GPU with this torch: set device = cpu in the profile. Please send us the report of --json."
+    "Do not train on this GPU with this torch: set device = cpu in the profile. Please send us the --json report."
 )
 
 
@@ -222,10 +222,10 @@ def _remedy(parity: Parity, step: Step) -> str:
     if parity.precision == "bf16":
         return "Set precision = float32 in the profile."
     if parity.device.type == "cpu":
-        return "This CPU, or this torch, gives wrong results: do not train here. Please send us the report of --json."
+        return "This CPU, or this torch, gives wrong results: do not train here. Please send us the --json report."
     if step.shape.positions >= FAULTY_POSITIONS:
         return (
             f"Keep clips x frames / 2 under {FAULTY_POSITIONS:,} in each forward pass: a smaller batch_size, or "
-            "accumulation; or use device = cpu. torch 2.14 repairs it (pytorch 177116)."
+            "accumulation; or use device = cpu. torch 2.14 fixes it (pytorch 177116)."
         )
     return DO_NOT_TRAIN

@@ -43,7 +43,7 @@ BITES = {
     "PYTHONPATH": "other copies of packages may be loaded",
     "PYTHONHOME": "python takes its library from elsewhere",
     "GLOO_SOCKET_IFNAME": "it is overridden: name an interface in the hosts file",
-    "PYTORCH_ENABLE_MPS_FALLBACK": "what the GPU cannot do runs on the CPU, slowly and without a word",
+    "PYTORCH_ENABLE_MPS_FALLBACK": "what the GPU cannot do runs on the CPU, slowly and silently",
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0 lifts the limit on GPU memory, and macOS may freeze",
 }
 
@@ -177,7 +177,7 @@ def check_system() -> Finding:
 
 def judge_macos(release: str, machine: str, translated: bool | None, hardware: macos.Hardware, cores: str) -> Finding:
     parts = (hardware.chip, hardware.model, hardware.memory and f"{hardware.memory} memory")
-    named = ", ".join(part for part in parts if part) or "hardware unknown (system_profiler was silent)"
+    named = ", ".join(part for part in parts if part) or "hardware unknown (system_profiler said nothing)"
     detail = f"macOS {release}, {named}, {cores}"
     if machine == "x86_64" and not translated:
         return problem(f"{detail}: an Intel Mac", "There is no current torch for Intel Macs: use one with an M chip.")

@@ -16,7 +16,7 @@ from .checks import Check, Finding, ok, problem, skipped, warning
 from .macos import is_macos, output_of
 
 SSH_PORT = 22
-NOT_A_MAC = "asked on a Mac only"
+NOT_A_MAC = "checked on a Mac only"
 CAFFEINATE = Path("/usr/bin/caffeinate")
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 KEYS = "id_ed25519 id_ecdsa id_rsa id_ed25519_sk id_ecdsa_sk"
@@ -112,7 +112,7 @@ def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
     never = is_disabled or sleep[1] == "0"
     awake = "never sleeps by itself" if never else f"sleeps after {sleep[1]} min"
     if sleep and sleep[2] and not is_disabled:
-        awake += f" (held awake just now by {', '.join(dict.fromkeys(sleep[2].split(', ')))})"
+        awake += f" (kept awake right now by {', '.join(dict.fromkeys(sleep[2].split(', ')))})"
     if "Now drawing from 'Battery Power'" in source:
         charge = re.search(r"\d+%", source)  # a desktop has none
         detail = f"{awake}, on battery{f' at {charge[0]}' if charge else ''}"

@@ -118,7 +118,7 @@ def test_a_firewall_between_two_workers(lab, checked):
 def test_packets_that_are_lost_one_way(lab, checked):
     filter_input("h3", f"ip saddr {lab['h2'].address} drop")
     (said,) = checked("h2", "h3")["errors"]
-    assert said.startswith(f"{lab['h2'].address} -> {lab['h3'].address}: packets are lost on this way")
+    assert said.startswith(f"{lab['h2'].address} -> {lab['h3'].address}: packets are lost in this direction")
 
 
 def test_a_host_that_lets_nobody_connect_but_by_ssh(lab, checked):

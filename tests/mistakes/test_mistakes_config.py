@@ -48,7 +48,7 @@ MISTAKES = {
         PROFILE + "gradient_checkpointing = maybe\n",
         ANY,
         "config.ini:4 [profile:mine]: gradient_checkpointing = maybe: expected true or false",
-        "save memory",
+        "saves memory",
     ),
     "a number out of range": (
         PROFILE + "lora_dropout = 2\n",

@@ -41,7 +41,7 @@ class LabelEncoder:
         text = _spaced(text, self.leading_space)
         ids = [*self.prefix, *self.tokenizer(text, add_special_tokens=False).input_ids, self.end]
         if len(ids) > self.max_tokens:
-            raise DataError(f"the text makes {len(ids)} tokens, and the decoder takes {self.max_tokens}")
+            raise DataError(f"the text makes {len(ids)} tokens, but the decoder takes {self.max_tokens}")
         return ids
 
 
@@ -82,7 +82,7 @@ class TokenLimit:
         if len(text.encode()) + 1 <= self.longest:
             return ""  # Whisper's tokens are byte-level, so a text never has more tokens than bytes
         tokens = self._count(_spaced(text, self.leading_space))
-        return f"the text makes {tokens} tokens, and the decoder takes {self.longest}" if tokens > self.longest else ""
+        return f"the text makes {tokens} tokens, but the decoder takes {self.longest}" if tokens > self.longest else ""
 
     @cached_property
     def _count(self) -> Callable[[str], int]:

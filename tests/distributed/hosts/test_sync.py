@@ -240,7 +240,7 @@ def test_a_host_that_takes_nothing_more_is_given_up(remote, tmp_path, ssh_server
                 child.suspend()
 
     begin = time.monotonic()
-    with pytest.raises(HostError, match="has taken no data for 1 s"):
+    with pytest.raises(HostError, match="has accepted no data for 1 s"):
         run(remote, items, progress=fall_asleep)
     assert time.monotonic() - begin < 20
     for child in asleep:

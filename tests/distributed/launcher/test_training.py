@@ -520,7 +520,7 @@ def says_hello(source: Callable[[Toy], str], system: str = "Linux") -> Callable[
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
-    [(("a", "Linux"), ("b", "Linux"), "host[01] runs other code"), (("a", "Darwin"), ("a", "Linux"), "Macs")],
+    [(("a", "Linux"), ("b", "Linux"), "host[01] runs different code"), (("a", "Darwin"), ("a", "Linux"), "Macs")],
 )
 def test_ranks_that_cannot_train_together_are_refused(first, second, words):
     run = Run(*(says_hello(lambda toy, source=source: source, system) for source, system in (first, second)))
@@ -538,7 +538,7 @@ def test_a_worker_that_comes_back_with_other_code_is_given_up(number):
     run.run()
     name = f"host{number}"
     assert [(lost["host"], lost["given_up"]) for lost in run.of("lost")] == [(name, False), (name, True)]
-    assert run.of("lost")[1]["reason"].startswith(f"{name} runs other code than host")
+    assert run.of("lost")[1]["reason"].startswith(f"{name} runs different code from host")
 
 
 def test_each_worker_hears_where_the_others_listen():

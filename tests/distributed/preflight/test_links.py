@@ -88,8 +88,8 @@ def test_a_firewall_between_two_hosts():
 
 def test_packets_that_are_lost_one_way():
     (problem,) = said(Network({(0, 1): SILENT, (1, 0): SILENT}, lost=[(1, 0)]))
-    assert problem.startswith("ben -> ada: packets are lost on this way; the other way they arrive")
-    assert "Let ada take packets from ben" in problem
+    assert problem.startswith("ben -> ada: packets are lost in this direction; in the other they arrive")
+    assert "Let ada accept packets from ben" in problem
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,11 @@ def test_packets_that_are_lost_one_way():
             "192.0.2.2 (en0) refuses the connection",
             "Name the right interface of cleo",
         ),
-        ({"failed": "No route to host", "errno": 65}, "no way to 192.0.2.2 (en0) (No route to host)", "Local Network."),
+        (
+            {"failed": "No route to host", "errno": 65},
+            "no route to 192.0.2.2 (en0) (No route to host)",
+            "Local Network.",
+        ),
         ({"failed": "broken", "errno": None}, "192.0.2.2 (en0): broken", "Name the right interface of cleo"),
     ],
 )

@@ -65,7 +65,7 @@ def test_hardware_that_is_not_told_is_empty(text):
             "1 (sleep prevented by powerd, coreaudiod, coreaudiod)",
             "",
             State.WARNING,
-            "sleeps after 1 min (held awake just now by powerd, coreaudiod)",
+            "sleeps after 1 min (kept awake right now by powerd, coreaudiod)",
         ),
     ],
 )

@@ -49,7 +49,7 @@ def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert follow(tmp_path, lambda: launcher, Console()) == ExitStatus.INTERRUPTED
     assert launcher.wait() == -signal.SIGTERM
-    assert "stopped at once; what it has: multimac runs show" in capsys.readouterr().out
+    assert "stopped at once; see what it has: multimac runs show" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -74,7 +74,7 @@ def test_text_that_the_decoder_cannot_hold_is_refused(multilingual):
     encoder = label_encoder(model, processor.tokenizer, language="fr")
     room = model.config.max_target_positions - 5  # three prompt tokens, the space, end-of-text
     assert len(encoder.encode("a" * room)) == model.config.max_target_positions
-    with pytest.raises(DataError, match="makes 65 tokens, and the decoder takes 64"):
+    with pytest.raises(DataError, match="makes 65 tokens, but the decoder takes 64"):
         encoder.encode("a" * (room + 1))
 
 
