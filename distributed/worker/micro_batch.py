@@ -86,10 +86,13 @@ class Trial:
     share: Share
     precision: str
 
-    def clips_in(self, room: int) -> tuple[int, Needs]:
-        """How many clips of a batch fit into `room` bytes, and what was measured."""
+    def clips_in(self, room: int, kept: int) -> tuple[int, Needs]:
+        """How many clips of a batch fit into `room` bytes, and what was measured. kept: taken too if it is cut."""
         whole = self.batches.clips_at_once
         needs = self.measure(min(2, whole))
+        if needs.clips_in(room) >= whole:
+            return whole, needs
+        room -= kept
         clips = needs.clips_in(room)
         if 2 < clips < whole:  # what one clip adds is little beside what else there is: told more exactly by several
             needs = self.measure(clips)
@@ -151,25 +154,27 @@ def fit_into_memory(
     """
     model.to(share.device)
     began = time.perf_counter()
-    used = [train, validation] if validation else [train]
-    longest = tuple(max(each) for each in zip(*(batches.longest() for batches in used), strict=True))
+    longest = train.longest()
     trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    # Gradients are kept from one part of a batch to the next.
-    later = trained * (AFTER_A_STEP_BYTES + FLOAT) + SPARE
-    at_once, needs = trial.clips_in(share.bytes - later)
     clip_s, whole = train.seconds(longest[0]), train.clips_at_once
+    later = trained * AFTER_A_STEP_BYTES + SPARE
+    kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
+    at_once, needs = trial.clips_in(share.bytes - later, kept)
+    later += kept if at_once < whole else 0
     if at_once < 1 and (needs.is_full or needs.one + later > share.most):
         needed = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
         what = f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {size(share.most)}"
         raise TooLittleMemory(f"{what}{share.among()}", remedy=REMEDY)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
-        for batches in used:
-            batches.compute_at_most(max(1, at_once))
+        train.compute_at_most(max(1, at_once))
         what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
         but = f"but this worker's share is {size(share.bytes)}{share.among()}"
         events({"type": "warning", "what": f"{what}, {but}: it computes {train.clips_at_once} at a time"})
+    if validation:  # without gradients a clip takes less for each second
+        longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
+        validation.compute_at_most(max(1, int(needs.clips_in(share.bytes - later) / longer)))
     about = {"clip_s": clip_s, "clips": whole, "at_once": train.clips_at_once, "needed": needed, "share": share.bytes}
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
@@ -44,7 +44,8 @@ class BatchSource(Protocol):
 class DatasetSamples:
     """Any map-style dataset as an ElasticSampler wants it: what is left of an epoch's shuffle in turn.
 
-    batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None).
+    batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None);
+    collate: makes a batch of samples, in place of torch's default_collate.
     """
 
     dataset: Dataset
@@ -53,12 +54,14 @@ class DatasetSamples:
     minibatch_size: int | None = None
     shuffle: bool = True
     seed: int = 0
+    collate: Callable[[list[Any]], Batch] | None = None
 
     def __post_init__(self) -> None:
         if not hasattr(self.dataset, "__len__"):
             name = type(self.dataset).__name__
             raise SettingError(f"{name} has no length: wrap a stream in a BatchSource of your own")
-        if self.batch_size < 1 or not 1 <= (self.minibatch_size or self.batch_size) <= self.batch_size:
+        size = self.batch_size if self.minibatch_size is None else self.minibatch_size
+        if not 1 <= size <= self.batch_size:
             sizes = f"minibatch_size ({self.minibatch_size}) <= batch_size ({self.batch_size})"
             raise SettingError(f"need 1 <= {sizes}")
 
@@ -110,7 +113,7 @@ class DatasetSamples:
     def _micro_batches(self, step: Sequence[int]) -> list[Batch]:
         size = self.minibatch_size or self.batch_size
         parts = [step[at : at + size] for at in range(0, len(step), size)]
-        return list(DataLoader(self.dataset, batch_sampler=parts)) if parts else []
+        return list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self.collate)) if parts else []
 
 
 @dataclass(eq=False, repr=False)

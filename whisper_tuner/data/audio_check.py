@@ -74,7 +74,7 @@ class AudioIndex:
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
             try:
                 self._fresh.update(zip(named, pool.map(self._look, named.values()), strict=True))
-            except Stopped:
+            except BaseException:  # Stopped, or Ctrl-C
                 self._fresh = self._known | self._fresh
                 raise
 

@@ -6,6 +6,7 @@ of a step is then the union of what its shards give, exactly what their hosts wo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import random
@@ -41,6 +42,9 @@ class MissingAudio(Protocol):
 
 Batch = dict[str, Any]
 """`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""
+
+Clip = tuple[Sample, np.ndarray, list[int]]
+"""With its log-mel [80|128, frames] and its label ids."""
 
 _GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
 
@@ -120,7 +124,8 @@ class ShardBatches:
         for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
             if len(text.encode()) + 1 + around <= tokens:
                 break  # Whisper's tokens are byte-level: never more of them than bytes
-            tokens = max(tokens, len(self._labels.encode(text)))
+            with contextlib.suppress(DataError):  # it is left out when its turn comes
+                tokens = max(tokens, len(self._labels.encode(text)))
         return self._frames(seconds * self._frames_per_s), tokens
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
@@ -199,12 +204,12 @@ class ShardBatches:
             plan.append([taken[step] for step in range(len(own))])
         return plan
 
-    def collate(self, samples: Sequence[Sample], mels: Sequence[np.ndarray]) -> Batch:
-        """One batch from samples and their log-mels [80|128, frames]."""
+    def collate(self, clips: Sequence[Clip]) -> Batch:
+        samples, mels, labels = zip(*clips, strict=True)
         frames = self._frames(max(mel.shape[1] for mel in mels))
         return {
             "input_features": torch.from_numpy(np.stack([pad_log_mel(mel[:, :frames], frames) for mel in mels])),
-            "labels": pad_labels([self._labels.encode(sample.text) for sample in samples]),
+            "labels": pad_labels(labels),
             "ids": [sample.id for sample in samples],
         }
 
@@ -223,17 +228,20 @@ class ShardBatches:
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
-        ready = [(sample, mel) for sample in samples if (mel := self._log_mel(sample, given_up)) is not None]
+        ready = [clip for sample in samples if (clip := self._clip(sample, given_up))]
         size = self.clips_at_once
         parts = [ready[at : at + size] for at in range(0, len(ready), size)]
-        return [self.collate([sample for sample, _ in part], [mel for _, mel in part]) for part in parts]
+        return [self.collate(part) for part in parts]
 
-    def _log_mel(self, sample: Sample, given_up: Callable[[], bool]) -> np.ndarray | None:
-        """None for a file that cannot be read: the step goes on without it, since the other ranks count on this one."""
+    def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
+        """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
+        count on this one.
+        """
         try:
+            labels = self._labels.encode(sample.text)
             if self._missing_audio:
                 self._missing_audio.wait(sample, given_up)
-            return None if given_up() else self._features.log_mel(sample.audio)
+            return None if given_up() else (sample, self._features.log_mel(sample.audio), labels)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None

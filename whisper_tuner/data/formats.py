@@ -17,6 +17,7 @@ from whisper_tuner.text import is_unicode
 AUDIO_COLUMNS = ("audio", "audio_filepath", "audio_path", "file_name", "path")
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 RECORD_LINES = 100  # the longest record of a CSV: a quote that stays open for longer was never closed
+NAME_A_FILE = "Name the file: a CSV, or one JSON object a line."
 
 
 class BadRow(Exception):
@@ -34,12 +35,13 @@ Row = tuple[int, dict[str, object] | BadRow]
 def manifest_rows(path: Path) -> Iterator[Row]:
     """Raises DataError for a missing or unreadable file, or a header without an audio and a text column."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, a device has no end
+            raise DataError(f"{path} is not a file", remedy=NAME_A_FILE)
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"no such manifest: {path}", remedy="Check the dataset's paths in config.ini.") from None
     except IsADirectoryError:
-        what = f"{path} is a folder, not a manifest"
-        raise DataError(what, remedy="Name the file: a CSV, or one JSON object a line.") from None
+        raise DataError(f"{path} is a folder, not a manifest", remedy=NAME_A_FILE) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in its name
         reason = getattr(error, "strerror", None) or error
         remedy = "Check its permissions, and the dataset's paths in config.ini."

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # the label value that the loss leaves out
 MULTILINGUAL_VOCABULARY = 51_865  # tokens; OpenAI takes a model with at least so many for multilingual
+LAYOUT = "Give a folder in transformers layout, or a hub id."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +105,12 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
     Raises ConfigError for a language that it does not know, ModelError.
     """
     config, generation = settings_of(base_model, "config.json"), settings_of(base_model, "generation_config.json")
+    if not config:
+        raise ModelError(f"{base_model} has no config.json", remedy=LAYOUT)
     vocabulary, positions = config.get("vocab_size"), config.get("max_target_positions", 448)
     if type(vocabulary) is not int or type(positions) is not int:
         what = f"{base_model}: config.json does not give vocab_size and max_target_positions as whole numbers"
-        raise ModelError(what, remedy="Give a folder in transformers layout, or a hub id.")
+        raise ModelError(what, remedy=LAYOUT)
     multilingual = _is_multilingual(generation.get("is_multilingual"), vocabulary)
     spoken = _known_language(language, generation) if multilingual else "en"
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>

@@ -31,7 +31,7 @@ def check_model(profile: Profile) -> None:
     if not folder.is_dir():
         return
     _check_files(folder)
-    check_kind(profile.base_model)
+    check_kind(profile.base_model, stated=True)
     names = [name for path in _weight_files(folder) for name in _matrices(path)]
     if profile.method == "lora" and names:
         _check_targets(profile, {name.removesuffix(".weight") for name in names})
@@ -47,9 +47,13 @@ def _check_files(folder: Path) -> None:
             raise ModelError(f"{folder} has no {names[0]}", remedy=LAYOUT)
 
 
-def check_kind(base_model: str) -> None:
-    """Refuse another kind of model: transformers would load what fits of it, or wait for a hub that does not answer."""
-    if (kind := settings_of(base_model, "config.json").get("model_type")) != "whisper":
+def check_kind(base_model: str, *, stated: bool = False) -> None:
+    """Refuse another kind of model: transformers would load what fits of it, or wait for a hub that does not answer.
+
+    stated: refuse one that does not state its kind, too.
+    """
+    kind = settings_of(base_model, "config.json").get("model_type")
+    if kind != "whisper" and (kind or stated):
         why = f"it is a model of type {kind!r}" if kind else "it has no config.json with a model_type"
         raise ModelError(f"{base_model} does not load as a Whisper model: {why}", remedy=LAYOUT)
 

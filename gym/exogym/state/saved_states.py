@@ -79,6 +79,7 @@ class SavedStates:
     def _undamaged(self) -> list[Offer]:
         found, settings = [], self.settings
         for number in self.checkpoints.numbers():
+            self.comm.alive()
             with contextlib.suppress(CheckpointError):
                 saved = self.checkpoints.load(number)
                 agreed, settings = saved["agreed"], saved["settings"]

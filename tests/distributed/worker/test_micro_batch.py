@@ -204,11 +204,21 @@ def test_validation_obeys_the_same_limit(work, tmp_path):
     assert validation.clips_at_once == own.batches.clips_at_once < 6
 
 
-def test_longer_clips_of_the_validation_are_measured(work):
-    own, longer = work(1.0, 1.0), work(*[30.0] * 6).batches
-    warning, event = own.fit(shares(work(*[30.0] * 6), 2.5), longer)
-    assert longer.clips_at_once == own.batches.clips_at_once < 6
-    assert "6 clips of 30.0 s at once" in warning["what"] and event["clip_s"] == 30.0
+def test_longer_clips_of_the_validation_do_not_cut_the_training(work):
+    own, longer = work(*[5.0] * 6), work(*[30.0] * 6).batches
+    [event] = own.fit(shares(own, 12), longer)
+    assert event["clips"] == event["at_once"] == own.batches.clips_at_once == 6 and event["clip_s"] < 6
+    assert 1 <= longer.clips_at_once < 6
+
+
+def test_a_batch_that_is_not_cut_keeps_no_gradients(work):
+    own = work(20.0, batch_size=1)
+    own.model.large = nn.Parameter(torch.zeros(1).expand(10**8))  # far more than measurements differ by
+    share = shares(own, 1)
+    trained = sum(parameter.numel() for parameter in own.model.parameters() if parameter.requires_grad)
+    less = share.bytes - FLOAT * trained // 2
+    [event] = own.fit(replace(share, bytes=less, most=less))
+    assert event["at_once"] == 1 and event["needed"] < less
 
 
 def test_what_other_programs_hold_now_refuses_nobody(work):

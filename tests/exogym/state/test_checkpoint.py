@@ -6,6 +6,7 @@ from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, t
 from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, files
+from exogym.batches import DatasetBatches
 from exogym.errors import CheckpointError
 
 STATE = {
@@ -132,6 +133,22 @@ def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
     )  # fmt: skip
     node.run()
     assert node.saved.checkpoints.good() and node.saved.offers() == []
+
+
+def test_while_checkpoints_are_read_others_are_told_that_it_goes_on(tmp_path):
+    class Told(SingleComm):
+        signs = 0
+
+        def alive(self):
+            self.signs += 1
+
+    source, comm = DatasetBatches(Points(8), batch_size=2), Told()
+    about = {"epochs": 1, "device": "cpu", "checkpoint_interval": 1}
+    kept = Checkpoints(tmp_path, "rank0")
+    train_node(Line(), SingleComm(), DiLoCoStrategy(H=1, lr=0.01), source, checkpoints=kept, **about).run()
+    there = len(kept.good())
+    train_node(Line(), comm, DiLoCoStrategy(H=1, lr=0.01), source, checkpoints=kept, resume=True, **about).run()
+    assert comm.signs == there > 1
 
 
 STRATEGIES = {

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -371,6 +372,15 @@ def test_an_unreadable_clip_is_reported_and_its_step_goes_on(clips, make_batches
     assert sorted(name for step in read(batches) for b in step for name in b["ids"]) == ["clip0", "clip1", "clip2"]
     assert [problem.line for problem in problems] == [9]
     assert list(read(make_batches([gone]))) == [[]]
+
+
+def test_a_text_that_is_too_long_is_reported_and_its_step_goes_on(clips, make_batches):
+    long = replace(clips[3], text="un " * 500, line=9)
+    problems = []
+    batches = make_batches([*clips[:3], long], batch_size=2, on_problem=problems.append)
+    assert batches.longest()[1] < 100
+    assert sorted(name for step in read(batches) for b in step for name in b["ids"]) == ["clip0", "clip1", "clip2"]
+    assert [(problem.line, "tokens" in problem.what) for problem in problems] == [(9, True)]
 
 
 def test_an_epoch_can_start_late_and_be_left_early(clips, make_batches):

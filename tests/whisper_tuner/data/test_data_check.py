@@ -176,6 +176,25 @@ def test_a_pass_that_is_stopped_is_taken_up_by_the_next(folder, monkeypatch):
     assert [path.name for path in opened] == ["a.wav", "b.wav", "c.wav"]
 
 
+def test_a_pass_that_is_interrupted_keeps_what_was_known(folder, monkeypatch):
+    (folder / "m.csv").write_text("audio,text\na.wav,a\nb.wav,b\nc.wav,c\n")
+    check_manifest(folder / "m.csv", 30.0, folder / "store")
+    (folder / "b.wav").touch()
+    opened, examine = [], audio_check.examine
+
+    def interrupted_at_first(path):
+        opened.append(path.name)
+        if len(opened) == 1:
+            raise KeyboardInterrupt
+        return examine(path)
+
+    monkeypatch.setattr(audio_check, "examine", interrupted_at_first)
+    with pytest.raises(KeyboardInterrupt):
+        check_manifest(folder / "m.csv", 30.0, folder / "store")
+    check_manifest(folder / "m.csv", 30.0, folder / "store")
+    assert opened == ["b.wav", "b.wav"]
+
+
 def test_a_file_that_goes_away_while_it_is_looked_at_is_not_there(tmp_path, audio_file):
     clip = audio_file(tmp_path / "a.wav", seconds=1)
 
@@ -252,7 +271,7 @@ def test_a_language_that_the_model_does_not_know_is_an_error(multilingual_folder
 
 
 def test_models_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
         token_limit(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="damaged"):

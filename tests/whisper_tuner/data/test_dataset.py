@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -103,6 +104,9 @@ def test_unreadable_manifests_are_named(folder):
         load_manifest(folder / "gone.csv")
     with pytest.raises(DataError, match=r"latin\.csv is not UTF-8"):
         load_manifest(manifest(folder, "audio,text\naudio/a.wav,activé\n", "latin.csv", "latin-1"))
+    os.mkfifo(folder / "pipe.csv")
+    with pytest.raises(DataError, match=r"pipe\.csv is not a file"):
+        load_manifest(folder / "pipe.csv")
 
 
 def test_a_host_reads_samples_whose_audio_lies_elsewhere(tmp_path):

@@ -1,10 +1,12 @@
 import json
+import shutil
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import WhisperForConditionalGeneration
 
+from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.model.base_model import (
     encode,
@@ -13,6 +15,7 @@ from whisper_tuner.model.base_model import (
     prepare,
     set_language,
 )
+from whisper_tuner.model.check import check_model
 
 
 def trainable_names(model):
@@ -42,6 +45,16 @@ def test_forced_ids_and_derived_marks_do_not_survive(multilingual_folder, tmp_pa
     again = json.loads((tmp_path / "again" / "generation_config.json").read_text())
     assert "_from_model_config" not in again and again.get("forced_decoder_ids") is None
     assert again["lang_to_id"] == stored["lang_to_id"]
+
+
+def test_settings_that_do_not_name_their_kind_load(multilingual_folder, tmp_path):
+    folder = shutil.copytree(multilingual_folder, tmp_path / "model")
+    stored = json.loads((folder / "config.json").read_text())
+    del stored["model_type"]
+    (folder / "config.json").write_text(json.dumps(stored))
+    load_base(folder)
+    with pytest.raises(ModelError, match="model_type"):
+        check_model(Profile(base_model=str(folder), train=tmp_path))
 
 
 def test_what_is_no_whisper_is_refused_by_name(tmp_path, multilingual_folder):
