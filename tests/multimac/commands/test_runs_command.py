@@ -159,6 +159,15 @@ def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeyp
     assert max(map(len, table.splitlines())) <= 120
 
 
+def test_a_run_without_a_date_in_its_name_was_begun_when_it_says(runs):
+    path = runs.copy("mine")
+    asked = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**asked, "created": 1.7e9}))
+    assert read_run(path).created == 1.7e9
+    (path / "run.json").write_text(json.dumps({**asked, "created": "today"}))
+    assert read_run(path).created == read_run(path).changed
+
+
 def test_a_run_is_running_exactly_while_somebody_holds_its_lock(runs, cli):
     path = runs.copy("20251121-101010-tiny")
     holder = subprocess.Popen(
