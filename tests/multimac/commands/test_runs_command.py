@@ -202,6 +202,18 @@ def test_a_launcher_without_a_last_word_has_failed(runs):
     assert run.state == "failed" and "without a last word" in run.message
 
 
+def test_a_resume_is_proposed_only_if_this_version_takes_the_run(runs, cli):
+    path = runs.copy("20251121-101010-tiny", final=False)
+    runs.end(path, 130, "stopped as asked")
+    runs.checkpoint(path)
+    assert f"finetune --resume {path.name}" in cli("runs", "show", "last")[1]
+    asked = json.loads((path / "run.json").read_text())
+    asked["ranks"][0]["spec"]["checkpoint_interval"] = 5
+    (path / "run.json").write_text(json.dumps(asked))
+    status, said = cli("runs", "show", "last")
+    assert status == 0 and "interrupted" in said and "--resume" not in said
+
+
 def damage_run_json(path: Path) -> None:
     (path / "run.json").write_text('{"ranks": [')
 
