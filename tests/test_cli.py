@@ -32,6 +32,7 @@ def cli(*arguments: str) -> subprocess.CompletedProcess:
         (["evaluate", "./no-model", "--data", "empty.csv"], "data", "empty.csv"),
         (["transcribe", "x.wav", "--model", "./no-model"], "data", "does not load"),
         (["hosts", "check", "--hosts", "no.json"], "config", "there is no such hosts file"),
+        (["hosts", "sync", "broken", "--hosts", "away.json"], "config", "192.0.2.123 is not this machine"),
     ],
 )
 def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arguments, status, words):
@@ -40,6 +41,7 @@ def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arg
     (tmp_path / "bad.json").write_text('{"master": "127.0.0.1", "workers": [], "ssh_usr": "me"}')
     nobody = {"master": "localhost", "workers": [{"host": "127.0.0.1", "ssh_port": 9}]}
     (tmp_path / "nobody.json").write_text(json.dumps(nobody))
+    (tmp_path / "away.json").write_text(json.dumps({**nobody, "master": "192.0.2.123"}))
     (tmp_path / "empty.csv").write_text("")
     done = cli(*arguments)
     assert done.returncode == EXIT[status], done.stdout + done.stderr

@@ -18,11 +18,9 @@ from whisper_tuner.settings import nearest
 
 EXAMPLE = "distributed_hosts.example.json"
 TEXT = (r".*\S.*", "text", "Put it between quotes, or leave it out.")
-A_PATH = (
-    r"~?(/+(?!\.\.?(/|$))[^/]+)+/*",
-    "a path from / or ~/",
-    f"For example {PROJECT_PATH}; ~ is the home folder on that machine.",
-)
+A_PATH = (r"(?!.*/\.\.(/|$))~?/.*[^/.].*", "a path from / or ~/")
+AT_HOME = "~ is the home folder on that machine."
+AN_ENVIRONMENT = f"For example {PROJECT_PATH}/.venv; {AT_HOME}"
 # Of a host, by key: the field of Host, what makes its value; what fits, in words, and what to do if it does not.
 KEYS = {
     "host": (
@@ -34,8 +32,8 @@ KEYS = {
     ),
     "ssh_user": ("user", str, *TEXT),
     "ssh_key_path": ("key_path", expanded, *TEXT),
-    "python_env": ("python_env", normpath, *A_PATH),
-    "project_path": ("project_path", normpath, *A_PATH),
+    "python_env": ("python_env", normpath, *A_PATH, AN_ENVIRONMENT),
+    "project_path": ("project_path", normpath, *A_PATH, f"For example {PROJECT_PATH}; {AT_HOME}"),
     "ssh_port": ("port", int, range(1, 65536), "a number from 1 to 65535", "Leave it out for SSH's own, 22."),
     "interface": ("interface", str, *TEXT),
     "device": ("device", str, r"auto|mps|cpu|cuda(:[0-9]+)?", "auto, mps, cuda or cpu", "Leave it out, or set auto."),
@@ -103,14 +101,21 @@ class _Reader:
             place = next(iter(told), "workers") if isinstance(told, dict) else where.partition("[")[0]
             raise self.wrong(f"{where} must be an address, or an object with a 'host'", place, remedy=remedy)
         self.check_keys(told, HOST_KEYS, f"{where}: ")
-        fields = {}
-        for key, value in {**defaults, **told}.items():
-            field, made_by, fitting, words, what_helps = KEYS[key]
-            if not _fits(value, fitting):
-                what = f"{where}: {key!r} must be {words}, not {json.dumps(value)}"
-                raise self.wrong(what, str(value) if key == "host" else key, remedy=what_helps)
-            fields[field] = made_by(value)
-        return Host(**fields)
+        host = Host(**{KEYS[key][0]: self.value(key, value, where) for key, value in {**defaults, **told}.items()})
+        if host.python_env == host.project_path:
+            raise self.wrong(f"{where}: 'python_env' is the project folder itself", "python_env", remedy=AN_ENVIRONMENT)
+        return host
+
+    def value(self, key: str, told: Any, where: str) -> Any:
+        _, made_by, fitting, words, what_helps = KEYS[key]
+        place = told if key == "host" and isinstance(told, str) and told else key
+        if isinstance(told, str) and not told.isprintable():
+            what = f"{where}: {key!r} holds a character that cannot be seen: {told!a}"
+            raise self.wrong(what, place, remedy="Type it again.")
+        if not _fits(told, fitting):
+            what = f"{where}: {key!r} must be {words}, not {json.dumps(told)}"
+            raise self.wrong(what, place, remedy=what_helps)
+        return told if told is None else made_by(told)
 
     def check_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for key in values:
@@ -138,7 +143,7 @@ class _Reader:
 
 
 def _fits(value: Any, fitting: str | range) -> bool:
-    """A range is of whole numbers; a pattern is of texts that can be seen."""
+    """A range is of whole numbers, and null is as good as nothing; a pattern is of texts."""
     if isinstance(fitting, range):
-        return type(value) is int and value in fitting
-    return isinstance(value, str) and value.isprintable() and re.fullmatch(fitting, value) is not None
+        return value is None or (type(value) is int and value in fitting)
+    return isinstance(value, str) and re.fullmatch(fitting, value) is not None

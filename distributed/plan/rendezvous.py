@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
 from distributed.hosts.interfaces import addresses_of, own_interfaces, route_to
 from distributed.ssh.connection import Remote
@@ -14,15 +15,18 @@ from whisper_tuner.errors import ConfigError
 def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:
     """This machine's own IPv4 address towards the workers. Raises ConfigError if it is not the master."""
     check_is_this_machine(hosts.master)
-    return address_towards(hosts, remotes)
-
-
-def address_towards(hosts: Hosts, remotes: Sequence[Remote]) -> str:
-    """The same, without asking whether this is the master."""
     peer = hosts.workers[0].address if hosts.workers else "127.0.0.1"
     if hosts.master.interface or not remotes:
         return route_to(peer, interface=hosts.master.interface).address
     return remotes[0].local_address or route_to(peer).address
+
+
+def address_towards(hosts: Hosts, remotes: Sequence[Remote]) -> str:
+    """The same, even if this is not the master, whose interface is then none of this machine's."""
+    try:
+        return meeting_address(hosts, remotes)
+    except ConfigError:
+        return meeting_address(replace(hosts, master=Host(address="localhost")), remotes)
 
 
 def check_is_this_machine(master: Host) -> None:

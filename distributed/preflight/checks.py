@@ -17,7 +17,7 @@ NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
-IN_PARTS = "Its batches are computed in smaller parts where they do not fit; the result is the same."
+IN_PARTS = "Batches that do not fit are computed in smaller parts; the result is the same."
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ class Checks:
         if workers > 1:
             has += f" for {workers} workers"
         if least > total:
-            yield self.problem("memory", f"the run needs about {size(least)} of memory, {has}", LESS_MEMORY)
+            yield self.problem("memory", f"training needs about {size(least)} of memory, {has}", LESS_MEMORY)
         elif whole > total:
             parts = f"whole batches would take about {size(whole)} of memory, {has}"
             yield self.problem("memory", parts, IN_PARTS, severity=WARNING)
         elif free is not None and whole > free:
-            what = f"the run needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
+            what = f"training needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
             yield self.problem("memory", what, f"Close other programs. {IN_PARTS}", severity=WARNING)
 
     def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Problem:

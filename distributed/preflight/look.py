@@ -18,6 +18,7 @@ from .session import NotInTime, Session
 TORCH_ALARM_S = 12
 CLOCK_TRIES = 3
 BUSY = "Is it busy, or its network slow? Try: ssh"
+OWN_FOLDER = "`ls -lde {0}` shows whose it is; `sudo chown -R $USER {0}` makes it yours."
 OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 
@@ -81,9 +82,10 @@ class Look:
             self._torch = session.send("torch_facts", seconds=torch_s or TORCH_ALARM_S)
         try:
             for folder in folders:
-                facts.space = session.call("space", deadline, project=folder, held=[STORE])
+                facts.spaces.append(session.call("space", deadline, project=folder, held=[STORE]))
         except HostError as error:
-            self.failed("folder", error, remedy=OTHER_FOLDER if self.number else "Set another runs_dir.")
+            here = OWN_FOLDER.format(folder) if folder == project else "Set another runs_dir."
+            self.failed("folder", error, remedy=OTHER_FOLDER if self.number else here)
         if code:
             self._compare(deadline, project, code)
 

@@ -42,7 +42,7 @@ class HostFacts:
     reached: bool = False
     facts: dict = field(default_factory=dict)  # as the agent's `facts` gives them
     clock_ahead_s: float | None = None
-    space: dict | None = None
+    spaces: list[dict] = field(default_factory=list)  # of each folder where a run keeps files; the last one counts
     differ: list[str] | None = None  # files of code that are not the master's
     torch: dict | None = None
     device: str | None = None  # on which it would train
@@ -52,6 +52,10 @@ class HostFacts:
     @property
     def name(self) -> str:
         return self.host.address
+
+    @property
+    def space(self) -> dict | None:
+        return self.spaces[-1] if self.spaces else None
 
     @property
     def machine(self) -> str:

@@ -55,6 +55,8 @@ def scan(path: Path) -> RunEvents:
             unreadable.append(number)
             continue
         if not found.attempts or (event["type"] == "phase" and "hosts" in event):  # a launcher has just started
+            if found.attempts and unreadable[-1:] == [number - 1]:
+                unreadable.pop()  # half a line, at which the launcher before it was killed
             found.attempts.append(Attempt())
         last = found.attempts[-1]
         (last.steps if event["type"] == "step" else last.others).append(event)

@@ -44,16 +44,19 @@ def find_run(name: str, folders: Sequence[Path]) -> Path:
     return runs[names.index(meant(name, names, ", ".join(map(str, folders))))]
 
 
-def meant(name: str, runs: Sequence[str], where: str) -> str:
-    """Of these, newest first: by id, by an unambiguous beginning of it, or the newest as `last`. Raises ConfigError."""
+def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> str:
+    """Of these, newest first: by id, by an unambiguous beginning of it, or the newest as `last`. Raises ConfigError.
+
+    shown: how many an error names.
+    """
     if name in runs:
         return name
     begins = runs[:1] if name == "last" else [run for run in runs if name and run.startswith(name)]
     if len(begins) == 1:
         return begins[0]
     names = list(begins or runs)
-    if len(names) > SHOWN:
-        names[SHOWN:] = [f"and {len(names) - SHOWN} more: multimac runs list --all"]
+    if len(names) > shown:
+        names[shown:] = [f"and {len(names) - shown} more: multimac runs list --all"]
     remedy = f"Runs in {where}:\n    " + "\n    ".join(names) if names else f"There is no run in {where}."
     if begins:
         raise ConfigError(f"{len(begins)} runs begin with {name!r}", remedy=remedy)

@@ -121,9 +121,10 @@ def launcher_pid(run_dir: Path) -> int | None:
 def disk_use(folder: Path) -> tuple[int, float]:
     """Bytes of all files below, and when the newest changed; links are not followed."""
     size, changed = 0, folder.stat().st_mtime
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a running run removes files
-            facts = path.lstat()
-            if path.name != "lock" and not stat.S_ISDIR(facts.st_mode):
-                size, changed = size + facts.st_size, max(changed, facts.st_mtime)
+    for place, folders, files in os.walk(folder):  # a running run removes folders; those are left out
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):
+                facts = Path(place, name).lstat()
+                if name != "lock" and not stat.S_ISDIR(facts.st_mode):
+                    size, changed = size + facts.st_size, max(changed, facts.st_mtime)
     return size, changed

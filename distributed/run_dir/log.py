@@ -84,9 +84,12 @@ class EventLog:
     """
 
     def __init__(self, path: Path):
-        self._file = path.open("ab", buffering=0)
-        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
-        self._waiting = b""
+        self._file, self._waiting = path.open("ab", buffering=0), b""
+        *lines, last = path.read_bytes().split(b"\n")
+        if decoded(last):
+            self._waiting = b"\n"  # all that it lacks
+        else:
+            self._file.truncate(sum(len(line) + 1 for line in lines))
 
     def __call__(self, event: dict) -> None:
         self._waiting += (json.dumps({"time": round(time.time(), 3), **event}) + "\n").encode()

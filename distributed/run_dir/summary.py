@@ -14,6 +14,7 @@ from whisper_tuner.json_text import parse_json
 
 from .figures import Attempt, Curves, HostFigures, RunEvents, figures, scan
 from .folder import date_in, disk_use, is_running
+from .log import MOST
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
@@ -89,8 +90,8 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     if not only_asked:
         with contextlib.suppress(OSError):
             size, changed = disk_use(run_dir)
-    created = date_in(run_dir.name) or changed
-    known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "created": created, "changed": changed}
+    known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "changed": changed}
+    known["created"] = date_in(run_dir.name) or changed  # where run.json does not tell
     try:
         known |= _asked(run_dir)
         events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
@@ -121,7 +122,7 @@ def _asked(run_dir: Path) -> dict[str, Any]:
 
 def _fields(asked: dict[str, Any]) -> dict[str, Any]:
     """settings: every one that may differ between two runs."""
-    ranks, test = asked["ranks"], asked.get("test")
+    ranks, test, created = asked["ranks"], asked.get("test"), asked.get("created")
     spec = ranks[0]["spec"]
     strategy, profile = spec["strategy"], spec.get("profile") or {}
     words = {"name": asked["name"], "test": test, "strategy": strategy}
@@ -130,7 +131,9 @@ def _fields(asked: dict[str, Any]) -> dict[str, Any]:
     settings |= {"test": test, "strategy": strategy}
     chosen = spec.get("strategy_settings") or {}
     settings |= {f"{strategy}: {key}": value for key, value in chosen.items() if value is not None}
+    is_a_time = isinstance(created, int | float) and 0 < created < MOST
     return {
+        **({"created": float(created)} if is_a_time else {}),
         **{key: _text(value) for key, value in words.items()},
         "hosts": tuple(_text(rank["label"]) for rank in ranks),
         "over_ssh": any(rank.get("host") for rank in ranks),

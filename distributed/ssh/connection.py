@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 5
 MAX_JUMPS = 8
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else it logs tracebacks to stderr
 
 
 class Remote:

@@ -42,8 +42,8 @@ def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool
 
 def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
     """Follow a run from its first line to its end; Ctrl-C stops it, as in its own terminal."""
-    run_dir, pid = _going_on(folders, name)
-    return follow(run_dir, lambda: Attached(run_dir, pid), Console(highlight=False, markup=False))
+    run_dir, launcher = _going_on(folders, name)
+    return follow(run_dir, lambda: launcher, Console(highlight=False, markup=False))
 
 
 def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:

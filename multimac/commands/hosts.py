@@ -14,6 +14,7 @@ from distributed.hosts.environment import setup
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
+from distributed.plan.rendezvous import check_is_this_machine
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
@@ -39,6 +40,7 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
     hosts = hosts_of(job, hosts_file)
+    check_is_this_machine(hosts.master)
     with _connected(hosts) as remotes, tempfile.TemporaryDirectory() as folder:
         send(console, prepare_run(job, Path(folder), hosts=hosts, show_status=console.status).items, remotes)
     return ExitStatus.OK

@@ -22,7 +22,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
-from whisper_tuner.errors import ExitStatus, HostError, RunError, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base, prepare, set_language
 
@@ -58,12 +58,16 @@ def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
 
 
 def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell: Callable[[str], None]) -> Path:
-    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises ConfigError, RunError.
+    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises RunError.
 
     machines: each with its project folder.
     """
     kept = [one for machine, project in machines for one in _kept(machine, project)]
-    name = meant(run, sorted({one.run for one in kept}, reverse=True), "the checkpoints of these hosts")
+    runs = sorted({one.run for one in kept}, reverse=True)
+    try:
+        name = meant(run, runs, "the checkpoints of these hosts", shown=len(runs))  # no other command lists them
+    except ConfigError as error:
+        raise RunError(error.args[0], remedy=error.remedy) from None
     of_run = [one for one in kept if one.run == name]
     for one in sorted(of_run, key=lambda kept: kept.number, reverse=True):
         agreements = one.number // 2  # odd numbers are states inside a round

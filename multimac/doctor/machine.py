@@ -121,14 +121,12 @@ def found_rivals(project: Path) -> Finding:
 
 
 def found_disk(facts: HostFacts) -> Finding:
-    if not facts.space:
+    if not facts.spaces:
         return skipped("once the project folder can be used")
-    free, root = facts.space["free"], short(Path(facts.space["root"]))
-    if free < 10 * GB:
-        return warning(
-            f"{size(free)} free for {root}", "Full fine-tuning of large models needs more for its checkpoints."
-        )
-    return ok(f"{size(free)} free for {root}")
+    found = "; ".join(f"{size(space['free'])} free for {short(Path(space['root']))}" for space in facts.spaces)
+    if any(space["free"] < 10 * GB for space in facts.spaces):
+        return warning(found, "Full fine-tuning of large models needs more for its checkpoints.")
+    return ok(found)
 
 
 def found_folders(runs: Path) -> Finding:

@@ -10,7 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from distributed.plan.launch import Launch
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
+from whisper_tuner.errors import RunError
 from whisper_tuner.text import duration, size
 
 from .curves import Curve, plot
@@ -151,7 +153,7 @@ def next_commands(run: RunSummary) -> list[str]:
     if run.state == RUNNING:
         return [f"{command} runs attach {run.id}", f"{command} runs stop {run.id}"]
     commands = []
-    if run.resumable:
+    if run.resumable and _loads(run):
         kind = "distributed-train" if run.over_ssh else "finetune"
         commands.append(f"{command} {kind} --resume {run.id}")
     if run.model:
@@ -162,6 +164,15 @@ def next_commands(run: RunSummary) -> list[str]:
     if run.state in (FAILED, BROKEN) and (run.path / "launcher.log").exists():
         commands.append(f"less {run.path / 'launcher.log'}")
     return commands
+
+
+def _loads(run: RunSummary) -> bool:
+    """An earlier version may have begun it, with settings that this one does not take."""
+    try:
+        Launch.load(run.path)
+    except RunError:
+        return False
+    return True
 
 
 def mark(number: int) -> str:

@@ -41,7 +41,7 @@ KIND_NAMES = {
 KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 PART = 0.1  # of the clips, for validation and for test each
-SHOWN = 3  # clips, and rows that were left out
+SHOWN = 3  # clips
 AGAIN = Option(value="again", title="choose other data (or fix this first, then choose it again)")
 Manifests = dict[str, Path]  # by kind: one to train on, and those that belong to it by name
 

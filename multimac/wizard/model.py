@@ -60,7 +60,9 @@ def ask_model(questions: Questions, config: ConfigFile) -> Model:
         other="another: a folder, or a hub id",
         check=lambda text: _check_model(text, config),
     )
-    return models.get(answer) or _model_of(answer, config)
+    model = models.get(answer) or _model_of(answer, config)
+    is_multilingual(model)  # what is damaged there is told before the data is read
+    return model
 
 
 def ask_language(questions: Questions, draft: Draft) -> str:
@@ -155,8 +157,16 @@ def _cuda() -> tuple[str, int] | None:
 
 
 def _of_section(config: ConfigFile, name: str) -> Model:
-    values = config.section("model", name).values
-    return _model_of(values.get("base_model", ""), config, name, values.get("learning_rate", ""))
+    section = config.section("model", name)
+    base_model, rate = (section.values.get(key, "") for key in ("base_model", "learning_rate"))
+    try:
+        if rate:
+            _check_setting("learning_rate", rate)
+    except ValueError as error:
+        place = section.origin["learning_rate"]
+        remedy = Profile.__dataclass_fields__["learning_rate"].metadata["help"]
+        raise ConfigError(f"{place}: learning_rate = {rate}: {error}", remedy=remedy) from None
+    return _model_of(base_model, config, name, rate)
 
 
 def _model_of(text: str, config: ConfigFile, section: str = "", learning_rate: str = "") -> Model:
@@ -202,6 +212,7 @@ def _check_model(text: str, config: ConfigFile) -> None:
         raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
     if is_folder and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
+    is_multilingual(model)
     if not _fitting(model):
         raise ValueError(_unfit(model))
 

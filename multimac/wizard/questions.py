@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ KEYS = {
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
 IF_NEEDED = {"setup", "overwrite", "master", "together"}
+JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all
 
@@ -126,7 +128,9 @@ class Questions:
             check(answer)
         except (OSError, ValueError, TunerError) as error:
             what = f"{key} = {answer}" if answer else f"{key} is missing, and it has no default"
-            raise ConfigError(f"{self.path}: {what}: {error}", remedy=f"{key}: {KEYS[key]}.") from None
+            wrong = ConfigError(f"{self.path}: {what}: {error}", remedy=f"{key}: {KEYS[key]}.")
+            wrong.exit_status = getattr(error, "exit_status", wrong.exit_status)
+            raise wrong from None
         return answer
 
 
@@ -177,13 +181,16 @@ def load_answers(path: Path) -> dict[str, str]:
     """Raises ConfigError for a file that cannot be read, and for an unknown key."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        values = parse_json(text) if text.lstrip().startswith("{") else _from_ini(text)
+        values = parse_json(text) if JSON.match(text) else _from_ini(path, text)
     except json.JSONDecodeError as error:
         what = f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})"
         raise ConfigError(what, remedy=f"Look for a comma, quote or bracket there. {EXAMPLE}") from None
     except (OSError, ValueError, configparser.Error) as error:
         reason = " ".join(str(getattr(error, "strerror", error)).split())
-        raise ConfigError(f"{path}: cannot be read: {reason}", remedy=f"--answers names a file. {EXAMPLE}") from None
+        remedy = f"--answers names a file of UTF-8 text. {EXAMPLE}"
+        raise ConfigError(f"{path}: cannot be read: {reason}", remedy=remedy) from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: the file must hold one object: {{...}}", remedy=EXAMPLE)
     for key in values:
         if key not in KEYS:
             what = f"{path}: unknown key {key!r}{nearest(key, KEYS)}"
@@ -200,10 +207,10 @@ def save_answers(path: Path, answers: Mapping[str, str]) -> None:
     write_atomically(path, text)
 
 
-def _from_ini(text: str) -> dict[str, str]:
+def _from_ini(path: Path, text: str) -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     parser.optionxform = str
-    parser.read_string(text)
+    parser.read_string(text, source=path.name)
     if parser.sections() != [SECTION]:
         raise ValueError(f"expected one section [{SECTION}], found: {', '.join(parser.sections()) or 'none'}")
     return dict(parser.items(SECTION))

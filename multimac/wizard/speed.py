@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from .draft import replaced
 
 PROBE = "distributed.worker.speed"
 STEPS = 4  # of the probe, which counts all but the first
+LIMIT_S = 250.0  # the probe ends after 240 s by itself, unless its machine sleeps or hangs
 HOME_NETWORK = 12.5e6  # bytes a second, which is 100 Mbit/s; assumed where nothing was measured
 SMALL_SHARE = 0.2  # of the time that communication may take
 FEWEST_ROUNDS = 20  # with fewer, DiLoCo's outer optimizer has too few steps to learn from
@@ -97,6 +99,9 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
     try:
         process = machine.start([python, "-m", PROBE, spec.run_id], env=environment(project), cwd=project)
         running.callback(process.kill)
+        watchdog = threading.Timer(LIMIT_S, process.kill)
+        running.callback(watchdog.cancel)
+        watchdog.start()
         process.write(spec.to_json().encode() + b"\n")
         for line in process.lines():
             last = line.strip() or last

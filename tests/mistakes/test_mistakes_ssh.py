@@ -227,7 +227,7 @@ MISTAKES = {
         ("127.0.0.1: 1 files of the code", "distributed/fit.py"),
         "without --no-sync",
     ),
-    "memory far too small": (large, TRAIN, 5, ("127.0.0.1", "the run needs about"), "method = lora"),
+    "memory far too small": (large, TRAIN, 5, ("127.0.0.1", "training needs about"), "method = lora"),
     "shards of another host": (shards, TRAIN, 3, "shards is for one machine", "Remove shards"),
     "an interface that there is not": (
         lambda host: host.write(interface="nope0"),

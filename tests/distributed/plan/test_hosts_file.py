@@ -32,9 +32,17 @@ def test_a_worker_overrides_the_common_values(tmp_path):
     assert (b.user, b.project_path, b.port, b.interface) == ("eve", "/data/w", 2222, "en7")
 
 
-@pytest.mark.parametrize("path", ["~/tuner", "/data/w", "/..w/a b"])
-def test_a_slash_at_the_end_of_a_path_is_left_out(tmp_path, path):
-    assert load_hosts(write(tmp_path, {**GOOD, "project_path": path + "/"})).master.project_path == path
+@pytest.mark.parametrize("path", ["~/tuner", "/data/w", "/..w/a b", "/.w"])
+@pytest.mark.parametrize("more", ["/", "/.", "/./", "//"])
+def test_what_adds_nothing_to_a_path_is_left_out(tmp_path, path, more):
+    assert load_hosts(write(tmp_path, {**GOOD, "project_path": path + more})).master.project_path == path
+    inside = path.replace("/", more.rstrip("/") + "/")
+    assert load_hosts(write(tmp_path, {**GOOD, "project_path": inside})).master.project_path == path
+
+
+def test_a_port_of_null_is_none(tmp_path):
+    hosts = load_hosts(write(tmp_path, {"master": "a", "workers": [{"host": "b", "ssh_port": None}]}))
+    assert hosts.workers[0].port is None
 
 
 def test_python_of_an_environment():
@@ -60,6 +68,9 @@ def test_python_of_an_environment():
         ({"master": "a", "workers": ["anna@b"]}, ["'host' must be an address, not \"anna@b\"", "ssh_user"]),
         ({"master": "a", "workers": ["-oProxyCommand=x"]}, ["must be an address"]),
         ({"master": "a", "workers": [""]}, ["must be an address"]),
+        ({"master": "a", "workers": [{"host": ""}]}, [":5:", "must be an address"]),
+        ({"master": "a", "workers": [{"host": 5}]}, [":5:", "must be an address, not 5"]),
+        ({**GOOD, "ssh_user": "an\u00a0na"}, [":6:", "cannot be seen: 'an\\xa0na'", "Type it again"]),
         ({"master": "a", "workers": [{"host": "b", "ssh_port": "22"}]}, ["'ssh_port' must be a number"]),
         ({"master": "a", "workers": [{"host": "b", "ssh_port": True}]}, ["'ssh_port' must be a number"]),
         ({"master": "a", "workers": [{"host": "b", "device": "gpu"}]}, ["'device' must be"]),
@@ -67,6 +78,10 @@ def test_python_of_an_environment():
         ({**GOOD, "project_path": "~/../x"}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "/"}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "/."}, ["'project_path' must be a path"]),
+        ({**GOOD, "project_path": "~/."}, ["'project_path' must be a path"]),
+        ({**GOOD, "project_path": "/x/.."}, ["'project_path' must be a path"]),
+        ({**GOOD, "python_env": "venv"}, ["'python_env' must be a path", "For example ~/multimac-whisper/.venv;"]),
+        ({**GOOD, "python_env": "~/multimac-whisper/"}, [":6:", "'python_env' is the project folder", "/.venv;"]),
         ({**GOOD, "project_path": "~/"}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "~anna/x"}, ["'project_path' must be a path"]),
         ({**GOOD, "ssh_user": None}, ["'ssh_user' must be text"]),

@@ -6,7 +6,7 @@ from small_run import MASTER
 
 from distributed.hosts.interfaces import route_to
 from distributed.plan import rendezvous
-from distributed.plan.rendezvous import check_is_this_machine, meeting_address
+from distributed.plan.rendezvous import address_towards, check_is_this_machine, meeting_address
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.errors import ConfigError, HostError
@@ -33,6 +33,11 @@ def test_a_master_alone_meets_nobody():
 def test_a_run_begins_at_its_master():
     with pytest.raises(ConfigError, match=r"192\.0\.2\.123 is not this machine"):
         meeting_address(Hosts(master=Host(address="192.0.2.123"), workers=()), [])
+
+
+def test_another_machine_than_the_master_has_interfaces_of_its_own():
+    hosts = Hosts(master=Host(address="192.0.2.123", interface="en77"), workers=(Host(address="127.0.0.1"),))
+    assert address_towards(hosts, []) == "127.0.0.1"
 
 
 @pytest.mark.parametrize("name", ["Studio", "studio.local", "localhost", "127.0.0.1"])

@@ -18,10 +18,13 @@ from waiting import wait_until
 
 from distributed.plan.job import resolve
 from distributed.preflight import session as preflight_session
+from distributed.preflight.look import Look
 from distributed.preflight.needs import read_own_files
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
+from distributed.preflight.session import Session
 from distributed.ssh.host import Host, Hosts
+from distributed.ssh.machine import LocalMachine
 from multimac.view.preflight_view import show
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError
@@ -222,6 +225,18 @@ def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
     report = look(worker, job=tiny(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
     assert report.hosts[0].space["root"] == str(tmp_path / "runs") and not (tmp_path / "runs").exists()
     assert report.hosts[1].space["root"] == worker.project_path
+
+
+def test_a_folder_of_this_machine_that_cannot_be_used_has_its_own_remedy(tmp_path):
+    (tmp_path / "file").touch()  # not even root can write below a file
+    unusable = f"{tmp_path}/file/x"
+    for folders, remedy in (([unusable], f"chown -R $USER {unusable}"), ([str(tmp_path), unusable], "runs_dir")):
+        look = Look(0, MASTER)
+        look.session = Session(LocalMachine(), sys.executable, 60)
+        look.gather(time.monotonic() + 60, names=[], project=folders[0], folders=folders, device="cpu")
+        look.close()
+        [found] = look.problems
+        assert found.check == "folder" and remedy in found.remedy
 
 
 @pytest.mark.parametrize("is_in_use", [True, False])

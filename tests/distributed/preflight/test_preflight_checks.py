@@ -36,7 +36,7 @@ def host(address: str = "b", *, device: str | None = None, free: int = 100 * GB,
     ahead = changes.pop("clock_ahead_s", 0.0)
     known = facts(**changes)
     return HostFacts(
-        host=Host(address=address, device=device), facts=known, space=space, torch=torch, clock_ahead_s=ahead
+        host=Host(address=address, device=device), facts=known, spaces=[space], torch=torch, clock_ahead_s=ahead
     )
 
 
@@ -82,9 +82,9 @@ def test_one_thing_is_wrong(changes, severity, said):
 @pytest.mark.parametrize(
     ("sharing", "severity", "said"),
     [
-        (2, WARNING, "the run needs about 8.0 GB of memory; of 16.0 GB only 7.0 GB are free now"),
+        (2, WARNING, "training needs about 8.0 GB of memory; of 16.0 GB only 7.0 GB are free now"),
         (5, WARNING, "whole batches would take about 20.0 GB of memory, it has 16.0 GB for 5 workers"),
-        (9, ERROR, "the run needs about 18.0 GB of memory, it has 16.0 GB for 9 workers"),
+        (9, ERROR, "training needs about 18.0 GB of memory, it has 16.0 GB for 9 workers"),
     ],
 )
 def test_hosts_that_are_one_machine_share_its_memory(sharing, severity, said):

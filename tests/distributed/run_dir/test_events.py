@@ -47,9 +47,24 @@ def test_half_a_line_of_a_launcher_that_was_killed_is_removed_by_the_next(histor
     assert resumed.left_out == "" and [len(attempt.steps) for attempt in resumed.attempts] == [1, 1]
 
 
+def test_a_last_event_that_only_lacks_the_end_of_its_line_is_kept(history, tmp_path):
+    history(BEGIN, step("a", 1), json.dumps(END))
+    log = EventLog(tmp_path / "events.jsonl")
+    log(BEGIN)
+    log.close()
+    found = scan(tmp_path / "events.jsonl")
+    assert found.left_out == "" and found.attempts[0].of_type("end") == [END] and len(found.attempts) == 2
+
+
+def test_half_a_line_that_an_earlier_version_left_before_a_resume_is_not_told(history):
+    assert history(BEGIN, '{"time": 1\n', BEGIN, END).left_out == ""
+    assert history(BEGIN, "{\n", "{\n", BEGIN, END).left_out == "events.jsonl:2 cannot be read: left out"
+
+
 @pytest.mark.parametrize(
     ("events", "left_out"),
     [
+        (("{\n", BEGIN, END), "events.jsonl:1 cannot be read: left out"),
         ((BEGIN, "{\n", END), "events.jsonl:2 cannot be read: left out"),
         ((BEGIN, '{"type": "end"}\n', END), "events.jsonl:2 cannot be read: left out"),
         ((BEGIN, {**END, "status": 77}, END, "{\n"), "events.jsonl:2 cannot be read, nor can 1 more: left out"),

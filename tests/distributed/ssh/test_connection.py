@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +28,16 @@ def remote(ssh_server: SshServer):
 
 def test_local_address_is_this_side_of_the_connection(remote):
     assert remote.local_address == "127.0.0.1"
+
+
+def test_a_server_that_hangs_up_at_once_is_told_without_a_traceback():
+    """In a process of its own: a test's logging is caught by pytest."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=lambda: server.accept()[0].close()).start()
+        script = "import sys; from distributed.ssh.connection import Remote; from distributed.ssh.host import Host\n"
+        script += f"Remote.connect(Host(address='127.0.0.1', port={server.getsockname()[1]}))"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "HostError: 127.0.0.1" in done.stderr and "Exception (client)" not in done.stderr
 
 
 def says_here(host: Host) -> bool:

@@ -71,6 +71,21 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     assert (run / "final/model.safetensors").is_file() and not (run / "wer.json").exists()
 
 
+def test_ctrl_c_stops_the_run_that_is_attached(folder):
+    config = folder / "config.ini"
+    config.write_text(config.read_text().replace("= 40", "= 4000"))
+    assert cli_typer.main(["finetune", "tiny", "--detach"]) == ExitStatus.OK
+    [run] = folder.glob("runs/*")
+    wait_for('"type": "step"', run / "events.jsonl")
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "runs", "attach"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attached:
+        attached.stdout.readline()  # it follows the run
+        attached.send_signal(signal.SIGINT)
+        said, _ = attached.communicate(timeout=60)
+    assert attached.returncode == ExitStatus.INTERRUPTED and "finishing the step, then saving" in said
+    assert not is_running(run)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_comes_as_a_run_is_detached_ends_its_launcher(tmp_path, monkeypatch, number):
     started = []

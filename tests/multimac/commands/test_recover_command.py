@@ -18,7 +18,7 @@ from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from multimac.commands.recover import recover
 from whisper_tuner.config import Profile
-from whisper_tuner.errors import ConfigError, RunError
+from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import load_model
 from whisper_tuner.model.base_model import load_base, prepare
 
@@ -111,11 +111,22 @@ def test_which_run_is_meant_must_be_clear(hosts):
     hosts.keep(hosts.here, 2, 0.1)
     (hosts.here / "runs" / RUN).rename(hosts.here / "runs" / "20251120-101010-older")
     hosts.keep(hosts.here, 2, 0.1)
-    with pytest.raises(ConfigError, match=f"2 runs begin with '2025'(.|\n)*{RUN}\n *20251120-101010-older"):
+    with pytest.raises(RunError, match=f"2 runs begin with '2025'(.|\n)*{RUN}\n *20251120-101010-older"):
         hosts.recover("2025")
-    with pytest.raises(ConfigError, match="there is no run '2024'"):
+    with pytest.raises(RunError, match="there is no run '2024'"):
         hosts.recover("2024")
     assert hosts.recover("last").parent.name == RUN
+
+
+def test_all_runs_of_the_hosts_are_named_where_none_is_meant(hosts):
+    names = [f"20251120-1010{number}-older" for number in range(10, 25)]
+    for name in names:
+        folder = hosts.there / "runs" / name / CHECKPOINTS / "0000002"
+        folder.mkdir(parents=True)
+        (folder / "mini.json").touch()
+    with pytest.raises(RunError) as caught:
+        hosts.recover("2024")
+    assert all(name in caught.value.remedy for name in names) and "runs list" not in caught.value.remedy
 
 
 def test_a_strategy_without_rounds_keeps_its_weights(hosts):

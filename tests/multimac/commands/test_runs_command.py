@@ -159,6 +159,15 @@ def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeyp
     assert max(map(len, table.splitlines())) <= 120
 
 
+def test_a_run_without_a_date_in_its_name_was_begun_when_it_says(runs):
+    path = runs.copy("mine")
+    asked = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**asked, "created": 1.7e9}))
+    assert read_run(path).created == 1.7e9
+    (path / "run.json").write_text(json.dumps({**asked, "created": "today"}))
+    assert read_run(path).created == read_run(path).changed
+
+
 def test_a_run_is_running_exactly_while_somebody_holds_its_lock(runs, cli):
     path = runs.copy("20251121-101010-tiny")
     holder = subprocess.Popen(
@@ -191,6 +200,18 @@ def test_a_launcher_without_a_last_word_has_failed(runs):
     (path / "events.jsonl").write_text(text[: len(text) // 2])  # in the middle of a line
     run = read_run(path)
     assert run.state == "failed" and "without a last word" in run.message
+
+
+def test_a_resume_is_proposed_only_if_this_version_takes_the_run(runs, cli):
+    path = runs.copy("20251121-101010-tiny", final=False)
+    runs.end(path, 130, "stopped as asked")
+    runs.checkpoint(path)
+    assert f"finetune --resume {path.name}" in cli("runs", "show", "last")[1]
+    asked = json.loads((path / "run.json").read_text())
+    asked["ranks"][0]["spec"]["checkpoint_interval"] = 5
+    (path / "run.json").write_text(json.dumps(asked))
+    status, said = cli("runs", "show", "last")
+    assert status == 0 and "interrupted" in said and "--resume" not in said
 
 
 def damage_run_json(path: Path) -> None:

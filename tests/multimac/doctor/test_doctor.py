@@ -97,13 +97,14 @@ def test_gym_as_a_package_is_a_problem(tmp_path):
 def rows(monkeypatch, tmp_path):
     """The rows of doctor, as if the preflight had found this."""
 
-    def judge(*, job=None, torch: dict | None = TORCH, free: float = 5e11, **facts) -> dict[str, Finding]:
+    def judge(*, job=None, torch: dict | None = TORCH, free=(4e11, 5e11), **facts) -> dict[str, Finding]:
         memory = {"total": 16 * 10**9, "available": 8 * 10**9, "machine": "m"}
         known = {"training": True, "python": [3, 12, 1], "executable": "/env/bin/python", "venv": True}
         look = Look(0, Host(address="this machine"))
         look.facts.facts = known | {"memory": memory, "versions": {}, "rivals": [], "system": "Linux"} | facts
         look.facts.torch = torch
-        look.facts.space = {"root": "/runs", "free": free, "held": 0}
+        roots = zip(("/project", "/runs"), free, strict=True)
+        look.facts.spaces = [{"root": root, "free": room, "held": 0} for root, room in roots]
         monkeypatch.setattr("distributed.preflight.look.look_here", lambda folders, seconds: look)
         return {finding.name: finding for finding in examine(machine_checks(job, tmp_path / "runs"))}
 
@@ -117,9 +118,10 @@ def rows(monkeypatch, tmp_path):
         ("python", {"python": [3, 9, 6]}, State.PROBLEM, "Python 3.9.6 at /env/bin/python; needs >=3.11"),
         ("rival packages", {"rivals": [["exogym", "/s", True]]}, State.PROBLEM, "another exogym would be loaded: /s"),
         ("rival packages", {"rivals": [["exogym", "/s", False]]}, State.WARNING, "another exogym is installed in /s"),
-        ("disk", {}, State.OK, "500.0 GB free for /runs"),
-        ("disk", {"free": 5e9}, State.WARNING, "5.0 GB free for /runs"),
-        ("disk", {"free": 5e8}, State.PROBLEM, "500.0 MB free for /runs, but 1.0 GB needed"),
+        ("disk", {}, State.OK, "400.0 GB free for /project; 500.0 GB free for /runs"),
+        ("disk", {"free": (5e9, 5e11)}, State.WARNING, "5.0 GB free for /project"),
+        ("disk", {"free": (4e11, 5e9)}, State.WARNING, "5.0 GB free for /runs"),
+        ("disk", {"free": (4e11, 5e8)}, State.PROBLEM, "500.0 MB free for /runs, but 1.0 GB needed"),
         ("memory", {}, State.OK, "8.0 GB free of 16.0 GB"),
         ("memory", {"memory": {"total": 8 * 10**9, "available": 10**9}}, State.WARNING, "only 1.0 GB are free now"),
         ("device", {}, State.OK, "cpu, threads: 2; torch 2.13.0"),
@@ -139,7 +141,7 @@ def test_the_needs_of_a_profile_count(rows, tmp_path):
     (tmp_path / "config.ini").write_text(
         f"[profile:big]\nbase_model = openai/whisper-large-v3\ntrain = {tmp_path}/no.csv\nmethod = full\n"
     )
-    found = rows(job=resolve(ConfigFile(tmp_path / "config.ini"), "big"), free=20e9)
+    found = rows(job=resolve(ConfigFile(tmp_path / "config.ini"), "big"), free=(20e9, 20e9))
     assert found["disk"].state is State.PROBLEM and "needed" in found["disk"].detail
     assert found["memory"].state is not State.OK and "memory" in found["memory"].detail
 

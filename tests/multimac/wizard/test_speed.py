@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -48,7 +49,19 @@ def test_what_is_wrong_on_a_machine_is_said(spec):
     ],
 )
 def test_a_process_that_ends_otherwise_is_a_problem(spec, monkeypatch, tmp_path, script, problem):
+    run_instead(monkeypatch, tmp_path, script)
+    assert measured(spec).problem == problem
+
+
+def test_a_process_that_hangs_is_killed(spec, monkeypatch, tmp_path):
+    run_instead(monkeypatch, tmp_path, "import time; time.sleep(30)")
+    monkeypatch.setattr(speed, "LIMIT_S", 1.0)
+    began = time.monotonic()
+    assert measured(spec).problem == "it did not finish 4 training steps in time"
+    assert time.monotonic() - began < 15
+
+
+def run_instead(monkeypatch, tmp_path: Path, script: str) -> None:
     (tmp_path / "odd.py").write_text(script)
     monkeypatch.setattr(speed, "PROBE", "odd")
     monkeypatch.setattr(speed, "environment", lambda project: {"PYTHONPATH": f"{tmp_path}:{project}"})
-    assert measured(spec).problem == problem

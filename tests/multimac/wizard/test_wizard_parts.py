@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
 from multimac.wizard.data import beside, find, split
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
+from multimac.wizard.questions import Questions
 from multimac.wizard.speed import Speed, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
 
@@ -141,3 +143,45 @@ def test_a_model_names_the_method_that_fits(tmp_path, monkeypatch):
     assert "needs 12.8 GB" in titles["openai/whisper-small"] and "only" not in titles["openai/whisper-small"]
     assert "LoRA only: needs 12.3 GB" in titles["openai/whisper-medium"]
     assert "decoder only: needs" in titles["openai/whisper-large-v3-turbo"]
+
+
+def broken_model(folder: Path) -> Path:
+    shutil.copytree(model.BUNDLED, folder / "broken")
+    (folder / "broken" / "generation_config.json").write_text("{")
+    return folder / "broken"
+
+
+def test_a_rate_that_is_none_is_told_with_its_place(tmp_path):
+    (tmp_path / "config.ini").write_text(f"[model:mine]\nbase_model = {model.BUNDLED}\nlearning_rate = fast\n")
+    with pytest.raises(ConfigError, match=r"config.ini:3 \[model:mine\]: learning_rate = fast: expected a number"):
+        model.offered(ConfigFile(tmp_path / "config.ini"))
+
+
+@pytest.mark.parametrize("answer", ["mine", "{folder}"])
+def test_a_damaged_model_is_told_when_it_is_chosen(tmp_path, answer):
+    """By its section, or by its folder."""
+    folder = broken_model(tmp_path)
+    (tmp_path / "config.ini").write_text(f"[model:mine]\nbase_model = {folder}\n")
+    (tmp_path / "answers").write_text(f"[answers]\nmodel = {answer.format(folder=folder)}\n")
+    with pytest.raises(TunerError, match=r"generation_config.json is damaged") as caught:
+        model.ask_model(Questions(tmp_path / "answers"), ConfigFile(tmp_path / "config.ini"))
+    assert caught.value.exit_status == ExitStatus.DATA
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            b"[answers]\nname = a\nwhere\n",
+            "Source contains parsing errors: 'answers' [line 3]",
+        ),
+        (b'[\n{"name": "a"}]', "answers: the file must hold one object"),
+        (b"[]", "answers: the file must hold one object"),
+        (b"[answers]\nname = caf\xe9\n", "UTF-8 text"),
+    ],
+)
+def test_a_file_of_answers_that_is_none_is_told(tmp_path, text, words):
+    (tmp_path / "answers").write_bytes(text)
+    with pytest.raises(ConfigError) as caught:
+        Questions(tmp_path / "answers")
+    assert words in str(caught.value) and "<string>" not in str(caught.value)
