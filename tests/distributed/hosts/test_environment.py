@@ -111,6 +111,22 @@ def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshSe
         setup([remote], lambda host, text: None)
 
 
+@pytest.mark.parametrize("python", ["#!/bin/sh\nexit 1\n", None], ids=["too old or broken", "none"])
+def test_a_folder_of_the_user_is_never_cleared(ssh_server: SshServer, small_project, tmp_path, python):
+    mine = tmp_path / "mine"
+    (mine / "bin").mkdir(parents=True)
+    (mine / "work.txt").write_text("mine")
+    if python:
+        (mine / "bin" / "python").write_text(python)
+        (mine / "bin" / "python").chmod(0o755)
+    with (
+        Remote.connect(replace(ssh_server.host, python_env=str(mine))) as remote,
+        pytest.raises(HostError, match="does not run, or is older than 3.9"),
+    ):
+        setup([remote], lambda host, text: None)
+    assert (mine / "work.txt").read_text() == "mine"
+
+
 def test_a_host_whose_pythons_are_all_too_old_says_which_it_has(ssh_server: SshServer, small_project):
     (small_project / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"\ndependencies = []\n')
     with (
