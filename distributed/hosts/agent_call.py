@@ -61,8 +61,10 @@ done
 exit 69
 """
 NO_PYTHON = 69
+ANSWER_S = 600.0  # once all is sent
 REMEDIES = {  # by the number of a system's error
-    28: "The disk is full: free some space there, or set project_path to another disk.",
+    28: "The disk is full: free some space there, or set project_path to another disk. What has arrived stays: the next"
+    " sync continues from there.",
     13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"
     " external disks unless Remote Login has full disk access.",
     1: "Not permitted: on a Mac, give Remote Login full disk access, or move the project out of Documents, Desktop"
@@ -113,17 +115,18 @@ def agent_call(
     op: str,
     *,
     python: str = "",
-    timeout: float = 600.0,
     payload: Iterable[bytes] = (),
+    sending: float = 0.0,
     **request: Any,
 ) -> dict[str, Any]:
     """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong.
 
-    python: runs it if it can; payload: what the operation reads from stdin.
+    python: runs it if it can; payload: what the operation reads from stdin; sending: seconds that this may take.
     """
-    life = str(int(2 * timeout))  # work that nobody waits for any more may still be finished
+    life = str(int(2 * (ANSWER_S + sending)))  # work that nobody waits for any more may still be finished
     head = [sources(), request_line(0, op, {**request, "last": True})]
-    done = machine.run(start_command(life, python), input=chain(head, payload), timeout=timeout)
+    command = start_command(life, python)
+    done = machine.run(command, input=chain(head, payload), timeout=ANSWER_S, title="the agent's work")
     messages = filter(None, map(parse_message, done.stdout.splitlines()))
     message = next((found for found in messages if found.get("id") == 0), None)
     if message is None:
