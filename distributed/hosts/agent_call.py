@@ -41,21 +41,25 @@ for name, text in json.loads(sys.stdin.buffer.readline()):
     exec(compile(text, name, "exec"), module.__dict__)
 module.main()"""
 # $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that does not run,
-# any other can still tell of disk, memory and clock, and the best one can make an environment: first of the minor
-# version $3, then the newest. A shim (pyenv) is slow, so it is asked once for the interpreter behind it. Without the
-# command line tools, macOS's /usr/bin/python3 only opens a dialogue: it is tried only after asking.
+# any other can still tell of disk, memory and clock, and the best one can make an environment: one with ensurepip,
+# which Debian's may lack; of these first of the minor version $3, then the newest. A shim (pyenv) is slow, so it is
+# asked once for the interpreter behind it. Without the command line tools, macOS's /usr/bin/python3 only opens a
+# dialogue: it is tried only after asking.
 START = """
 fit() {
     case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
-    "$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)' 2>/dev/null
+    "$1" -I -c "import sys, $2; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)" 2>/dev/null
 }
-[ -n "$2" ] && fit "$2" >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
+[ -n "$2" ] && fit "$2" sys >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
 IFS=:
-for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
-    for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
-        /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
-        "$HOME"/.local/share/uv/python/*/bin; do
-        [ -x "$folder/$name" ] && real=$(fit "$folder/$name") && exec "$real" -X utf8 -c "$0" "$1"
+for needed in ensurepip,venv sys; do
+    for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
+        for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
+            /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
+            "$HOME"/.local/share/uv/python/*/bin; do
+            python="${folder%/}/$name"
+            [ -x "$python" ] && real=$(fit "$python" "$needed") && exec "$real" -X utf8 -c "$0" "$1"
+        done
     done
 done
 exit 69

@@ -171,6 +171,12 @@ class _HostSetup:
                 f"no Python {self.pins.python} was found, only {best} ({version})",
                 remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian).",
             )
+        if self.remote.run([best, "-I", "-c", "import ensurepip, venv"], timeout=60).returncode:
+            raise HostError(
+                self.remote.name,
+                f"{best} cannot make a virtual environment: its ensurepip or venv is missing",
+                remedy="There: `apt-get install python3-venv` (Debian), or install another Python.",
+            )
         self.say(f"making {folder} with {best} ({version})")
         self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
 
