@@ -41,28 +41,34 @@ for name, text in json.loads(sys.stdin.buffer.readline()):
     exec(compile(text, name, "exec"), module.__dict__)
 module.main()"""
 # $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that does not run,
-# any other can still tell of disk, memory and clock, and the best one can make an environment: first of the minor
-# version $3, then the newest. A shim (pyenv) is slow, so it is asked once for the interpreter behind it. Without the
-# command line tools, macOS's /usr/bin/python3 only opens a dialogue: it is tried only after asking.
+# any other can still tell of disk, memory and clock, and the best one can make an environment: one with ensurepip,
+# which Debian's may lack; of these first of the minor version $3, then the newest. A shim (pyenv) is slow, so it is
+# asked once for the interpreter behind it. Without the command line tools, macOS's /usr/bin/python3 only opens a
+# dialogue: it is tried only after asking.
 START = """
 fit() {
     case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
-    "$1" -c 'import sys; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)' 2>/dev/null
+    "$1" -I -c "import sys, $2; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)" 2>/dev/null
 }
-[ -n "$2" ] && fit "$2" >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
+[ -n "$2" ] && fit "$2" sys >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
 IFS=:
-for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
-    for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
-        /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
-        "$HOME"/.local/share/uv/python/*/bin; do
-        [ -x "$folder/$name" ] && real=$(fit "$folder/$name") && exec "$real" -X utf8 -c "$0" "$1"
+for needed in ensurepip,venv sys; do
+    for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
+        for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
+            /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
+            "$HOME"/.local/share/uv/python/*/bin; do
+            python="${folder%/}/$name"
+            [ -x "$python" ] && real=$(fit "$python" "$needed") && exec "$real" -X utf8 -c "$0" "$1"
+        done
     done
 done
 exit 69
 """
 NO_PYTHON = 69
+ANSWER_S = 600.0  # once all is sent
 REMEDIES = {  # by the number of a system's error
-    28: "The disk is full: free some space there, or set project_path to another disk.",
+    28: "The disk is full: free some space there, or set project_path to another disk. What has arrived stays: the next"
+    " sync continues from there.",
     13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"
     " external disks unless Remote Login has full disk access.",
     1: "Not permitted: on a Mac, give Remote Login full disk access, or move the project out of Documents, Desktop"
@@ -113,17 +119,18 @@ def agent_call(
     op: str,
     *,
     python: str = "",
-    timeout: float = 600.0,
     payload: Iterable[bytes] = (),
+    sending: float = 0.0,
     **request: Any,
 ) -> dict[str, Any]:
     """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong.
 
-    python: runs it if it can; payload: what the operation reads from stdin.
+    python: runs it if it can; payload: what the operation reads from stdin; sending: seconds that this may take.
     """
-    life = str(int(2 * timeout))  # work that nobody waits for any more may still be finished
+    life = str(int(2 * (ANSWER_S + sending)))  # work that nobody waits for any more may still be finished
     head = [sources(), request_line(0, op, {**request, "last": True})]
-    done = machine.run(start_command(life, python), input=chain(head, payload), timeout=timeout)
+    command = start_command(life, python)
+    done = machine.run(command, input=chain(head, payload), timeout=ANSWER_S, title="the agent's work")
     messages = filter(None, map(parse_message, done.stdout.splitlines()))
     message = next((found for found in messages if found.get("id") == 0), None)
     if message is None:

@@ -157,6 +157,13 @@ class _HostSetup:
         if self.python == self.remote.expand(self.remote.host.environment):
             remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
             raise HostError(self.remote.name, f"{self.python} does not run", remedy=remedy)
+        folder = str(PurePosixPath(self.python).parent.parent)
+        if self.remote.host.python_env and self.remote.run(["test", "-e", folder], timeout=30).returncode == 0:
+            raise HostError(  # whatever is in there is the user's own
+                self.remote.name,
+                f"{self.python} does not run, or is older than 3.9",
+                remedy=f'Remove {folder}, or name a folder that does not exist yet, or leave "python_env" out.',
+            )
         best, version = facts["executable"], ".".join(map(str, facts["python"]))
         if not self.pins.python.contains(version):
             raise HostError(
@@ -164,7 +171,12 @@ class _HostSetup:
                 f"no Python {self.pins.python} was found, only {best} ({version})",
                 remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian).",
             )
-        folder = str(PurePosixPath(self.python).parent.parent)
+        if self.remote.run([best, "-I", "-c", "import ensurepip, venv"], timeout=60).returncode:
+            raise HostError(
+                self.remote.name,
+                f"{best} cannot make a virtual environment: its ensurepip or venv is missing",
+                remedy="There: `apt-get install python3-venv` (Debian), or install another Python.",
+            )
         self.say(f"making {folder} with {best} ({version})")
         self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
 

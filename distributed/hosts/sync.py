@@ -184,8 +184,8 @@ class _HostSync:
         answer = agent_call(
             self.remote,
             "commit",
-            timeout=600 + need / SLOWEST,
             payload=self.contents(parts),
+            sending=need / SLOWEST,
             root=self.root,
             files=[[file.item.remote, file.size, file.sha256] for file in missing],
             stale=state["stale"],
@@ -196,18 +196,21 @@ class _HostSync:
         return answer["damaged"]
 
     def contents(self, parts: Sequence[tuple[HashedFile, int]]) -> Iterator[bytes]:
-        """As many bytes as they had when they were hashed. If they have changed since, the host refuses them."""
         for file, have in parts:
-            name, left = file.item.remote, file.size - have
-            try:
-                with file.item.local.open("rb") as stream:
-                    stream.seek(have)
-                    self.progress(self.remote.name, self.done, self.total, name)
-                    while left:
-                        block = stream.read(min(left, BLOCK)) or bytes(min(left, BLOCK))
-                        yield block
-                        left -= len(block)
-                        self.done += len(block)
-                        self.progress(self.remote.name, self.done, self.total, name)
-            except OSError as error:
-                raise unreadable(file.item, error) from error
+            self.progress(self.remote.name, self.done, self.total, file.item.remote)
+            for block in blocks(file, have):
+                yield block
+                self.done += len(block)
+                self.progress(self.remote.name, self.done, self.total, file.item.remote)
+
+
+def blocks(file: HashedFile, start: int) -> Iterator[bytes]:
+    """As many bytes as it had when it was hashed. If it has changed since, the host refuses it."""
+    try:
+        with file.item.local.open("rb") as stream:
+            stream.seek(start)
+            for left in range(file.size - start, 0, -BLOCK):
+                size = min(left, BLOCK)
+                yield stream.read(size).ljust(size, b"\0")
+    except OSError as error:
+        raise unreadable(file.item, error) from error

@@ -23,6 +23,7 @@ from .settings import SshSettings
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 5
 MAX_JUMPS = 8
+ASLEEP = "Is it awake, and its network up?"
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else it logs tracebacks to stderr
 
@@ -72,18 +73,22 @@ class Remote:
         cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
+        title: str = "",
     ) -> Completed:
         line = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', self.expand(cwd), *command] if cwd else command
-        with self._errors(f"`{command[0]}` failed"):
+        title = title or f"`{command[0]}`"
+        login = f"Try: ssh {self.settings.target}"
+        with self._errors(f"{title} failed"):
             channel = self._open(line)
-            result = communicate(channel, input, timeout)
+            try:
+                result = communicate(channel, input, timeout)
+            except TimeoutError as error:
+                kept = "What has arrived stays: the next sync continues from there."
+                raise HostError(self.name, str(error), remedy=f"{ASLEEP} {kept} {login}") from error
         if result is None:
-            raise HostError(
-                self.name, f"`{command[0]}` did not end within {timeout:g} s", remedy=f"Try: ssh {self.settings.target}"
-            )
+            raise HostError(self.name, f"{title} did not end within {timeout:g} s", remedy=login)
         if result.returncode == LOST and not self._transport.is_active():
-            remedy = f"Is it awake, and its network up? Try: ssh {self.settings.target}"
-            raise HostError(self.name, f"the connection was lost during `{command[0]}`", remedy=remedy)
+            raise HostError(self.name, f"the connection was lost during {title}", remedy=f"{ASLEEP} {login}")
         if check:
             raise_unless_ok(self.name, command, result)
         return result

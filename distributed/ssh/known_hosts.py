@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from whisper_tuner.errors import HostError, MissingProgram
+
 # Its number and mark; then the line itself: [mark] names kind key [comment].
 FOUND = re.compile(
     r"^# Host .* found: line (\d+) (|CA|REVOKED)\n[ \t]*(?:@\S+[ \t]+)?\S+[ \t]+(\S+)[ \t]+(\S+)", re.MULTILINE
@@ -34,12 +36,21 @@ class Entry:
 
 
 def look_up(name: str, files: Iterable[Path]) -> list[Entry]:
-    """What stands there for a host. A missing file or an odd line counts as empty, as it does for ssh."""
+    """What stands there for a host. A missing file or an odd line counts as empty, as it does for ssh.
+
+    Raises HostError, MissingProgram.
+    """
     return [entry for file in files for entry in _entries(name, file)]
 
 
 def _entries(name: str, file: Path) -> Iterator[Entry]:
-    done = subprocess.run(["ssh-keygen", "-F", name, "-f", str(file)], capture_output=True)
+    try:
+        done = subprocess.run(["ssh-keygen", "-F", name, "-f", str(file)], capture_output=True, timeout=20)
+    except FileNotFoundError as error:
+        raise MissingProgram("ssh-keygen is not installed", remedy="apt-get install openssh-client") from error
+    except subprocess.TimeoutExpired as error:
+        remedy = "Is it on a network drive that does not answer?"
+        raise HostError(name, f"ssh-keygen does not finish reading {file}", remedy=remedy) from error
     for number, mark, kind, key in FOUND.findall(done.stdout.decode("utf-8", "replace")):
         try:
             blob = base64.b64decode(key, validate=True)

@@ -126,12 +126,17 @@ class LocalMachine:
         cwd: str | None = None,
         timeout: float | None = None,
         check: bool = False,
+        title: str = "",
     ) -> Completed:
-        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0."""
+        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0.
+
+        timeout: seconds; over SSH they count from the end of `input`. title: the command's name in messages.
+        """
+        title = title or f"`{command[0]}`"
         try:
             done = subprocess.run(list(command), input=b"".join(input), capture_output=True, cwd=cwd, timeout=timeout)
         except subprocess.TimeoutExpired as error:
-            raise HostError(self.name, f"`{command[0]}` did not end within {timeout:g} s") from error
+            raise HostError(self.name, f"{title} did not end within {timeout:g} s") from error
         except OSError as error:
             raise HostError(self.name, f"cannot start {command[0]}: {error.strerror}") from error
         result = Completed.of(done.returncode, done.stdout, done.stderr)

@@ -7,11 +7,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import paramiko
 
-from whisper_tuner.errors import HostError, TunerError
+from whisper_tuner.errors import HostError
 
 from .machine import ANNOUNCED, Completed
 
@@ -69,27 +71,19 @@ class RemoteProcess:
 
 
 def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: float | None) -> Completed | None:
-    """Feed stdin and read both streams to their end; None if that takes longer than `timeout`.
+    """Feed stdin and read both streams to their end; None if that is later than `timeout` after the end of `input`.
 
-    Raises TimeoutError if the host takes none of `input` for STALLED_S, and what `input` raises of ours.
+    Raises TimeoutError if the host takes none of `input` for STALLED_S, and what `input` raises.
     """
     output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
     failed: list[Exception] = []
-    channel.settimeout(STALLED_S)
 
     def feed() -> None:
         try:
-            for block in input:
-                channel.sendall(block)
-            channel.shutdown_write()
-        except TimeoutError:
-            failed.append(TimeoutError(f"it has accepted no data for {STALLED_S:g} s"))
-            channel.close()
-        except TunerError as error:
+            send_all(channel, input)
+        except Exception as error:  # whatever it is must reach the caller
             failed.append(error)
             channel.close()
-        except FAILURES:
-            pass  # it has ended without reading all: its output says why
 
     def read(name: str, receive: Callable[[int], bytes]) -> None:
         block = b"."
@@ -101,19 +95,36 @@ def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: floa
 
     work = [(feed, ()), (read, ("stdout", channel.recv)), (read, ("stderr", channel.recv_stderr))]
     threads = [threading.Thread(target=function, args=arguments, daemon=True) for function, arguments in work]
-    deadline = None if timeout is None else time.monotonic() + timeout
     for thread in threads:
         thread.start()
+    threads[0].join()
+    deadline = None if timeout is None else time.monotonic() + timeout
     for thread in threads[1:]:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
     late = any(thread.is_alive() for thread in threads[1:])
     status = LOST if late or failed else status_of(channel)
     channel.close()
-    if not late:
-        threads[0].join()  # what `input` counts is complete only then
     if failed:
         raise failed[0]
     return None if late else Completed.of(status, output["stdout"], output["stderr"])
+
+
+def send_all(channel: paramiko.Channel, input: Iterable[bytes]) -> None:
+    """All of `input`, then the end of stdin."""
+    channel.settimeout(STALLED_S)
+    for send in chain((partial(channel.sendall, block) for block in input), [channel.shutdown_write]):
+        # A full socket knows no timeout: paramiko writes on until the connection is closed.
+        stuck = threading.Timer(2 * STALLED_S, channel.get_transport().close)
+        stuck.daemon = True
+        stuck.start()
+        try:
+            send()
+        except TimeoutError as error:
+            raise TimeoutError(f"it has taken no data for {STALLED_S:g} s") from error
+        except FAILURES:
+            return  # it has ended without reading all: its output says why
+        finally:
+            stuck.cancel()
 
 
 def status_of(channel: paramiko.Channel) -> int:

@@ -56,8 +56,9 @@ def resolve(host: Host) -> SshSettings:
             proxy_command=first(said, "proxycommand"),
         )
     except (KeyError, ValueError) as error:
+        why = f"it names no {error.args[0]}" if isinstance(error, KeyError) else error
         remedy = f"Compare `ssh -G {host.address}`; it must be OpenSSH's ssh."
-        raise HostError(host.address, f"what `ssh -G` says is not understood: {error}", remedy=remedy) from error
+        raise HostError(host.address, f"what `ssh -G` says is not understood: {why}", remedy=remedy) from error
 
 
 def query(host: Host) -> dict[str, list[str]]:

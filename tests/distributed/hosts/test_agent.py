@@ -75,18 +75,28 @@ def test_what_is_sent_can_be_read_by_old_pythons(name):
         (["broken python3.14", "python3.13"], "python3.13"),
         (["python3.14", "training"], "training training"),
         (["python3.14", "broken training"], "python3.14"),
+        (["bare python3.77", "python3.13"], "python3.13"),  # Debian without python3-venv
+        (["python3.14", "bare training"], "training training"),
     ],
 )
 def test_which_python_of_a_host_runs_the_agent(tmp_path, there, chosen):
     """It says whether it is the one that trains; the best other one can make an environment."""
     for name in there:
-        program = tmp_path / name.removeprefix("broken ")
-        known = "exit 1" if name.startswith("broken") else "echo $0"
-        program.write_text(f'#!/bin/sh\n[ "$1" = -X ] && echo {name} "$6" || {known}\n')
-        program.chmod(0o755)
+        kind, _, program = name.rpartition(" ")
+        known = {"broken": "exit 1", "bare": 'case "$*" in *ensurepip*) exit 1 ;; esac; echo $0'}.get(kind, "echo $0")
+        (tmp_path / program).write_text(f'#!/bin/sh\n[ "$1" = -X ] && {{ echo {program} "$6"; exit; }}\n{known}\n')
+        (tmp_path / program).chmod(0o755)
     command = ["/bin/sh", "-c", module.START, "BOOT", "60", str(tmp_path / "training"), "77"]
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert done.stdout.strip() == chosen
+
+
+def test_a_folder_of_path_with_a_slash_at_its_end_is_the_same_folder():
+    """Else the stub of macOS in /usr/bin would not be known."""
+    command = ["/bin/sh", "-xc", module.START, "import sys", "60", "", "77"]
+    trace = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin/", "HOME": "/x"}).stderr
+    assert "/usr/bin/python3.77" in trace
+    assert "//python" not in trace
 
 
 def test_an_old_python_without_packages_runs_the_agent(tmp_path):

@@ -111,6 +111,34 @@ def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshSe
         setup([remote], lambda host, text: None)
 
 
+@pytest.mark.parametrize("python", ["#!/bin/sh\nexit 1\n", None], ids=["too old or broken", "none"])
+def test_a_folder_of_the_user_is_never_cleared(ssh_server: SshServer, small_project, tmp_path, python):
+    mine = tmp_path / "mine"
+    (mine / "bin").mkdir(parents=True)
+    (mine / "work.txt").write_text("mine")
+    if python:
+        (mine / "bin" / "python").write_text(python)
+        (mine / "bin" / "python").chmod(0o755)
+    with (
+        Remote.connect(replace(ssh_server.host, python_env=str(mine))) as remote,
+        pytest.raises(HostError, match="does not run, or is older than"),
+    ):
+        setup([remote], lambda host, text: None)
+    assert (mine / "work.txt").read_text() == "mine"
+
+
+def test_a_python_that_cannot_make_environments_leaves_no_half_one(ssh_server: SshServer, small_project, tmp_path):
+    bare = tmp_path / "python3.12"
+    bare.write_text('#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nmkdir -p "$4"\n')
+    bare.chmod(0o755)
+    with Remote.connect(ssh_server.host) as remote:
+        host = environment._HostSetup(remote, environment.own_pins(), lambda host, text: None, sync.no_progress)
+        with pytest.raises(HostError, match="cannot make a virtual environment") as caught:
+            host.make_venv({"executable": str(bare), "python": [3, 12, 1]})
+    assert "python3-venv" in str(caught.value)
+    assert not Path(ssh_server.host.project_path, ".venv").exists()
+
+
 def test_a_host_whose_pythons_are_all_too_old_says_which_it_has(ssh_server: SshServer, small_project):
     (small_project / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"\ndependencies = []\n')
     with (

@@ -13,6 +13,7 @@ import pytest
 from loopback_sshd import SshServer
 from waiting import wait_until
 
+from distributed.hosts import agent_call as agent_call_module
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent_call import agent_call
 from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items, folder_items
@@ -227,29 +228,73 @@ def test_a_part_that_nobody_goes_on_with_is_removed_after_some_days(remote, ther
     assert [part.name for part in folder.glob("*.part")] == ["new.part"]
 
 
-def test_a_host_that_takes_nothing_more_is_given_up(remote, tmp_path, ssh_server, monkeypatch):
-    """It has fallen asleep, or its cable is out: TCP itself would wait for a quarter of an hour."""
-    monkeypatch.setattr(process, "STALLED_S", 1.0)
-    items = make(tmp_path / "src", {"big": bytes(30 << 20)})
+@contextlib.contextmanager
+def falling_asleep(ssh_server):
+    """Its sessions are suspended, once, by the function that this gives."""
     asleep: list[psutil.Process] = []
 
-    def fall_asleep(host, done, total, file):
-        if done and not asleep:
+    def fall_asleep() -> None:
+        if not asleep:
             asleep.extend(psutil.Process(ssh_server.process.pid).children(recursive=True))
             for child in asleep:
                 child.suspend()
 
     begin = time.monotonic()
-    with pytest.raises(HostError, match="has accepted no data for 1 s"):
-        run(remote, items, progress=fall_asleep)
+    yield fall_asleep
     assert time.monotonic() - begin < 20
     for child in asleep:
         child.resume()
 
 
+def test_a_host_that_takes_nothing_more_is_given_up(remote, tmp_path, ssh_server, monkeypatch):
+    """It has fallen asleep, or its cable is out: TCP itself would wait for a quarter of an hour."""
+    monkeypatch.setattr(process, "STALLED_S", 1.0)
+    items = make(tmp_path / "src", {"big": bytes(30 << 20)})
+    with (
+        falling_asleep(ssh_server) as fall_asleep,
+        pytest.raises(HostError, match="has taken no data for 1 s") as caught,
+    ):
+        run(remote, items, progress=lambda host, done, *_: done and fall_asleep())
+    assert "/bin/sh" not in str(caught.value)
+    assert "the next sync continues" in str(caught.value)
+
+
+def test_a_host_that_takes_nothing_more_is_given_up_where_the_socket_is_full_before_the_window(
+    remote, tmp_path, ssh_server, monkeypatch
+):
+    monkeypatch.setattr(process, "STALLED_S", 1.0)
+    open_channel = remote._open
+
+    def opened(line, **options):
+        channel = open_channel(line, **options)
+        channel.out_window_size = 1 << 30
+        return channel
+
+    monkeypatch.setattr(remote, "_open", opened)
+    items = make(tmp_path / "src", {"big": bytes(30 << 20)})
+    with falling_asleep(ssh_server) as fall_asleep, pytest.raises(HostError, match="the connection was lost during"):
+        run(remote, items, progress=lambda host, done, *_: done and fall_asleep())
+
+
+def test_a_host_that_falls_asleep_after_the_last_byte_is_given_up(remote, tmp_path, ssh_server, monkeypatch):
+    monkeypatch.setattr(agent_call_module, "ANSWER_S", 1.0)
+    items = make(tmp_path / "src", {"big": bytes(1 << 20)})
+    with falling_asleep(ssh_server) as fall_asleep, pytest.raises(HostError, match="did not end within 1 s"):
+        run(remote, items, progress=lambda host, done, total, _: done == total and fall_asleep())
+
+
+def test_what_progress_raises_ends_the_sync(remote, tmp_path):
+    def progress(host, done, *_):
+        if done:
+            raise ValueError("of the caller")
+
+    with pytest.raises(ValueError, match="of the caller"):
+        run(remote, make(tmp_path / "src", {"big": bytes(1 << 20)}), progress=progress)
+
+
 def test_a_file_that_is_moved_while_it_is_sent_arrives(remote, there, tmp_path):
     items = make(tmp_path / "src", {"big": b"1" * 2_000_000})
-    run(remote, items, progress=lambda *_: (tmp_path / "src/big").unlink(missing_ok=True))
+    run(remote, items, progress=lambda host, done, *_: done and (tmp_path / "src/big").unlink(missing_ok=True))
     assert (there / "data/big").read_bytes() == b"1" * 2_000_000
 
 

@@ -55,6 +55,12 @@ def test_ssh_config_counts_and_the_hosts_file_wins(ssh_server):
     assert says_here(replace(ssh_server.host, address="wrong"))
 
 
+def test_what_ssh_does_not_tell_is_named(ssh_server):
+    (ssh_server.folder / "bin" / "ssh").write_text("#!/bin/sh\necho user me\n")
+    with pytest.raises(HostError, match="is not understood: it names no hostname"):
+        Remote.connect(ssh_server.host)
+
+
 def test_proxy_jump(ssh_server):
     ssh_server.configure(
         f"Host jump\n  HostName 127.0.0.1\n  Port {ssh_server.port}\n  IdentityFile {ssh_server.key}\n"

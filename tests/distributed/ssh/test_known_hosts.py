@@ -6,6 +6,7 @@ import pytest
 
 from distributed.ssh import known_hosts
 from distributed.ssh.known_hosts import Verdict, lookup_name
+from whisper_tuner.errors import MissingProgram
 
 KEY, OTHER = (b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + letter * 32 for letter in (b"A", b"B"))
 
@@ -65,6 +66,12 @@ def test_authorities_are_reported_and_missing_files_are_empty(tmp_path):
     [authority] = known_hosts.look_up("mac.local", [file, tmp_path / "none", tmp_path])
     assert (authority.mark, authority.place) == ("CA", f"{file}:2")
     assert known_hosts.check([authority], KEY) is Verdict.UNKNOWN
+
+
+def test_without_ssh_keygen_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingProgram, match="ssh-keygen is not installed"):
+        known_hosts.look_up("mac", [tmp_path / "known_hosts"])
 
 
 def test_lookup_name():
