@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from whisper_tuner.files import sync_folder, write_atomically
 
@@ -96,7 +95,6 @@ def receive(private: Path, digest: str, offset: int, size: int) -> bool:
             earlier.replace(part)
     part.touch(mode=0o600)
     with part.open("r+b") as target:
-        lock(target)
         target.truncate(offset)
         target.seek(offset)
         while size:
@@ -186,23 +184,22 @@ def part_size(private: Path, digest: str, size: int) -> int:
 
 
 def left_part(private: Path, digest: str) -> Path | None:
-    """What an earlier sender has left, the largest if there are several; not what another one is writing just now."""
+    """What an earlier sender has left, the largest if there are several; nothing of one that is still at work."""
     found = {}
     for part in private.glob(digest + "*.part"):
-        with contextlib.suppress(FileNotFoundError), part.open("rb") as stream:
-            if lock(stream):
+        with contextlib.suppress(FileNotFoundError):
+            if not is_alive(part.name.split(".")[1]):
                 found[part] = part.stat().st_size
     return max(found, key=lambda part: found[part], default=None)
 
 
-def lock(stream: BinaryIO) -> bool:
-    """Until it is closed. False if another process has it."""
+def is_alive(pid: str) -> bool:
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        os.kill(int(pid), 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (ValueError, OverflowError, ProcessLookupError):
         return False
-    except OSError:  # a network disk may have no locks
-        pass
     return True
 
 

@@ -157,6 +157,8 @@ def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, s
         run(remote, items, progress=cut)
     assert seen[0] == ("127.0.0.1", 3 << 20, "data/big")
     assert not (there / "data/big").exists()
+    agents = list(psutil.Process(ssh_server.process.pid).children(recursive=True))
+    psutil.wait_procs(agents, timeout=10)  # its part is left to others once it has ended
     with Remote.connect(ssh_server.host) as again:
         report = run(again, items)
     assert 0 < report.bytes < 3 << 20
