@@ -38,6 +38,8 @@ def build(hint: Any, data: Any, where: str) -> Any:
         item = typing.get_args(hint)[0]
         return tuple(build(item, part, f"{where}[{n}]") for n, part in enumerate(_exactly(list, data, where)))
     if hint is Path:
+        if data == "":
+            raise ConfigError(f"{where}: an empty path")  # Path("") is the current folder
         return Path(_exactly(str, data, where))
     if hint is float and type(data) is int:
         return _float(data, where)

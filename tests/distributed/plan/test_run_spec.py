@@ -105,6 +105,7 @@ def test_what_is_no_spec_is_refused(text):
         ({"learning_rate": 10**400}, "learning_rate: a number of 401 digits"),
         ({"learning_rate": True}, "learning_rate: expected float, found bool"),
         ({"train": 3}, "train: expected str, found int"),
+        ({"train": ""}, "train: an empty path"),
         ({"lora_targets": ["q", None]}, r"lora_targets\[1\]: expected str, found NoneType"),
         ({"epoch": 3}, "unknown key 'epoch'"),
     ],
