@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,17 @@ class SshServer:
         self.config = self.home / "config"
         self.configure()
         self.trust()
+
+    @property
+    def worker(self) -> dict[str, object]:
+        """Its entry in a hosts file, with this interpreter for its environment."""
+        return {
+            "host": "127.0.0.1",
+            "ssh_port": self.port,
+            "ssh_key_path": str(self.key),
+            "project_path": str(self.folder / "project"),
+            "python_env": sys.executable,
+        }
 
     def configure(self, text: str = "") -> None:
         """Write the user's ssh configuration: `text`, then what every test needs."""

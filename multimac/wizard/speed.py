@@ -100,6 +100,7 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
         process = machine.start([python, "-m", PROBE, spec.run_id], env=environment(project), cwd=project)
         running.callback(process.kill)
         watchdog = threading.Timer(LIMIT_S, process.kill)
+        watchdog.daemon = True  # what is started as this is left ends by itself, and holds nobody up
         running.callback(watchdog.cancel)
         watchdog.start()
         process.write(spec.to_json().encode() + b"\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_model import FITTED, SCRIPT
 from safetensors.torch import load_file
 
 from whisper_tuner.export.final import load_model
@@ -119,40 +120,12 @@ def test_ctrl_c_stops_every_rank_at_the_same_weights_and_keeps_the_model(runner)
     assert runner.left_over() == []
 
 
-OWN_MODEL = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from distributed.network_trainer import NetworkTrainer
-from exogym.strategy import DiLoCoStrategy
-
-class Line(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, batch):
-        x, y = batch
-        return ((self.layer(x) - y) ** 2).mean()
-
-torch.manual_seed(0)
-x = torch.randn(256, 4)
-model = Line()
-trainer = NetworkTrainer(sys.argv[1], model, TensorDataset(x, x.sum(1, keepdim=True)))
-strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=5)
-fit = trainer.fit(strategy=strategy, max_steps=40, batch_size=16, device="cpu")
-assert not torch.allclose(model.layer.weight, fit.model.layer.weight)  # the caller's own is left alone
-print(fit.result.rounds, [round(w, 2) for w in fit.model.layer.weight[0].tolist()])
-"""
-
-
 def test_network_trainer_fits_a_model_of_the_users_own(runner):
     script = runner.folder / "fit.py"
-    script.write_text(OWN_MODEL)
+    script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(runner.hosts("h2"))]
     environment = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}"}
     done = runner.lab.exec("h1", command, cwd=str(runner.folder), env=environment, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "8 [1.0, 1.0, 1.0, 1.0]"
+    assert done.stdout.splitlines()[-1] == FITTED
     assert (runner.run_dir / "bundle.pickle").stat().st_mode & 0o777 == 0o600

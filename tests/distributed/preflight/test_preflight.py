@@ -273,10 +273,9 @@ def test_a_connection_that_comes_too_late_is_closed(no_torch, monkeypatch, is_in
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing_behind(worker, ssh_server, tmp_path, number):
+def test_an_interrupt_leaves_nothing_behind(ssh_server, tmp_path, number):
     hosts = tmp_path / "hosts.json"
-    entry = {"host": "127.0.0.1", "ssh_port": worker.port, "ssh_key_path": str(worker.key_path)}
-    hosts.write_text(json.dumps({"master": "localhost", "workers": [entry | {"python_env": sys.executable}]}))
+    hosts.write_text(json.dumps({"master": "localhost", "workers": [ssh_server.worker]}))
     command = [sys.executable, "cli_typer.py", "hosts", "check", "--hosts", str(hosts)]
     process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: len(agents()) >= 2 or process.poll() is not None, 20)

@@ -145,14 +145,7 @@ def test_a_run_alone_ends_with_wer_and_the_next_commands(folder):
 @pytest.mark.slow
 def test_a_run_with_a_host_is_measured_first(folder, ssh_server):
     """The host is this machine, reached through a real sshd."""
-    worker = {
-        "host": "127.0.0.1",
-        "ssh_port": ssh_server.port,
-        "ssh_key_path": str(ssh_server.key),
-        "project_path": str(ssh_server.folder / "project"),
-        "python_env": sys.executable,
-    }
-    hosts = json.dumps({"master": "localhost", "workers": [worker]})
+    hosts = json.dumps({"master": "localhost", "workers": [ssh_server.worker]})
     (folder / "distributed_hosts.json").write_text(hosts)
     answers = {"epochs": 1, "split": "no", "strategy": "diloco", "communication_interval": 2, "together": "yes"}
     done = wizard(folder, {**answers, "where": "hosts", "name": "both"})

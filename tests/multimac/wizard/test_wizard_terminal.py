@@ -165,10 +165,8 @@ def test_a_hung_up_terminal_leaves_everything_as_it_was(folder, screen):
 
 def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
     """The host's key is accepted in another terminal while the wizard waits."""
-    worker = {"host": "127.0.0.1", "ssh_port": ssh_server.port, "ssh_key_path": str(ssh_server.key)}
-    worker |= {"python_env": sys.executable, "project_path": str(ssh_server.folder / "project")}
     hosts = folder / "distributed_hosts.json"
-    hosts.write_text(json.dumps({"master": "localhost", "workers": [worker]}))
+    hosts.write_text(json.dumps({"master": "localhost", "workers": [ssh_server.worker]}))
     ssh_server.known_hosts.write_text("")
     before = files(folder)
     screen = Screen(folder)
