@@ -13,7 +13,7 @@ demo: setup  ## fine-tune the bundled model on two local ranks, WER before and a
 
 test: setup  ## all quick tests (under 15 minutes on 2 cores)
 	@sh tools/system_packages.sh
-	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow" --durations=15
+	$(PY) -m pytest -n 3 --dist loadgroup -m "not slow" --durations=15
 
 test-all: setup  ## every test, the long ones too
 	@sh tools/system_packages.sh
