@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from distributed.hosts.code import PRUNED
@@ -56,7 +57,8 @@ def demo(asks: Asking) -> dict:
         launcher = start_launcher(run_dir)
         asks.at_end(lambda: _stop(launcher))
         launcher.wait()
-        answer = {"seconds": time.monotonic() - began, **_summary(run_dir)}
+        letters = {place.host.address: place.letter for place in asks.places}
+        answer = {"seconds": time.monotonic() - began, **_summary(run_dir, letters)}
         for place in asks.places[1:]:
             asks.ask(place, "forget", run=run_dir.name)
         return answer
@@ -101,7 +103,8 @@ def _stop(launcher: subprocess.Popen) -> None:
         launcher.kill()
 
 
-def _summary(run_dir: Path) -> dict:
+def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
+    """letters: by the label of a rank; those of one machine alone are numbered."""
     events, _ = read_events(run_dir / "events.jsonl")
     of = {kind: [event for event in events if event["type"] == kind] for kind in ("step", "round", "lost", "end")}
     hosts = list(dict.fromkeys(event["host"] for event in of["step"]))
@@ -110,8 +113,8 @@ def _summary(run_dir: Path) -> dict:
         "status": end["status"],
         "message": end["message"],
         "rounds": max((event["round"] for event in of["round"]), default=0),
-        "lost": [[event["host"], event["reason"]] for event in of["lost"]],
-        "hosts": [_of_host(host, of["step"]) for host in hosts],
+        "lost": [[letters.get(event["host"], event["host"]), event["reason"]] for event in of["lost"]],
+        "hosts": [{"host": letters.get(host, host), **_of_host(host, of["step"])} for host in hosts],
         "said": [event["what"] for event in events if event["type"] in ("warning", "problem")],
     }
 
@@ -119,7 +122,6 @@ def _summary(run_dir: Path) -> dict:
 def _of_host(host: str, steps: list[dict]) -> dict:
     own = [event for event in steps if event["host"] == host]
     return {
-        "host": host,
         "steps": len(own),
         "seconds": sum(event["seconds"] for event in own),
         "communicating": sum(event.get("seconds_communicating") or 0.0 for event in own),

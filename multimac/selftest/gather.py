@@ -20,6 +20,7 @@ from .asking import Asked, Asking, NoAnswer, Place
 CONNECT_S = 8.0
 GLOO_S = 10.0  # gloo's own time-out in the tests
 KILLED_S = 8.0
+NOTICE_S = 10.0  # after gloo's time-out
 FORMED_S = 25.0
 
 
@@ -72,7 +73,8 @@ def hosts_check(asks: Asking) -> dict | None:
         asks.desk.machine_workers = report.machine_workers
         for each, facts in zip(asks.places, report.hosts, strict=True):
             each.address = facts.address or each.address
-        pairs = [[p.source, p.target, p.latency_s, p.mbit, p.failed, p.errno] for p in report.pairs]
+        letters = {each.host.address: each.letter for each in asks.places}
+        pairs = [[letters[p.source], letters[p.target], p.latency_s, p.mbit, p.failed, p.errno] for p in report.pairs]
         problems = [[problem.severity, problem.check, str(problem)] for problem in report.problems]
         return {"seconds": report.seconds, "pairs": pairs, "problems": problems}
 
@@ -133,7 +135,7 @@ def killed_peer(asks: Asking) -> dict:
     time.sleep(0.5)
     began = time.monotonic()
     second.process.kill()
-    noticed = first.next("answer", timeout=KILLED_S + 10.0)["answer"]["noticed"]
+    noticed = first.next("answer", timeout=KILLED_S + NOTICE_S)["answer"]["noticed"]
     return {"seconds": time.monotonic() - began, "timeout_s": KILLED_S, "noticed": noticed}
 
 

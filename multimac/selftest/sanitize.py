@@ -49,7 +49,7 @@ LINES = re.compile(r"^.*\b(Serial Number|Hardware UUID|Provisioning UDID|User De
 UUID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 TEAM = re.compile(r"^(Authority=[^:\n]+):.*$", re.MULTILINE)  # "Apple Development: NAME (TEAM)"
-HARDWARE = re.compile(r"(?<![\w:-])[0-9a-f]{1,2}([:-])(?:[0-9a-f]{1,2}\1){4}[0-9a-f]{1,2}(?![\w]|[:-][0-9a-f])", re.I)
+HARDWARE = re.compile(r"(?<![\w:-])[0-9a-f]{1,2}([:-])(?:[0-9a-f]{1,2}\1){4,}[0-9a-f]{1,2}(?!\w)", re.I)
 INTERFACE = re.compile(r"\b((?:en|wl)x)[0-9a-f]{12}\b")  # Linux: named after its hardware address
 IPV6 = re.compile(r"(?<![\w:.])(?=[\da-f:]*:)[\da-f:]*:[\da-f:.]*[\da-f:](?:%[\w.-]+)?(?!\w)", re.IGNORECASE)
 IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
@@ -66,10 +66,10 @@ class Sanitizer:
     def learn(self, names: Iterable[str], as_word: str) -> None:
         """A host's names and addresses, or a user's. A name with dots is also known by its first part."""
         for name in names:
-            parts = [name] if IPV4.fullmatch(name) or ":" in name else [name, name.split(".")[0]]
-            for part in parts:
+            kind = kind_of_address(name)
+            for part in (name,) if kind else (name, name.split(".")[0]):
                 if len(part.strip()) > 1 and part.lower() not in PUBLIC:
-                    self._names.setdefault(part.lower(), as_word)
+                    self._names.setdefault(part.lower(), f"{as_word} ({kind})" if kind else as_word)
         known = sorted(self._names, key=len, reverse=True)
         words = "|".join(map(re.escape, known))
         self._pattern = re.compile(rf"(?<![\w-])(?:{words})(?:\.local\b)?(?![\w-])", re.IGNORECASE) if known else None
@@ -120,14 +120,13 @@ class Sanitizer:
 
 def _address(found: re.Match[str]) -> str:
     text = found[0].partition("%")[0]
-    for candidate, rest in ((text, ""), (text.rstrip(":."), text[len(text.rstrip(":.")) :])):
-        try:
-            return _kind_of_address(ipaddress.ip_address(candidate)) + rest
-        except ValueError:
-            continue
+    for candidate in (text, text.rstrip(":."), text.rpartition(":")[0]):  # a port may follow
+        if kind := kind_of_address(candidate):
+            return kind + text[len(candidate) :]
     return found[0]
 
 
+SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers, and of VPNs such as Tailscale
 TESTS: list[tuple[Callable[[Any], bool], str]] = [
     (lambda address: address.is_unspecified, "any"),
     (lambda address: address.is_loopback, "loopback"),
@@ -135,9 +134,15 @@ TESTS: list[tuple[Callable[[Any], bool], str]] = [
     (lambda address: address.is_multicast, "multicast"),
     (lambda address: str(address).startswith("255."), "mask"),
     (lambda address: address.is_private, "private"),
+    (lambda address: address.version == 4 and address in SHARED, "shared"),
 ]
 
 
-def _kind_of_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+def kind_of_address(text: str) -> str:
+    """For example "private IPv4"; "" for what is no address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return ""
     kind = next((kind for fits, kind in TESTS if fits(address)), "public")
     return f"{kind} IPv{address.version}"
