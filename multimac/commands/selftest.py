@@ -32,18 +32,19 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitSt
     desk = Desk(hosts=hosts)
     _introduce(console, desk)
     entries: list[dict] = []
-    began, whole = time.monotonic(), False
+    began, interrupted = time.monotonic(), False
     try:
-        whole = _show_all(console, desk, [*CHECKS, *([LID] if lid else [])], entries)
+        _show_all(console, desk, [*CHECKS, *([LID] if lid else [])], entries)
     except KeyboardInterrupt:
+        interrupted = True
         console.print("stopped; what was started is ended on all hosts")
     finally:
         for place in desk.places:
             place.machine.close()
-        write_atomically(out, json.dumps(report_of(hosts, entries, whole=whole), indent=1) + "\n")
+        write_atomically(out, json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1) + "\n")
     rows = [row for entry in entries for row in rows_of(entry)]
     _sum_up(console, rows, out, time.monotonic() - began)
-    return exit_status(rows) if whole else ExitStatus.INTERRUPTED
+    return ExitStatus.INTERRUPTED if interrupted else exit_status(rows)
 
 
 def _introduce(console: Console, desk: Desk) -> None:
@@ -55,21 +56,14 @@ def _introduce(console: Console, desk: Desk) -> None:
     console.print(f"{named}. This takes up to 5 minutes; Ctrl-C ends it everywhere.")
 
 
-def _show_all(console: Console, desk: Desk, checks: Sequence[Check], entries: list[dict]) -> bool:
-    """Whether all were done. Each row appears when it is known."""
+def _show_all(console: Console, desk: Desk, checks: Sequence[Check], entries: list[dict]) -> None:
+    """Each row appears when it is known."""
     with console.status("") as status:
-        desk.tell = console.print
-        waiting = [check.name for check in checks]
-        status.update(waiting[0])
+        desk.tell, desk.ask_user = status.update, console.print
         for entry in run(desk, checks):
             entries.append(entry)
             for row in rows_of(entry):
                 console.print(_line(row))
-            waiting = waiting[1:]
-            if not desk.places:
-                break
-            status.update(waiting[0] if waiting else "")
-    return not waiting
 
 
 def _line(row: Row) -> Table:

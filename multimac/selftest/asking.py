@@ -28,6 +28,10 @@ class NoAnswer(Exception):
     """A probe that ended without an answer, or said what kept it from giving one."""
 
 
+def _to_nobody(text: str) -> None:
+    pass
+
+
 @dataclass(kw_only=True)
 class Place:
     """One machine. `model` is the bundled Whisper there; `address`, its own one on the network of the run."""
@@ -55,7 +59,8 @@ class Desk:
     sanitizer: Sanitizer = field(default_factory=Sanitizer)
     places: list[Place] = field(default_factory=list)
     machine_workers: tuple[int, ...] = ()
-    tell: Callable[[str], None] = lambda text: None
+    tell: Callable[[str], None] = _to_nobody  # which check is running
+    ask_user: Callable[[str], None] = _to_nobody
 
     def letter(self, host: Host) -> str:
         return LETTERS[self.hosts.all.index(host)]

@@ -166,4 +166,4 @@ def doctor(asks: Asking) -> dict:
     try:
         return json.loads(said[said.index("{\n") :])
     except ValueError:
-        raise NoAnswer(f"doctor ended with status {process.poll()}: {said[-300:]}") from None
+        raise NoAnswer(f"doctor ended with status {process.wait()}: {said[-300:]}") from None

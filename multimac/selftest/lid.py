@@ -17,7 +17,7 @@ ASK = "Now close the lid of one Mac, wait 20 seconds, and open it again. A minut
 
 
 def lid(asks: Asking) -> list[dict]:
-    asks.desk.tell(ASK)
+    asks.desk.ask_user(ASK)
     return asks.on_all(lambda place: _Watch(asks, place).run())
 
 
