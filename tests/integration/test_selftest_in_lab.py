@@ -62,7 +62,7 @@ def test_selftest_passes_on_two_hosts_and_its_report_names_nobody(lab, runner):
 def test_ctrl_c_ends_it_on_all_hosts_and_writes_what_is_known(lab, runner):
     process = lab.popen("h1", command(runner, "h2"), cwd=str(PROJECT))
     wait_until(lambda: lab.processes("h2", PROBE), 60)
-    process.send_signal(signal.SIGINT)
+    lab["h1"].signal(signal.SIGINT, "cli_typer.py")
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130, out + err
     assert "Traceback" not in out + err
@@ -80,7 +80,7 @@ def test_a_firewall_between_the_hosts_fails_the_checks_of_the_network(lab, runne
     try:
         wait_until(lambda: "connect B -> A" in said_by(process), 150)
     finally:
-        process.send_signal(signal.SIGINT)
+        lab["h1"].signal(signal.SIGINT, "cli_typer.py")
         process.communicate(timeout=30)
     verdicts = {row["name"]: row["verdict"] for row in written(runner)["rows"]}
     assert verdicts["hosts check"] == verdicts["connect A -> B"] == "fail"
