@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -52,7 +53,12 @@ def survivor(request: dict) -> dict:
 
 
 def _joined(request: dict) -> tuple[TCPStore, ProcessGroupComm]:
-    """Rank 0 says where its store listens; rank 1 is started with that."""
+    """Both wait for a second line of stdin once torch is loaded: no time-out must run on a slow start of the other.
+
+    Rank 0 says where its store listens; rank 1 is told.
+    """
+    send_event({"type": "ready"})
+    request = request | json.loads(sys.stdin.buffer.readline())
     timeout, address = timedelta(seconds=request["timeout_s"]), request["address"]
     if request["rank"] == 0:
         listener = socket.create_server((address, 0))

@@ -24,7 +24,7 @@ PROBE = "distributed.selftest.probe"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-class NoAnswer(Exception):
+class ProbeLost(Exception):
     """A probe that ended without an answer, or said what kept it from giving one."""
 
 
@@ -76,19 +76,22 @@ class Asked:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def next(self, *kinds: str, timeout: float | None = None) -> dict:
-        """Its next event of one of these types. Raises NoAnswer for another last word, or for none within `timeout`."""
+        """Its next event of one of these types. Raises ProbeLost for another last word, or none in time."""
         while True:
             try:
                 event = self._events.get(timeout=timeout)
             except queue.Empty:
-                raise NoAnswer(f"{self.place.letter}: no word within {timeout:g} s") from None
+                raise ProbeLost(f"{self.place.letter}: no word within {timeout:g} s") from None
             if event is None:
                 self.has_ended = True
-                raise NoAnswer(f"{self.place.letter}: it ended without an answer: {self._last[-300:]}")
+                raise ProbeLost(f"{self.place.letter}: it ended without an answer: {self._last[-300:]}")
             if event["type"] == "failed":
-                raise NoAnswer(f"{self.place.letter}: {event['message']}")
+                raise ProbeLost(f"{self.place.letter}: {event['message']}")
             if event["type"] in kinds:
                 return event
+
+    def write(self, message: dict) -> None:
+        self.process.write(json.dumps(message).encode() + b"\n")
 
     def _listen(self) -> None:
         for line in self.process.lines():
@@ -103,8 +106,8 @@ class Asked:
 class Asking:
     """What one check has started; `end` kills it all, on every machine, and lets nothing more start."""
 
-    def __init__(self, desk: Desk):
-        self.desk = desk
+    def __init__(self, desk: Desk, life_s: float):
+        self.desk, self._life_s = desk, life_s
         self._lock, self._over = threading.Lock(), False
         self._to_end: list[Callable[[], None]] = []
 
@@ -118,7 +121,7 @@ class Asking:
                 self._to_end.append(act)
                 return
         act()
-        raise NoAnswer("the check is over")
+        raise ProbeLost("the check is over")
 
     def end(self) -> None:
         with self._lock:
@@ -134,7 +137,7 @@ class Asking:
         process = place.machine.start([place.python, "-m", PROBE, probe], env=env, cwd=place.project)
         self.at_end(process.kill)
         asked = Asked(place, process, lambda secrets: self._learn(place, secrets))
-        process.write(json.dumps(request).encode() + b"\n")
+        asked.write({"life_s": self._life_s, **request})
         return asked
 
     def ask(self, place: Place, probe: str, **request: Any) -> Any:
@@ -171,8 +174,9 @@ class Asking:
 
 
 @contextlib.contextmanager
-def asking(desk: Desk) -> Iterator[Asking]:
-    running = Asking(desk)
+def asking(desk: Desk, life_s: float) -> Iterator[Asking]:
+    """life_s: after which probes end by themselves, should this process be gone."""
+    running = Asking(desk, life_s)
     try:
         yield running
     finally:

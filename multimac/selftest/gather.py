@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 
+from distributed.hosts.interfaces import interface_with
 from distributed.hosts.paths import PROJECT
 from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.preflight.run import preflight
@@ -15,13 +16,13 @@ from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine
 
-from .asking import Asked, Asking, NoAnswer, Place
+from .asking import Asked, Asking, Place, ProbeLost
 
 CONNECT_S = 8.0
 GLOO_S = 10.0  # gloo's own time-out in the tests
 KILLED_S = 8.0
 NOTICE_S = 10.0  # after gloo's time-out
-FORMED_S = 25.0
+READY_S, FORMED_S, SPEED_S = 25.0, 15.0, 30.0
 
 
 def ssh(asks: Asking) -> list[dict]:
@@ -42,14 +43,14 @@ def ssh(asks: Asking) -> list[dict]:
 
 def place(asks: Asking) -> list[dict]:
     """Every host's own address, as a run would have it; on one machine alone, that on its own network."""
-    desk = asks.desk
-    remotes = [each.machine for each in asks.places[1:]]
-    peer = address_towards(Hosts(master=desk.hosts.master, workers=reached(asks)), remotes) if remotes else ""
+    hosts, remotes = asks.desk.hosts, [each.machine for each in asks.places[1:]]
+    peer = address_towards(Hosts(master=hosts.master, workers=reached(asks)), remotes) if remotes else ""
 
     def find(each: Place) -> dict:
-        towards = asks.places[1].host.address if remotes and each is asks.places[0] else peer
-        found = {"address": peer, "interface": ""} if remotes and each is asks.places[0] else None
-        found = found or asks.ask(each, "place", peer=towards, interface=each.host.interface or "")
+        if peer and each is asks.places[0]:
+            found = {"address": peer, "interface": interface_with(peer)}
+        else:
+            found = asks.ask(each, "place", peer=peer, interface=each.host.interface or "")
         each.address = found["address"]
         return found
 
@@ -114,17 +115,22 @@ def _told(work) -> dict:
 def _speed(asks: Asking, a: Place, b: Place) -> dict:
     first, second = _pair(asks, "speed", a, b, GLOO_S)
     try:
-        return first.next("answer", timeout=6 * GLOO_S)["answer"]
+        return first.next("answer", timeout=SPEED_S)["answer"]
     finally:
         for asked in (first, second):
             asked.process.kill()
 
 
 def _pair(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float) -> tuple[Asked, Asked]:
-    first = asks.start(a, probe, rank=0, address=a.address, timeout_s=timeout_s)
-    port = first.next("listening", timeout=FORMED_S)["port"]
-    meeting = {"meeting": a.address, "port": port}
-    return first, asks.start(b, probe, rank=1, address=b.address, timeout_s=timeout_s, **meeting)
+    first, second = (
+        asks.start(place, probe, rank=rank, address=place.address, timeout_s=timeout_s)
+        for rank, place in enumerate((a, b))
+    )
+    for asked in (first, second):
+        asked.next("ready", timeout=READY_S)
+    first.write({})
+    second.write({"meeting": a.address, "port": first.next("listening", timeout=FORMED_S)["port"]})
+    return first, second
 
 
 def killed_peer(asks: Asking) -> dict:
@@ -166,4 +172,4 @@ def doctor(asks: Asking) -> dict:
     try:
         return json.loads(said[said.index("{\n") :])
     except ValueError:
-        raise NoAnswer(f"doctor ended with status {process.wait()}: {said[-300:]}") from None
+        raise ProbeLost(f"doctor ended with status {process.wait()}: {said[-300:]}") from None

@@ -7,7 +7,7 @@ import time
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import TunerError
 
-from .asking import Asked, Asking, NoAnswer, Place
+from .asking import Asked, Asking, Place, ProbeLost
 
 WATCH_S = 60.0
 BACK_S = 30.0  # for a host to answer again, after that
@@ -36,7 +36,7 @@ class _Watch:
         while own is None and time.time() < self.until + BACK_S:
             try:
                 event = asked.next("beat", "answer", timeout=1.0)
-            except NoAnswer:
+            except ProbeLost:
                 asked = self._again(asked) if asked.has_ended else asked
                 continue
             self._hear()

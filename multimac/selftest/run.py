@@ -21,6 +21,7 @@ from .judge_machine import SEND
 from .rows import Row, Verdict, failed, unknown
 
 FORMAT = 1
+GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,15 @@ def _one(desk: Desk, check: Check) -> dict:
             outcome["ended"] = str(error) or type(error).__name__
 
     began = time.monotonic()
-    with asking(desk) as running:
+    with asking(desk, check.limit_s + GRACE_S) as running:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(check.limit_s)
         if thread.is_alive():
             outcome = {"ended": f"no end within {check.limit_s:g} s"}
-    entry = {"check": check.name, "seconds": round(time.monotonic() - began, 1), **outcome}
     # What is judged is what is written, so that a report gives the same rows again.
-    return json.loads(json.dumps(desk.sanitizer.clean(entry)))
+    clean = json.loads(json.dumps(desk.sanitizer.clean(outcome)))
+    return {"check": check.name, "seconds": round(time.monotonic() - began, 1), **clean}
 
 
 def rows_of(entry: Mapping[str, Any]) -> list[Row]:

@@ -43,8 +43,8 @@ KEYS = [
     re.compile(r"-----BEGIN [^-]+-----.*?(-----END [^-]+-----|\Z)", re.DOTALL),
     re.compile(r"\b(ssh-|ecdsa-|sk-)[\w@.-]+ AAAA[^\n]*"),
     re.compile(r"\b(SHA256|MD5):[\w+/=:]{16,}"),
-    re.compile(r"(?<![\w+/])[\w+/]{40,}={0,2}"),
 ]
+LONG_KEY = re.compile(r"(?<![\w+/])[\w+/]{40,}={0,2}")
 LINES = re.compile(r"^.*\b(Serial Number|Hardware UUID|Provisioning UDID|User Defined Name|SSID)\b.*$", re.I | re.M)
 UUID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
@@ -72,7 +72,9 @@ class Sanitizer:
                     self._names.setdefault(part.lower(), f"{as_word} ({kind})" if kind else as_word)
         known = sorted(self._names, key=len, reverse=True)
         words = "|".join(map(re.escape, known))
-        self._pattern = re.compile(rf"(?<![\w-])(?:{words})(?:\.local\b)?(?![\w-])", re.IGNORECASE) if known else None
+        self._pattern = (
+            re.compile(rf"(?<![a-z0-9])(?:{words})(?:\.local\b)?(?![a-z0-9])", re.IGNORECASE) if known else None
+        )
 
     def learn_folders(self, folders: Iterable[str], kind: str) -> None:
         for folder in folders:
@@ -80,32 +82,30 @@ class Sanitizer:
                 self._folders.setdefault(folder.rstrip("/"), kind)
 
     def clean(self, value: Any) -> Any:
-        """The same with every text in it cleaned; keys of objects are words of ours."""
+        """The same with every text in it cleaned.
+
+        Keys of objects are words of ours or names of interfaces: a user may be called `answer`, so names stay there.
+        """
         match value:
             case str():
                 return self.text(value)
             case Mapping():
-                return {self.text(str(key)): self.clean(item) for key, item in value.items()}
+                return {_without_addresses(_without_keys(str(key))): self.clean(item) for key, item in value.items()}
             case list() | tuple():
                 return [self.clean(item) for item in value]
         return value
 
     def text(self, text: str) -> str:
-        text = LINES.sub("<removed>", text)
-        for pattern in KEYS[:3]:
-            text = pattern.sub("<key>", text)
-        text = EXECUTABLE.sub(lambda found: found[1] + self._kind_of_path(found[2]), text)
+        text = EXECUTABLE.sub(lambda found: found[1] + self._kind_of_path(found[2]), _without_keys(text))
         text = QUOTED_PATH.sub(lambda found: self._kind_of_path(found[0][1:-1]), text)
         for folder in sorted(self._folders, key=len, reverse=True):  # also those with blanks and commas
             rest = r"(?![\w-])(?:[^\s'\"`,;:|<>()]|[ ](?=[^'\"`,;:|<>()\n]*/))*"
             text = re.sub(rf"(?<![\w/]){re.escape(folder)}{rest}", lambda found: self._kind_of_path(found[0]), text)
         text = PATH.sub(lambda found: self._kind_of_path(found[0]), text)
-        text = KEYS[3].sub("<key>", text)
-        text = UUID.sub("<UUID>", E_MAIL.sub("<e-mail>", TEAM.sub(r"\1", text)))
-        if self._pattern:
+        text = LONG_KEY.sub("<key>", TEAM.sub(r"\1", text))  # a path may be as long as a key
+        if self._names:
             text = self._pattern.sub(self._word, text)
-        text = INTERFACE.sub(r"\1", HARDWARE.sub("<hardware address>", text))
-        return IPV4.sub(_address, IPV6.sub(_address, text))
+        return _without_addresses(E_MAIL.sub("<e-mail>", text))
 
     def _word(self, found: re.Match[str]) -> str:
         name = found[0].lower()
@@ -116,6 +116,18 @@ class Sanitizer:
         kinds = [kind for pattern, kind in KINDS if re.fullmatch(pattern, path)]
         kind = INSTALLER if INSTALLER in kinds else next(iter([*own, *kinds]), "")
         return f"<path: {kind}>" if kind else "<path>"
+
+
+def _without_keys(text: str) -> str:
+    text = UUID.sub("<UUID>", LINES.sub("<removed>", text))
+    for pattern in KEYS:
+        text = pattern.sub("<key>", text)
+    return text
+
+
+def _without_addresses(text: str) -> str:
+    text = INTERFACE.sub(r"\1", HARDWARE.sub("<hardware address>", text))
+    return IPV4.sub(_address, IPV6.sub(_address, text))
 
 
 def _address(found: re.Match[str]) -> str:

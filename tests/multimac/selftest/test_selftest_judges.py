@@ -89,6 +89,14 @@ def test_a_healthy_mac_passes(check):
     assert rows and {row.verdict for row in rows} == {PASS}, rows
 
 
+@pytest.mark.parametrize("user", ["demo", "answer", "host", "system"])
+def test_a_user_with_a_name_from_the_answers_changes_nothing(user):
+    for check, answers in HEALTHY.items():
+        sanitizer = Sanitizer()
+        sanitizer.learn([user], "USER")
+        assert {row.verdict for row in rows_of({"check": check, "answers": sanitizer.clean(answers)})} == {PASS}, check
+
+
 @pytest.mark.parametrize("check", sorted(JUDGES))
 def test_a_host_without_an_answer_fails_and_nonsense_is_not_known(check):
     answers = HEALTHY[check]
