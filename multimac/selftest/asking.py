@@ -42,6 +42,11 @@ class Place:
     model: str = str(PROJECT / "bundled" / "model")
     address: str = ""
 
+    def own_address(self) -> str:
+        if not self.address:
+            raise ProbeLost(f"{self.letter}: its own address is not known")
+        return self.address
+
     @property
     def python(self) -> str:
         return self.machine.expand(self.host.python) if isinstance(self.machine, Remote) else sys.executable

@@ -85,7 +85,9 @@ def connect(asks: Asking) -> list[dict]:
     ports: dict[str, int] = {}
 
     def listen(each: Place) -> None:
-        ports[each.letter] = asks.start(each, "listen", address=each.address).next("listening", timeout=15.0)["port"]
+        ports[each.letter] = asks.start(each, "listen", address=each.own_address()).next("listening", timeout=15.0)[
+            "port"
+        ]
 
     silent = [answer for answer in asks.on_all(listen) if "failed" in answer]
 
@@ -123,7 +125,7 @@ def _speed(asks: Asking, a: Place, b: Place) -> dict:
 
 def _pair(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float) -> tuple[Asked, Asked]:
     first, second = (
-        asks.start(place, probe, rank=rank, address=place.address, timeout_s=timeout_s)
+        asks.start(place, probe, rank=rank, address=place.own_address(), timeout_s=timeout_s)
         for rank, place in enumerate((a, b))
     )
     for asked in (first, second):
