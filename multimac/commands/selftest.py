@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from distributed.plan.hosts_file import load_hosts
+from distributed.selftest.probe import secrets
 from distributed.ssh.host import Host, Hosts
 from multimac.selftest.asking import Desk
 from multimac.selftest.rows import Row, Verdict
-from multimac.selftest.run import CHECKS, LID, Check, exit_status, report_of, rows_of, run
+from multimac.selftest.run import CHECKS, LID, Check, cleaned, exit_status, report_of, rows_of, run
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.files import write_atomically
 
@@ -41,6 +42,7 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitSt
     finally:
         for place in desk.places:
             place.machine.close()
+        entries = [cleaned(desk, entry) for entry in entries]  # later checks may have made more names known
         write_atomically(out, json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1) + "\n")
     rows = [row for entry in entries for row in rows_of(entry)]
     _sum_up(console, rows, out, time.monotonic() - began)
@@ -52,6 +54,7 @@ def _introduce(console: Console, desk: Desk) -> None:
     for host in desk.hosts.all:
         desk.sanitizer.learn([host.address], desk.letter(host))
         desk.sanitizer.learn([host.user] if host.user else [], "USER")
+    desk.learn(secrets(), "A")
     named = ", ".join(f"{desk.letter(host)} is {host.address}" for host in desk.hosts.all)
     console.print(f"{named}. This takes up to 5 minutes; Ctrl-C ends it everywhere.")
 

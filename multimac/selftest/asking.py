@@ -70,6 +70,12 @@ class Desk:
     def letter(self, host: Host) -> str:
         return LETTERS[self.hosts.all.index(host)]
 
+    def learn(self, secrets: dict, letter: str) -> None:
+        """What a machine says of its owner, see distributed/selftest/probe.py."""
+        self.sanitizer.learn(secrets.get("names", ()), letter)
+        self.sanitizer.learn(secrets.get("users", ()), "USER")
+        self.sanitizer.learn_folders(secrets.get("folders", ()), "home or project")
+
 
 class Asked:
     """A probe that runs. Its events arrive in a queue, so that waiting for one has an end."""
@@ -106,6 +112,14 @@ class Asked:
                 self._learn(event.pop("secrets", {}))
                 self._events.put(event)
         self._events.put(None)
+
+
+def told(work: Callable[[], Any]) -> dict:
+    """`answer`, or `failed`: one machine that fails keeps no other from answering."""
+    try:
+        return {"answer": work()}
+    except Exception as error:
+        return {"failed": str(error) or type(error).__name__}
 
 
 class Asking:
@@ -154,10 +168,7 @@ class Asking:
 
     def on_all(self, work: Callable[[Place], Any], places: Sequence[Place] | None = None) -> list[dict]:
         def one(place: Place) -> dict:
-            try:
-                return {"host": place.letter, "answer": work(place)}
-            except Exception as error:
-                return {"host": place.letter, "failed": f"{error}"}
+            return {"host": place.letter, **told(lambda: work(place))}
 
         asked = self.places if places is None else places
         answers: list[dict] = [{}] * len(asked)
@@ -172,10 +183,7 @@ class Asking:
         return answers
 
     def _learn(self, place: Place, secrets: dict) -> None:
-        sanitizer = self.desk.sanitizer
-        sanitizer.learn(secrets.get("names", ()), place.letter)
-        sanitizer.learn(secrets.get("users", ()), "USER")
-        sanitizer.learn_folders(secrets.get("folders", ()), "home or project")
+        self.desk.learn(secrets, place.letter)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine
+from distributed.ssh.settings import resolve
 
-from .asking import Asked, Asking, Place, ProbeLost
+from .asking import Asked, Asking, Place, ProbeLost, told
 
 CONNECT_S = 8.0
 GLOO_S = 10.0  # gloo's own time-out in the tests
@@ -33,12 +34,23 @@ def ssh(asks: Asking) -> list[dict]:
     waiting = [Place(letter=desk.letter(host), host=host, machine=None) for host in desk.hosts.workers]
 
     def connect(place: Place) -> str:
+        _learn(asks, place)
         place.machine = Remote.connect(place.host, timeout=CONNECT_S)
         return "connected"
 
     answers = asks.on_all(connect, waiting)
     desk.places = [master, *(place for place in waiting if place.machine)]
     return [{"host": "A", "answer": "this machine"}, *answers]
+
+
+def _learn(asks: Asking, place: Place) -> None:
+    """What ~/.ssh/config makes of a host: messages name it so."""
+    settings = resolve(place.host)
+    asks.desk.sanitizer.learn([settings.hostname], place.letter)
+    asks.desk.sanitizer.learn([settings.user], "USER")
+    for jump in settings.jumps:
+        asks.desk.sanitizer.learn([jump.address], "JUMP")
+        asks.desk.sanitizer.learn([jump.user] if jump.user else [], "USER")
 
 
 def place(asks: Asking) -> list[dict]:
@@ -85,9 +97,8 @@ def connect(asks: Asking) -> list[dict]:
     ports: dict[str, int] = {}
 
     def listen(each: Place) -> None:
-        ports[each.letter] = asks.start(each, "listen", address=each.own_address()).next("listening", timeout=15.0)[
-            "port"
-        ]
+        asked = asks.start(each, "listen", address=each.own_address())
+        ports[each.letter] = asked.next("listening", timeout=15.0)["port"]
 
     silent = [answer for answer in asks.on_all(listen) if "failed" in answer]
 
@@ -100,18 +111,11 @@ def connect(asks: Asking) -> list[dict]:
 
 def gloo(asks: Asking) -> list[dict]:
     """Each pair of hosts, one pair after the other; alone, two processes on this machine's own address."""
-    return [{"pair": [a.letter, b.letter], **_told(partial(_speed, asks, a, b))} for a, b in pairs(asks)]
+    return [{"pair": [a.letter, b.letter], **told(partial(_speed, asks, a, b))} for a, b in pairs(asks)]
 
 
 def pairs(asks: Asking) -> list[tuple[Place, Place]]:
     return list(itertools.combinations(asks.places, 2)) or [(asks.places[0], asks.places[0])]
-
-
-def _told(work) -> dict:
-    try:
-        return {"answer": work()}
-    except Exception as error:
-        return {"failed": str(error)}
 
 
 def _speed(asks: Asking, a: Place, b: Place) -> dict:

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
+from distributed.hosts.paths import PROJECT
 from distributed.ssh.host import Hosts
+from multimac.doctor.machine import settings
 from whisper_tuner.errors import ExitStatus
 
 from . import demo, gather, judge_machine, judge_network, lid
@@ -85,11 +86,15 @@ def _one(desk: Desk, check: Check) -> dict:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(check.limit_s)
-        if thread.is_alive():
-            outcome = {"ended": f"no end within {check.limit_s:g} s"}
-    # What is judged is what is written, so that a report gives the same rows again.
-    clean = json.loads(json.dumps(desk.sanitizer.clean(outcome)))
-    return {"check": check.name, "seconds": round(time.monotonic() - began, 1), **clean}
+        late = {"ended": f"no end within {check.limit_s:g} s"} if thread.is_alive() else None
+    entry = {"check": check.name, "seconds": round(time.monotonic() - began, 1), **(late or outcome)}
+    return cleaned(desk, entry)
+
+
+def cleaned(desk: Desk, entry: dict) -> dict:
+    """What is judged is what is written, so that a report gives the same rows again. Twice is as good as once."""
+    own = {key: desk.sanitizer.clean(entry[key]) for key in ("answers", "ended") if key in entry}
+    return {**entry, **json.loads(json.dumps(own))}
 
 
 def rows_of(entry: Mapping[str, Any]) -> list[Row]:
@@ -106,7 +111,7 @@ def report_of(hosts: Hosts, entries: Sequence[dict], *, whole: bool) -> dict:
     rows = [row for entry in entries for row in rows_of(entry)]
     return {
         "format": FORMAT,
-        "version": metadata.version("multimac-whisper"),
+        "version": settings(PROJECT)["version"],
         "system": platform.system(),
         "created": time.strftime("%Y-%m"),
         "hosts": len(hosts.all),

@@ -26,7 +26,7 @@ INSTALLER = "another installer of Python"
 # Of a path only its kind stays. The first that fits.
 KINDS = [
     (r"/opt/homebrew(/.*)?", "Homebrew"),
-    (r"/usr/local(/.*)?", "/usr/local"),
+    (r"/usr/local(/.*)?", "usr local"),
     (r"/Library/Frameworks/Python\.framework(/.*)?", "python.org"),
     (r"/(Library/Developer/CommandLineTools|Applications/Xcode[\w.-]*)(/.*)?", "Apple's developer tools"),
     (r".*/\.?(uv|pyenv|conda|miniconda3?|anaconda3?|miniforge3?|mambaforge)/.*", INSTALLER),
@@ -38,7 +38,7 @@ KINDS = [
 # A blank belongs to a path if a slash follows later in the same piece of text.
 PATH = re.compile(r"(?<![\w./<~])(?:~[\w.-]*)?/(?=[^\s/])(?:[^\s'\"`,;:|<>()]|[ ](?=[^'\"`,;:|<>()\n]*/))*")
 QUOTED_PATH = re.compile(r"(?P<quote>['\"`])(?:~[\w.-]*)?/[^'\"`\n]*(?P=quote)")
-EXECUTABLE = re.compile(r"^(Executable=)(.*)$", re.MULTILINE)  # of codesign: blanks and all
+EXECUTABLE = re.compile(r"^(Executable=)([/~].*)$", re.MULTILINE)  # of codesign: blanks and all
 KEYS = [
     re.compile(r"-----BEGIN [^-]+-----.*?(-----END [^-]+-----|\Z)", re.DOTALL),
     re.compile(r"\b(ssh-|ecdsa-|sk-)[\w@.-]+ AAAA[^\n]*"),

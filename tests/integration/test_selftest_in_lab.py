@@ -32,12 +32,12 @@ def probes(lab) -> list:
     return [process for name in lab.hosts for process in lab.processes(name, PROBE)]
 
 
-def test_selftest_passes_on_two_hosts_and_its_report_names_nobody(lab, runner):
-    done = lab.exec("h1", command(runner, "h2"), cwd=str(PROJECT), timeout=400)
+def test_selftest_passes_on_three_hosts_and_its_report_names_nobody(lab, runner):
+    done = lab.exec("h1", command(runner, "h2", "h3"), cwd=str(PROJECT), timeout=400)
     report = written(runner)
     wrong = [row for row in report["rows"] if row["verdict"] == "fail"]
     assert done.returncode == 0 and not wrong, done.stdout + done.stderr
-    assert report["complete"] and report["hosts"] == 2
+    assert report["complete"] and report["hosts"] == 3
     names = " ".join(row["name"] for row in report["rows"])
     for expected in (
         "ssh, B",

@@ -75,6 +75,14 @@ def test_a_host_that_does_not_answer_leaves_the_others_their_turn(selftest, host
     assert verdicts(report)["ssh, B"] == "fail" and verdicts(report)["interfaces"] == "pass"
 
 
+def test_what_the_ssh_configuration_knows_of_a_host_is_not_told(selftest, tmp_path, ssh_server):
+    ssh_server.configure("Host mini\n  HostName bertrams-mac.invalid\n  User bertram\n  ProxyJump carla@gate.invalid\n")
+    (tmp_path / "mini.json").write_text('{"master": "localhost", "workers": ["mini"]}')
+    status, _, report = selftest("--hosts", str(tmp_path / "mini.json"))
+    assert status == 5 and verdicts(report)["ssh, B"] == "fail"
+    assert not [name for name in ("bertram", "carla", "gate", "mini") if name in json.dumps(report)]
+
+
 def test_a_host_that_takes_no_code_is_left_out(selftest, hosts):
     status, _, report = selftest("--hosts", hosts(project_path="/proc/multimac"))
     assert status == 5

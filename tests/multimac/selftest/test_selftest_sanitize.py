@@ -100,6 +100,11 @@ def test_what_becomes_of_it(text, clean):
     assert Sanitizer().text(text) == clean
 
 
+def test_cleaning_twice_is_as_good_as_once():
+    once = cleaner("anna", "mini").clean([ADHOC, PORTS, IFCONFIG, "/usr/local/bin/x, ~anna/y, mini.local, 10.0.0.1:22"])
+    assert cleaner("anna", "mini").clean(once) == once
+
+
 def test_hosts_are_letters_and_their_addresses_keep_their_kind():
     sanitizer = Sanitizer()
     sanitizer.learn(["192.168.3.228", "mac-mini.local", "fe80::5"], "B")
