@@ -143,6 +143,16 @@ def doctor(
 
 
 @app.command()
+def selftest(
+    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
+    out: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("report.json"),
+    lid: Annotated[bool, typer.Option("--lid", help="Also watch a minute in which you close a lid.")] = False,
+) -> int:
+    """Prove on your machines what this program assumes of them: under 5 minutes, with a report to send us."""
+    return commands.selftest.selftest(hosts, out, lid=lid)
+
+
+@app.command()
 def wizard(
     answers: Annotated[Path | None, typer.Option(help="Take the answers from this file (JSON or INI).")] = None,
     save_answers: Annotated[Path | None, typer.Option(help="Write the answers to this file, for --answers.")] = None,

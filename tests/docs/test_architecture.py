@@ -45,3 +45,15 @@ def test_paragraphs_are_short():
         for paragraph in text.split("\n\n"):
             if not paragraph.startswith(("|", " ", "#", "1.")):
                 assert len(re.findall(r"[.!?](?:\s|$)", paragraph)) <= 5, paragraph
+
+
+def test_the_page_for_macs_names_every_check_of_the_self_test():
+    from multimac.selftest.run import CHECKS, LID
+
+    text = (PROJECT / "docs" / "mac.md").read_text(encoding="utf-8")
+    section = text[text.index("## The self-test") : text.index("### Please send")]
+    rows = ", ".join(re.findall(r"^\| (.+?) \|", section, re.MULTILINE))
+    assert not [check.name for check in [*CHECKS, LID] if check.name not in rows]
+    told = set(re.findall(r"\*([\w :]+?)\*", text[text.index("## What remains") :]))
+    known = {name for row in re.split(", ", rows) for name in [row.removesuffix(" (`--lid`)")]}
+    assert not {name for name in told - known - {"not known", "large batch"} if not name.startswith("doctor: ")}

@@ -1,0 +1,96 @@
+"""Two ranks over gloo, each bound to its own address: how fast, and when a killed one is noticed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore, TCPStore
+
+from distributed.control.messages import send_event
+from exogym.comm.process_group import ProcessGroupComm
+from exogym.errors import PeerLost
+
+WHOLE = 64 << 20  # bytes
+SMALL = 1 << 20
+MEASURE_S = 4.0  # of one transfer, at most: over Wi-Fi less than 64 MB are sent
+PAUSE_S = 0.05
+
+
+def speed(request: dict) -> dict:
+    """Mbit/s of the payload: all_reduce, and from each rank to the other. Rank 0 measures."""
+    began = time.perf_counter()
+    store, comm = _joined(request)
+    formed_s = time.perf_counter() - began
+    count = _agreed(store, comm, request["rank"]) // 4
+    flat = torch.full((count,), float(comm.rank + 1))
+    both = _seconds(lambda: comm.all_reduce_(flat), comm)
+    is_right = bool((flat == 3.0).all())
+    first, second = (comm.send, comm.recv) if comm.rank == 0 else (comm.recv, comm.send)
+    there = _seconds(functools.partial(first, flat, 1 - comm.rank), comm)
+    back = _seconds(functools.partial(second, flat, 1 - comm.rank), comm)
+    rates = {name: 32 * count / seconds / 1e6 for name, seconds in (("both", both), ("there", there), ("back", back))}
+    return {"formed_s": formed_s, "bytes": 4 * count, "is_right": is_right, "mbit": rates}
+
+
+def survivor(request: dict) -> dict:
+    """Exchange until the peer is lost. The peer runs this too, and is killed."""
+    _, comm = _joined(request)
+    comm.all_reduce_(torch.zeros(1))
+    send_event({"type": "formed"})
+    try:
+        while True:
+            comm.all_reduce_(torch.zeros(1))
+            time.sleep(PAUSE_S)
+    except PeerLost as error:
+        return {"noticed": str(error)}
+
+
+def _joined(request: dict) -> tuple[TCPStore, ProcessGroupComm]:
+    """Both wait for a second line of stdin once torch is loaded: no time-out must run on a slow start of the other.
+
+    Rank 0 says where its store listens; rank 1 is told.
+    """
+    send_event({"type": "ready"})
+    request = request | json.loads(sys.stdin.buffer.readline())
+    timeout, address = timedelta(seconds=request["timeout_s"]), request["address"]
+    if request["rank"] == 0:
+        listener = socket.create_server((address, 0))
+        port = listener.getsockname()[1]
+        how = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+        store = TCPStore(address, port, timeout=timeout, **how)
+        send_event({"type": "listening", "port": port})
+    else:
+        store = TCPStore(request["meeting"], request["port"], is_master=False, timeout=timeout)
+    return store, ProcessGroupComm(
+        rank=request["rank"],
+        world_size=2,
+        store=PrefixStore("selftest", store),
+        address=address,
+        timeout=request["timeout_s"],
+    )
+
+
+def _agreed(store: TCPStore, comm: ProcessGroupComm, rank: int) -> int:
+    """Bytes that pass within MEASURE_S, 64 MB at most."""
+    small = torch.zeros(SMALL // 4)
+    comm.all_reduce_(small)
+    seconds = _seconds(lambda: comm.all_reduce_(small), comm)
+    if rank == 0:
+        store.set("bytes", json.dumps(max(SMALL, min(WHOLE, int(SMALL * MEASURE_S / seconds) // 4 * 4))))
+    return json.loads(store.get("bytes"))
+
+
+def _seconds(work: Callable[[], None], comm: ProcessGroupComm) -> float:
+    """From when both are ready until both have done it."""
+    comm.all_reduce_(torch.zeros(1))
+    began = time.perf_counter()
+    work()
+    comm.all_reduce_(torch.zeros(1))
+    return time.perf_counter() - began

@@ -1,0 +1,86 @@
+"""`multimac selftest`: proves on its owner's machines what this project assumes of them, and writes a report of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from distributed.plan.hosts_file import load_hosts
+from distributed.selftest.probe import secrets
+from distributed.ssh.host import Host, Hosts
+from multimac.selftest.asking import Desk
+from multimac.selftest.rows import Row, Verdict
+from multimac.selftest.run import CHECKS, LID, Check, cleaned, exit_status, report_of, rows_of, run
+from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.files import write_atomically
+
+STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
+VERDICT_WIDTH, NAME_WIDTH = 9, 22
+
+
+def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitStatus:
+    console = Console(highlight=False, markup=False)
+    hosts = load_hosts(hosts_file) if hosts_file else Hosts(master=Host(address="localhost"), workers=())
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: there is no such folder", remedy="Name another file with --out.")
+    desk = Desk(hosts=hosts)
+    _introduce(console, desk)
+    entries: list[dict] = []
+    began, interrupted = time.monotonic(), False
+    try:
+        _show_all(console, desk, [*CHECKS, *([LID] if lid else [])], entries)
+    except KeyboardInterrupt:
+        interrupted = True
+        console.print("stopped; what was started is ended on all hosts")
+    finally:
+        for place in desk.places:
+            place.machine.close()
+        entries = [cleaned(desk, entry) for entry in entries]  # later checks may have made more names known
+        write_atomically(out, json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1) + "\n")
+    rows = [row for entry in entries for row in rows_of(entry)]
+    _sum_up(console, rows, out, time.monotonic() - began)
+    return ExitStatus.INTERRUPTED if interrupted else exit_status(rows)
+
+
+def _introduce(console: Console, desk: Desk) -> None:
+    """Rows and report know hosts by letters; here alone they have their names."""
+    for host in desk.hosts.all:
+        desk.sanitizer.learn([host.address], desk.letter(host))
+        desk.sanitizer.learn([host.user] if host.user else [], "USER")
+    desk.learn(secrets(), "A")
+    named = ", ".join(f"{desk.letter(host)} is {host.address}" for host in desk.hosts.all)
+    console.print(f"{named}. This takes up to 5 minutes; Ctrl-C ends it everywhere.")
+
+
+def _show_all(console: Console, desk: Desk, checks: Sequence[Check], entries: list[dict]) -> None:
+    """Each row appears when it is known."""
+    with console.status("") as status:
+        desk.tell, desk.ask_user = status.update, console.print
+        for entry in run(desk, checks):
+            entries.append(entry)
+            for row in rows_of(entry):
+                console.print(_line(row))
+
+
+def _line(row: Row) -> Table:
+    """One row of the table: each is printed alone, as soon as it is known."""
+    table = Table.grid(padding=(0, 1), expand=False)
+    for width in (VERDICT_WIDTH, NAME_WIDTH):
+        table.add_column(width=width, overflow="fold")
+    table.add_column(overflow="fold")
+    table.add_row(Text(row.verdict, STYLES[row.verdict]), Text(row.name), Text(row.meaning))
+    return table
+
+
+def _sum_up(console: Console, rows: Sequence[Row], out: Path, seconds: float) -> None:
+    count = Counter(row.verdict for row in rows)
+    console.print(", ".join(f"{verdict}: {count[verdict]}" for verdict in Verdict) + f" ({seconds:.0f} s)")
+    what = "it holds no names, addresses, keys or paths. Please look at it, and send it to us: docs/mac.md"
+    console.print(f"{out}: {what}", soft_wrap=True)
