@@ -36,7 +36,7 @@ from .checks import Finding, Tell, ok, problem, warning
 # of its error. The known faults start at 0.1.
 GRADIENT_LIMIT = {"float32": 5e-3, "bf16": 0.1}
 LOSS_LIMIT = {"float32": 1e-3, "bf16": 2e-2}
-FAULTY_POSITIONS = 32_767  # the fewest terms of a sum that went wrong
+FAULTY_POSITIONS = devices.MPS_TERMS + 1  # the fewest terms of a sum that went wrong
 ACCELERATOR_POSITIONS = 36_000  # batches are cut to this where training does not cut them: past the fault
 CPU_POSITIONS = 2_000
 SHORT_FRAMES = 200
