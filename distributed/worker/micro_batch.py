@@ -154,10 +154,7 @@ def fit_into_memory(
     of the model is changed but where it is: on the device that trains. Raises TooLittleMemory.
     """
     model.to(share.device)
-    if most := devices.most_terms(share.device):
-        train.limit_positions(most)
-        if validation:  # sums right without gradients, but no array of Metal's may have 4 GiB (pytorch 149261)
-            validation.limit_positions(most)
+    _keep_sums_short(share.device, train, validation)
     began = time.perf_counter()
     longest = train.longest()
     trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
@@ -183,6 +180,13 @@ def fit_into_memory(
     about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
     about["share"] = share.bytes
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
+
+
+def _keep_sums_short(device: torch.device, train: ShardBatches, validation: ShardBatches | None) -> None:
+    if most := devices.most_terms(device):
+        train.limit_positions(most)
+        if validation:  # sums right without gradients, but no array of Metal's may have 4 GiB (pytorch 149261)
+            validation.limit_positions(most)
 
 
 @contextmanager
