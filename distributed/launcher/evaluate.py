@@ -17,6 +17,10 @@ from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.export.final import load_model
 from whisper_tuner.files import write_atomically
 
+# Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
+# for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325).
+WINDOWS_AT_ONCE = 16
+
 
 def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> None:
     """Events `evaluating` as it goes, `evaluation` with `when` = before | after; also written to run_dir/wer.json."""
@@ -34,7 +38,7 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
             samples,
             language=profile.language or None,
             task=profile.task,
-            batch_size=profile.batch_size,
+            batch_size=min(profile.batch_size, WINDOWS_AT_ONCE),
             features=FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor),
             progress=lambda done, total, when=when: events(
                 {"type": "evaluating", "model": when, "done": done, "total": total}

@@ -139,11 +139,13 @@ class Checks:
         if not self.needs.memory or not facts:
             return
         on_card = (self.host.device or "").startswith("cuda") and torch["cuda_memory"]
-        total = torch["cuda_memory"] if on_card else facts["memory"]["total"]
+        on_mps = self.host.device == "mps" and torch["mps"] and torch["mps_memory"]
+        total = on_card or on_mps or facts["memory"]["total"]
         free = None if on_card else facts["memory"]["available"]
         workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
-        whole, least = self.needs.memory * workers, (self.needs.least or self.needs.memory) * workers
-        has = f"{'its GPU' if on_card else 'it'} has {size(total)}"
+        whole, least = self.needs.on_mps if on_mps else (self.needs.memory, self.needs.least)
+        whole, least = whole * workers, (least or whole) * workers
+        has = f"{'its GPU' if on_card or on_mps else 'it'} has {size(total)}"
         if workers > 1:
             has += f" for {workers} workers"
         if least > total:

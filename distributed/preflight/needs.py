@@ -31,11 +31,12 @@ OPENED = 4  # audio files, of each end of a manifest
 class Needs:
     """Bytes of one worker. What the host holds already of `sent` counts in its favour.
 
-    memory: with whole batches; least: with one clip at a time.
+    memory: with whole batches; least: with one clip at a time. on_mps: both of them on a Mac's GPU, which takes more.
     """
 
     memory: int | None = None
     least: int | None = None
+    on_mps: tuple[int | None, int | None] = (None, None)
     sent: int = 0
     kept: int = SPARE_BYTES
     device: str = "auto"
@@ -52,9 +53,14 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     trained = 0
     if shape := shape_of(profile.base_model):
         trained = trained_parameters(shape, profile)
+    (whole, least), on_mps = (
+        [profile_memory(profile, longest_s=longest, clips=clips, device=device) for clips in (None, 1)]
+        for device in ("cpu", "mps")
+    )
     return Needs(
-        memory=profile_memory(profile, longest_s=longest),
-        least=profile_memory(profile, longest_s=longest, clips=1),
+        memory=whole,
+        least=least,
+        on_mps=tuple(on_mps),
         sent=CODE_BYTES + _model_bytes(profile) + int(data / hosts * UNEVEN),
         kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * CHECKPOINT_BYTES * trained,
         device=profile.device,

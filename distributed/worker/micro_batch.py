@@ -94,8 +94,9 @@ class Trial:
             return whole, needs
         room -= kept
         clips = needs.clips_in(room)
-        if 2 < clips < whole:  # what one clip adds is little beside what else there is: told more exactly by several
-            needs = self.measure(clips)
+        several = min(clips, self.batches.at_once(*self.longest))
+        if 2 < several < whole:  # what one clip adds is little beside what else there is: told more exactly by several
+            needs = self.measure(several)
             clips = min(clips, needs.clips_in(room))
         return clips, needs
 
@@ -153,6 +154,7 @@ def fit_into_memory(
     of the model is changed but where it is: on the device that trains. Raises TooLittleMemory.
     """
     model.to(share.device)
+    _keep_sums_short(share.device, train, validation)
     began = time.perf_counter()
     longest = train.longest()
     trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
@@ -171,12 +173,32 @@ def fit_into_memory(
         train.compute_at_most(max(1, at_once))
         what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
         but = f"but this worker's share is {size(share.bytes)}{share.among()}"
-        events({"type": "warning", "what": f"{what}, {but}: it computes {train.clips_at_once} at a time"})
+        events({"type": "warning", "what": f"{what}, {but}: it computes {train.at_once(*longest)} at a time"})
     if validation:  # without gradients a clip takes less for each second
         longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
         validation.compute_at_most(max(1, int(needs.clips_in(share.bytes - later) / longer)))
-    about = {"clip_s": clip_s, "clips": whole, "at_once": train.clips_at_once, "needed": needed, "share": share.bytes}
+    about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
+    about["share"] = share.bytes
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
+
+
+def _keep_sums_short(device: torch.device, train: ShardBatches, validation: ShardBatches | None) -> None:
+    if most := devices.most_terms(device):
+        train.limit_positions(most)
+        if validation:  # sums right without gradients, but no array of Metal's may have 4 GiB (pytorch 149261)
+            validation.limit_positions(most)
+
+
+@contextmanager
+def out_of_memory_told(remedy: str = REMEDY) -> Iterator[None]:
+    """Raises TooLittleMemory for an allocator's error. Other programs may have taken the memory since it was shared."""
+    try:
+        yield
+    except Exception as error:
+        if devices.is_out_of_memory(error):
+            what = devices.told_out_of_memory(error)
+            raise TooLittleMemory(f"memory ran out while training: {what}", remedy=remedy) from error
+        raise
 
 
 @contextmanager

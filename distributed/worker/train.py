@@ -10,6 +10,7 @@ import torch
 
 from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
+from exogym import device as devices
 from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
 from exogym.trainer import FitSettings
@@ -20,14 +21,16 @@ from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import load_base, prepare, set_language
+from whisper_tuner.model.wide_layers import split_wide_layers
 
 from .audio_pull import AudioPull
-from .micro_batch import fit_into_memory, share_of_memory
+from .micro_batch import REMEDY, fit_into_memory, out_of_memory_told, share_of_memory
 from .rank_trainer import RankTrainer, RankWork
 from .user_model import load_bundle
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
+SMALLER_BATCHES = "Train with smaller batches or a smaller model; close other programs there."
 
 
 def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
@@ -42,7 +45,8 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     trainer = RankTrainer(spec, channel, work.model, work.train, work.validation)
     channel.rescue = trainer.rescue
     events({"type": "ready"})
-    result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
+    with out_of_memory_told(SMALLER_BATCHES if spec.bundle else REMEDY):
+        result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
     events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
     return lambda: work.save(Path(spec.run_dir) / "final", result)
 
@@ -56,19 +60,22 @@ def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankW
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
     data = _Data(spec, model, processor, events, unsent)
-    model = prepare(model, profile)
+    model, settings = prepare(model, profile), _fit_settings(spec)
+    share = share_of_memory(spec, settings.device)
+    if most := devices.most_terms(share.device):
+        split_wide_layers(model, most)
     work = RankWork(
         model=WhisperModelWrapper(model, processor, "cpu"),  # TrainNode moves it to the device
         train=data.sampler(profile.train, shuffle=True),
         validation=data.sampler(profile.validation, shuffle=False) if profile.validation else None,
-        settings=_fit_settings(spec),
+        settings=settings,
         save=lambda final, _: save_final(model.cpu(), processor, final, profile.base_model),
     )
     fit_into_memory(
         work.model,
         work.train.samples,
         work.validation and work.validation.samples,
-        share=share_of_memory(spec, work.settings.device),
+        share=share,
         precision=profile.precision,
         events=events,
     )

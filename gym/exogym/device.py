@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 import threading
 from contextlib import AbstractContextManager
@@ -18,6 +19,17 @@ from exogym.errors import SettingError
 
 PRECISIONS = ("float32", "bf16")
 SAMPLE_S = 0.005
+# M1 and M2: a matrix product that sums over more terms adds what lies behind the operands in memory (pytorch 177116,
+# 195163). Newer chips are right; the limit costs them little.
+MPS_TERMS = 32_766
+CACHED_SHARE = 0.1  # of what Metal recommends: more is given back when the shape of batches changes
+FULL = ("out of memory", "can't allocate", "Invalid buffer size")
+# MPSAllocator.mm: "MPS backend out of memory (MPS allocated: 18.50 GiB, other allocations: 448.00 KiB, max allowed:
+# 18.72 GiB). Tried to allocate 512.00 MiB on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable ..."
+MPS_FULL = re.compile(
+    r"MPS backend out of memory \(MPS allocated: ([\d.]+ \w+), other allocations: ([\d.]+ \w+)"
+    r"(?:, max allowed: ([\d.]+ \w+))?\)\. Tried to allocate ([\d.]+ \w+)"
+)
 
 
 def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch.device:
@@ -63,6 +75,19 @@ def empty_cache(device: torch.device) -> None:
             trim(0)
 
 
+def trim_cache(device: torch.device) -> None:
+    """On mps give back what is held for batches of other shapes, if it is much: making it anew takes time."""
+    if device.type == "mps":
+        cached = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
+        if cached > CACHED_SHARE * torch.mps.recommended_max_memory():
+            torch.mps.empty_cache()
+
+
+def most_terms(device: torch.device) -> int | None:
+    """The most terms that a matrix product may sum over on this device; None without a limit."""
+    return MPS_TERMS if device.type == "mps" else None
+
+
 def memory_in_use(device: torch.device) -> int:
     """Bytes that this process holds: of the accelerator's memory, by its driver; on the cpu the resident ones."""
     if device.type == "mps":
@@ -89,7 +114,8 @@ class PeakMemory:
     """As a context: `bytes` is the most that this process held meanwhile, of what `memory_in_use` counts.
 
     Of resident memory Linux keeps the highest value itself. Elsewhere it is sampled, and a machine that is busy with
-    other things may see less.
+    other things may see less. On mps what torch has taken stays until the cache is emptied, but what MPSGraph takes
+    for a single operation does not.
     """
 
     def __init__(self, device: torch.device):
@@ -103,15 +129,15 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         if self.device.type == "cpu":
             self._is_kept = _forget_highest_resident()
+        if self.device.type != "cuda":
             self._sampler.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        if self.device.type == "cpu":
-            self._sampler.join()
         synchronize(self.device)
-        # Of what mps has taken nothing is given back before the cache is emptied.
+        self._over.set()
+        if self.device.type != "cuda":
+            self._sampler.join()
         now = memory_in_use(self.device) if self.device.type != "cuda" else torch.cuda.max_memory_allocated(self.device)
         highest = _highest_resident() if self.device.type == "cpu" and self._is_kept else 0
         self.bytes = max(self.bytes, now, highest)
@@ -136,9 +162,18 @@ def _highest_resident() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """mps raises a plain RuntimeError; the cpu's allocator too."""
-    told = isinstance(error, RuntimeError) and ("out of memory" in str(error) or "can't allocate" in str(error))
+    """mps and the cpu raise a plain RuntimeError; mps has another one for a tensor above Metal's maxBufferLength."""
+    told = isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
     return told or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def told_out_of_memory(error: BaseException) -> str:
+    """What an allocator's error says, without the advice to lift the limit, after which macOS may freeze."""
+    if found := MPS_FULL.search(str(error)):
+        held, others, most, wanted = found.groups()
+        limit = f" of {most} that it may take" if most else ""
+        return f"the GPU's memory is full: torch holds {held} and Metal {others}{limit}; {wanted} more are needed"
+    return str(error).split("\n")[0].split(" Use PYTORCH_")[0] or type(error).__name__
 
 
 @cache

@@ -36,7 +36,7 @@ class Forward:
         if self._device.type == "mps":
             shapes = [t.shape for t in tensors(batch)]
             if shapes != self._shapes:
-                devices.empty_cache(self._device)
+                devices.trim_cache(self._device)
             self._shapes = shapes
 
 

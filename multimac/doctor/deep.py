@@ -11,7 +11,7 @@ from whisper_tuner.config import Profile
 from .audio import check_audio_formats
 from .checks import Check, Finding, Tell
 from .exchange import check_ranks, check_staging
-from .gradients import Parity, compare, large_shapes, profile_shapes, small_whisper
+from .gradients import Parity, compare, large_shapes, profile_shapes, small_whisper, wide_shapes, wide_whisper
 
 
 def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> list[Check]:
@@ -24,6 +24,10 @@ def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> li
         shapes = large_shapes(whisper(), device)
         return compare(Parity(whisper(), device), shapes, "batch sizes that change", tell, tidy=False)
 
+    def vocabulary() -> Finding:
+        wide = wide_whisper()
+        return compare(Parity(wide, device), wide_shapes(wide), "51,866 tokens", tell, tidy=False)
+
     def bf16() -> Finding:
         shapes, source = profile_shapes(whisper(), profile, device)
         if device.type == "cpu":  # which computes bf16 many times slower than float32
@@ -33,6 +37,7 @@ def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> li
     return [
         Check("gradients", gradients),
         Check("large batch", large_batch),
+        Check("vocabulary", vocabulary),
         *([Check("bf16", bf16)] if profile and profile.precision == "bf16" else []),
         Check("staging", lambda: check_staging(device, tell)),
         Check("two ranks", lambda: check_ranks(device, tell)),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GB = 1_000_000_000
 LOOK_S = 60  # torch's first import after an installation may take half of it
-MATMUL_FAULT = "torch before 2.14 on M1 and M2: wrong gradients past 32,766 positions in a batch (pytorch 177116)"
+MATMUL_FAULT = "torch before 2.14 on M1 and M2 sums wrongly past 32,766 terms (pytorch 177116): training keeps below"
 ENVIRONMENT = re.compile(
     r"PYTHONPATH|PYTHONHOME|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
     r"OMP_NUM_THREADS|MKL_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TORCH_\w+|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
@@ -44,7 +44,7 @@ BITES = {
     "PYTHONHOME": "python takes its library from elsewhere",
     "GLOO_SOCKET_IFNAME": "it is overridden: name an interface in the hosts file",
     "PYTORCH_ENABLE_MPS_FALLBACK": "what the GPU cannot do runs on the CPU, slowly and silently",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0 lifts the limit on GPU memory, and macOS may freeze",
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0 lifts the limit on GPU memory, and macOS may freeze; runs set their own",
 }
 
 

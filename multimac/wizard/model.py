@@ -19,7 +19,7 @@ from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import HUB_ID, settings_of
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import profile_memory, shape_of
+from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.settings import parse
 from whisper_tuner.text import size
@@ -113,7 +113,7 @@ def options(models: dict[str, Model]) -> list[Option]:
 def memory_needed(model: Model, method: str, batch_size: int = 1) -> int:
     """Bytes; 0 if the model's size is not known here."""
     profile = Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size)
-    return profile_memory(profile) or 0
+    return profile_memory(profile, device="mps" if _has_apple_gpu() else "cpu") or 0
 
 
 def fits(model: Model, method: str, batch_size: int = 1) -> bool:
@@ -131,19 +131,24 @@ def is_multilingual(model: Model) -> bool:
 def this_machine() -> str:
     """What it is, found out without importing torch."""
     system, chip = platform.system(), platform.machine()
-    device, _ = _cuda() or ("Apple GPU (mps)" if is_macos() and chip == "arm64" else "CPU", 0)
+    device, _ = _cuda() or ("Apple GPU (mps)" if _has_apple_gpu() else "CPU", 0)
     if is_macos():
         system = f"macOS {platform.mac_ver()[0]}"
         chip = output_of(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).strip() or chip
-    memory = f"{os.cpu_count() or 1} cores, {size(memory_here())} of memory"
+    memory = f"{os.cpu_count() or 1} cores, {size(machine_memory()['total'])} of memory"
     return f"{platform.node()}, {system} on {chip}: {memory}, trains on {device}"
 
 
 @cache
 def memory_here() -> int:
-    """Bytes that a model may take; a card's own memory where it has its own."""
-    _, memory = _cuda() or ("", machine_memory()["total"])
-    return memory
+    """Bytes that a model may take: a card's own memory where it has its own, what Metal recommends on a Mac."""
+    if card := _cuda():
+        return card[1]
+    return int(machine_memory()["total"] * (MPS_SHARE if _has_apple_gpu() else 1))
+
+
+def _has_apple_gpu() -> bool:
+    return is_macos() and platform.machine() == "arm64"
 
 
 @cache

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from whisper_tuner.config import Profile
+from whisper_tuner.data.batch_shapes import clips_within, equal_part, padded_tokens
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache, pad_log_mel
 from whisper_tuner.data.labels import IGNORED, LabelEncoder
@@ -103,6 +104,7 @@ class ShardBatches:
         self._profile, self._shuffle = profile, shuffle
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most: int | None = None
+        self._most_positions: int | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -111,11 +113,20 @@ class ShardBatches:
     def clips_at_once(self) -> int:
         """The most that are computed together, also on a host that gets more than batch_size for its speed."""
         whole = math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
-        return math.ceil(whole / math.ceil(whole / self._most)) if self._most else whole
+        return equal_part(whole, self._most) if self._most else whole
+
+    def at_once(self, frames: int, tokens: int) -> int:
+        """The most that are computed together of clips with so many mel frames and label tokens."""
+        whole, positions = self.clips_at_once, self._most_positions
+        return equal_part(whole, clips_within(positions, frames, tokens)) if positions else whole
 
     def compute_at_most(self, clips: int) -> None:
         """Cut what a step computes into equal parts of so many clips at most; its clips stay the same."""
         self._most = clips
+
+    def limit_positions(self, most: int) -> None:
+        """The same, of clips times positions (see `clips_within`): more short clips than long ones."""
+        self._most_positions = most
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) that a clip can have here."""
@@ -126,7 +137,7 @@ class ShardBatches:
                 break  # Whisper's tokens are byte-level: never more of them than bytes
             with contextlib.suppress(DataError):  # it is left out when its turn comes
                 tokens = max(tokens, len(self._labels.encode(text)))
-        return self._frames(seconds * self._frames_per_s), tokens
+        return self._frames(seconds * self._frames_per_s), padded_tokens(tokens, self._labels.max_tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -206,10 +217,10 @@ class ShardBatches:
 
     def collate(self, clips: Sequence[Clip]) -> Batch:
         samples, mels, labels = zip(*clips, strict=True)
-        frames = self._frames(max(mel.shape[1] for mel in mels))
+        frames, tokens = self._shape(clips)
         return {
             "input_features": torch.from_numpy(np.stack([pad_log_mel(mel[:, :frames], frames) for mel in mels])),
-            "labels": pad_labels(labels),
+            "labels": pad_labels(labels, tokens),
             "ids": [sample.id for sample in samples],
         }
 
@@ -227,9 +238,17 @@ class ShardBatches:
             return self._full_frames
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
+    def _shape(self, clips: Sequence[Clip]) -> tuple[int, int]:
+        """(mel frames, label tokens) that these clips are padded to."""
+        _, mels, labels = zip(*clips, strict=True)
+        frames = self._frames(max(mel.shape[1] for mel in mels))
+        return frames, padded_tokens(max(map(len, labels)), self._labels.max_tokens)
+
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         ready = [clip for sample in samples if (clip := self._clip(sample, given_up))]
-        size = self.clips_at_once
+        if not ready:
+            return []
+        size = self.at_once(*self._shape(ready))
         parts = [ready[at : at + size] for at in range(0, len(ready), size)]
         return [self.collate(part) for part in parts]
 
@@ -247,9 +266,9 @@ class ShardBatches:
             return None
 
 
-def pad_labels(labels: Sequence[Sequence[int]]) -> torch.Tensor:
-    """int64 [B, longest], filled up with -100; not with the pad token, which is end-of-text and has to be learnt."""
-    padded = torch.full((len(labels), max(map(len, labels))), IGNORED, dtype=torch.int64)
+def pad_labels(labels: Sequence[Sequence[int]], length: int | None = None) -> torch.Tensor:
+    """int64 [B, length or longest], filled up with -100; not with the pad token: it is end-of-text, to be learnt."""
+    padded = torch.full((len(labels), length or max(map(len, labels))), IGNORED, dtype=torch.int64)
     for row, ids in zip(padded, labels, strict=True):
         row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
     return padded

@@ -21,6 +21,8 @@ AFTER_A_STEP_BYTES = 40  # the part of TRAINED_BYTES that a first forward and ba
 PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
 FRAMES_PER_S = 50  # encoder positions, after its convolutions
 TOKENS_PER_S = 6  # of fast speech
+LOGITS = 4  # copies of them in the loss and its backward pass
+MPS_SHARE = 0.7  # of a Mac's memory for its GPU: Metal's recommendedMaxWorkingSetSize is two thirds to three quarters
 MOST, MOST_LAYERS = 10_000_000, 1000  # of a dimension, of layers; a config.json with more is damaged
 
 
@@ -34,6 +36,8 @@ class ModelShape:
     encoder_ffn_dim: int
     decoder_ffn_dim: int
     vocab_size: int
+    encoder_attention_heads: int
+    decoder_attention_heads: int
     num_mel_bins: int = 80
     max_source_positions: int = 1500
     max_target_positions: int = 448
@@ -89,6 +93,8 @@ def _published(d: int, layers: int, *, vocabulary: int = 51865, mels: int = 80, 
         decoder_layers=decoder_layers or layers,
         encoder_ffn_dim=4 * d,
         decoder_ffn_dim=4 * d,
+        encoder_attention_heads=d // 64,
+        decoder_attention_heads=d // 64,
         vocab_size=vocabulary,
         num_mel_bins=mels,
     )
@@ -128,15 +134,21 @@ def trained_parameters(shape: ModelShape, profile: Profile) -> int:
     return shape.decoder_parameters if profile.method == "decoder" else shape.parameters - shape.positions
 
 
-def training_memory(shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0) -> int:
+def training_memory(
+    shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0, device: str = "cpu"
+) -> int:
     """Bytes that training takes at its peak, with so many clips computed at once; clip_s is their padded length."""
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
     per_clip = _activations(shape, profile.method, clip_s, profile.gradient_checkpointing)
+    if device == "mps":
+        per_clip += _attention_weights(shape, profile.method, clip_s, profile.gradient_checkpointing)
     return PROCESS_BYTES + weights + TRAINED_BYTES * trained + clips * per_clip
 
 
-def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: int | None = None) -> int | None:
+def profile_memory(
+    profile: Profile, *, longest_s: float | None = None, clips: int | None = None, device: str = "cpu"
+) -> int | None:
     """The most bytes that training a profile takes in each worker; None if the model's dimensions are not known here.
 
     longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
@@ -147,13 +159,12 @@ def profile_memory(profile: Profile, *, longest_s: float | None = None, clips: i
     longest = profile.max_duration_s if longest_s is None else longest_s
     clips = clips or math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
     clip_s = 30.0 if profile.audio_context == "full" else min(30.0, longest)
-    return training_memory(shape, profile, clips=clips, clip_s=clip_s)
+    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device)
 
 
 def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:
     """Bytes kept for the backward pass of one clip: what each layer needs of its inputs, and the logits."""
-    frames = min(shape.max_source_positions, round(clip_s * FRAMES_PER_S))
-    tokens = min(shape.max_target_positions, round(clip_s * TOKENS_PER_S))
+    frames, tokens = _lengths(shape, clip_s)
     d = shape.d_model
     more = 22 if method == "lora" else 0  # what adapters keep, and what passes through them
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
@@ -166,4 +177,27 @@ def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: b
     if method == "decoder":  # nothing of the encoder is kept but its output
         layers -= 0 if checkpointing else shape.encoder_layers * encoder_layer
     stem = 0 if method == "decoder" else 4 * frames * (d + shape.num_mel_bins)
-    return FLOAT * (layers + stem + 4 * tokens * shape.vocab_size)
+    return FLOAT * (layers + stem + LOGITS * tokens * shape.vocab_size)
+
+
+def _attention_weights(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:
+    """Bytes that one clip takes more where attention has no fused backward: on mps (pytorch 179294).
+
+    There each attention keeps its weights [heads, queries, keys] in float32, also under bf16, and scaled copies of
+    queries and keys. Causal attention keeps three of its size. Backward holds the gradients of the weights and of the
+    scores besides, of one layer at a time; by then the logits are gone. Measured on a CPU without its fused attention.
+    """
+    frames, tokens = _lengths(shape, clip_s)
+    d, heads = shape.d_model, shape.decoder_attention_heads
+    square = 0 if method == "decoder" else shape.encoder_attention_heads * frames**2
+    encoder_layer = square and square + 2 * frames * d
+    decoder_layer = heads * tokens * (frames + 3 * tokens) + (frames + 3 * tokens) * d
+    layers = (1, 1) if checkpointing else (shape.encoder_layers, shape.decoder_layers)
+    backward = 2 * square if checkpointing else max(0, 2 * square - LOGITS * tokens * shape.vocab_size)
+    return FLOAT * (layers[0] * encoder_layer + layers[1] * decoder_layer + backward)
+
+
+def _lengths(shape: ModelShape, clip_s: float) -> tuple[int, int]:
+    """A clip's encoder positions and label tokens."""
+    frames = min(shape.max_source_positions, round(clip_s * FRAMES_PER_S))
+    return frames, min(shape.max_target_positions, round(clip_s * TOKENS_PER_S))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_run import PROJECT
 
-from distributed.plan.launch import Launch
+from distributed.plan.launch import Launch, environment
 from distributed.run_dir.summary import read_run
 from whisper_tuner.errors import RunError
 
@@ -64,3 +64,11 @@ def test_the_command_that_goes_on(run_dir, prepared):
     assert prepared.launch.resume_command(run_dir).endswith(f"distributed-train --resume {run_dir}")
     alone = dataclasses.replace(prepared.launch, ranks=prepared.launch.ranks[:1])
     assert alone.resume_command(PROJECT / "runs" / "a-run").endswith("finetune --resume a-run")
+
+
+def test_the_watermarks_of_a_macs_gpu_are_ones_that_torch_takes():
+    """It raises unless 0 <= low <= high <= 2; what is not set is 1.7 and 1.4 (MPSAllocator.mm)."""
+    variables = {"HIGH": 1.7, "LOW": 1.4} | {
+        name.split("_")[2]: float(value) for name, value in environment("/p").items() if "_WATERMARK_" in name
+    }
+    assert 0 < variables["LOW"] <= variables["HIGH"] <= 1

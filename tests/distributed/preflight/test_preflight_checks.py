@@ -14,7 +14,9 @@ from whisper_tuner.errors import ConfigError, ExitStatus, HostError
 GB = 10**9
 PINS = Pins(direct=("torch",), all={"torch": "2.13.0", "psutil": "7.0.0"}, python=SpecifierSet(">=3.11"))
 TORCH = {"version": "2.13.0", "cuda": 0, "cuda_memory": 0, "mps": False}
-NEEDS = Needs(memory=4 * GB, least=2 * GB, sent=2 * GB, kept=GB)
+NEEDS = Needs(memory=4 * GB, least=2 * GB, on_mps=(18 * GB, 9 * GB), sent=2 * GB, kept=GB)
+MPS = TORCH | {"mps": True, "mps_memory": 8 * GB}
+MAC = {"torch": MPS}
 
 
 def facts(**changes) -> dict:
@@ -69,6 +71,12 @@ def test_nothing_is_wrong_with_a_good_host():
         ({"device": "cuda"}, ERROR, "device cuda is set, but its torch sees no CUDA cards"),
         ({"device": "cuda:2", "torch": TORCH | {"cuda": 2}}, ERROR, "device cuda:2 is set, but its torch sees 2"),
         ({"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB}}, ERROR, "its GPU has 1.0 GB"),
+        (
+            MAC | {"memory": {"total": 12 * GB, "available": 12 * GB}},
+            ERROR,
+            "about 9.0 GB of memory, its GPU has 8.0 GB",
+        ),
+        (MAC | {"torch": MPS | {"mps_memory": 16 * GB}}, WARNING, "about 18.0 GB of memory, its GPU has 16.0 GB"),
         ({"torch": {"failed": "ImportError: no libgomp"}}, ERROR, "torch does not load: ImportError: no libgomp"),
         ({"torch": {"late": True}}, WARNING, "not checked in time"),
     ],

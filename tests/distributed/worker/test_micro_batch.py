@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from distributed.worker.micro_batch import (
     TooLittleMemory,
     Trial,
     fit_into_memory,
+    out_of_memory_told,
     share_of_memory,
 )
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
@@ -81,12 +83,16 @@ class Work:
         node.run()
         return self.model
 
+    def parts(self, numbers: list[int]) -> list[dict]:
+        """What is computed at once of a step of these clips."""
+        return next(iter(self.batches.read([numbers])))
+
     def gradients(self) -> list[torch.Tensor]:
         """Of the first step, as TrainNode adds them up."""
         self.model.train()
         [[numbers, *_]] = self.batches.plan(0, None, ["a"], [1.0])
         tokens = 0
-        for batch in next(iter(self.batches.read([numbers]))):
+        for batch in self.parts(numbers):
             loss, weight = self.model(batch)
             (loss * weight).backward()
             tokens += weight
@@ -241,6 +247,72 @@ def test_not_one_clip_fits(work):
     said = str(caught.value)
     assert said.startswith("one clip of 20.5 s needs") and "but this worker's share is" in said
     assert "4 workers share this machine" in said and "gradient_checkpointing" in said
+
+
+POSITIONS = 3100  # three clips of 20.5 s
+
+
+@pytest.fixture
+def few_terms(monkeypatch):
+    """The device sums over few terms, as Apple's GPU does."""
+    monkeypatch.setattr("exogym.device.most_terms", lambda device: POSITIONS)
+
+
+def positions_of(work: Work, run: Callable[[], object]) -> list[int]:
+    """Clips times positions of each forward pass."""
+    seen = []
+
+    def look(model, inputs):
+        clips, _, frames = inputs[0]["input_features"].shape
+        seen.append(clips * frames // 2)
+
+    hook = work.model.register_forward_pre_hook(look)
+    run()
+    hook.remove()
+    return seen
+
+
+def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms):
+    whole, cut, validation = work(), work(), work().batches
+    before = cut.batches.plan_settings()
+    events = []
+    trials = positions_of(cut, lambda: events.extend(cut.fit(PLENTY, validation)))
+    assert max(trials) <= POSITIONS
+    assert [event["type"] for event in events] == ["memory"]
+    assert events[0]["clips"] == 6 and events[0]["at_once"] == 3
+    assert validation.at_once(*validation.longest()) == 3 and cut.batches.plan_settings() == before
+    expected, gradients = [], []
+    assert positions_of(whole, lambda: expected.extend(whole.gradients())) == [6 * 1025]
+    assert positions_of(cut, lambda: gradients.extend(cut.gradients())) == [3 * 1025, 3 * 1025]
+    for one, other in zip(expected, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_short_clips_stay_together_where_long_ones_do_not(work, few_terms):
+    own = work(*[20.0] * 6, *[5.0] * 6)
+    own.fit(PLENTY)
+    sizes = [len(part["ids"]) for step in own.batches.plan(0, None, ["a"], [1.0])[0] for part in own.parts(step)]
+    assert sorted(sizes) == [3, 3, 6]
+
+
+def test_little_memory_and_few_terms_are_both_obeyed(work, few_terms):
+    own = work(*[20.0] * 12, batch_size=12)
+    share = shares(own, 7)
+    passes = positions_of(own, lambda: own.fit(share))
+    assert max(passes) <= POSITIONS
+    assert 3 < own.batches.clips_at_once < 12 and own.batches.at_once(*own.batches.longest()) in (2, 3)
+
+
+def test_memory_that_runs_out_is_told_with_figures_and_a_remedy():
+    full = "MPS backend out of memory (MPS allocated: 9.10 GiB, other allocations: 1.20 GiB, max allowed: 10.67 GiB). "
+    with pytest.raises(TooLittleMemory) as caught, out_of_memory_told():
+        raise RuntimeError(full + "Tried to allocate 412.00 MiB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=")
+    told = str(caught.value)
+    assert told.startswith("memory ran out while training: the GPU's memory is full: torch holds 9.10 GiB and")
+    assert "of 10.67 GiB that it may take; 412.00 MiB more are needed\n  Train with method = lora" in told
+    assert "WATERMARK" not in told
+    with pytest.raises(RuntimeError, match="shapes do not"), out_of_memory_told():
+        raise RuntimeError("shapes do not match")
 
 
 PEAK = """

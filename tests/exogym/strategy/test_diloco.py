@@ -217,6 +217,30 @@ def test_divergence_is_noticed():
         run_threads(2, rank_main)
 
 
+class OtherArithmetic(torch.optim.AdamW):
+    """Its steps differ in the last bit, as those of another chip."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+
+
+@pytest.mark.parametrize("outer", [{}, PAPER, {"outer_optim": "adamw", "outer_lr": 0.01}])
+def test_ranks_whose_inner_arithmetic_differs_agree_after_each_round(outer):
+    def rank_main(comm):
+        optimizer, events = OtherArithmetic if comm.rank else torch.optim.AdamW, []
+        strategy = DiLoCoStrategy(inner_optim=optimizer, lr=0.01, max_norm=0.5, H=3, **outer)
+        source = Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 9)
+        node = train_node(Line(), comm, strategy, source, epochs=1, device="cpu", events=events.append)
+        return node.run().digest, [event["type"] for event in events].count("round")
+
+    first, second = run_threads(2, rank_main)
+    assert first == second and first[1] == 3
+
+
 def test_without_trainable_parameters_there_is_nothing_to_do():
     with pytest.raises(SettingError, match="no trainable"):
         DiLoCoStrategy().setup(nn.Linear(2, 2).requires_grad_(False), SingleComm(), 1)

@@ -263,5 +263,5 @@ def test_doctor_deep_passes_on_this_machine():
     status, out, said = run_doctor("--deep", "--profile", "demo", "--config", str(PROJECT / "config.ini"), "--json")
     assert status == 0, out + said
     states = {finding["name"]: finding["state"] for finding in json.loads(out)["findings"]}
-    deep = ("gradients", "large batch", "staging", "two ranks", "audio formats")
+    deep = ("gradients", "large batch", "vocabulary", "staging", "two ranks", "audio formats")
     assert {name: states[name] for name in deep} == dict.fromkeys(deep, "ok")

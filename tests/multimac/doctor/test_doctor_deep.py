@@ -24,9 +24,12 @@ from multimac.doctor.gradients import (
     large_shapes,
     profile_shapes,
     small_whisper,
+    wide_shapes,
+    wide_whisper,
 )
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ExitStatus
+from whisper_tuner.model.wide_layers import SplitLinear
 
 DEVICES = ["cpu"]
 DEVICES += ["cuda"] if torch.cuda.is_available() else []
@@ -156,13 +159,32 @@ def test_the_shapes_are_those_of_the_profile(whisper, tmp_path):
     assert source == "the profile"
 
 
-def test_full_context_is_30_seconds_and_an_accelerator_goes_past_the_known_fault(whisper, tmp_path):
-    shapes, source = profile_shapes(
-        whisper, profile(tmp_path, batch_size=32, audio_context="full"), torch.device("mps")
-    )
-    assert [(shape.clips, shape.frames) for shape in shapes] == [(24, 3000), (11, 3000), (24, 3000)]
-    assert shapes[0].positions > FAULTY_POSITIONS
-    assert source == "the profile, 24 of 32 clips at a time"
+@pytest.mark.parametrize(("device", "most"), [("mps", 16), ("cuda", 24)])
+def test_full_context_is_30_seconds_and_shapes_are_those_that_training_computes(whisper, tmp_path, device, most):
+    settings = {"batch_size": 32 if device == "mps" else 24, "audio_context": "full"}
+    shapes, source = profile_shapes(whisper, profile(tmp_path, **settings), torch.device(device))
+    assert [(shape.clips, shape.frames) for shape in shapes] == [(most, 3000), (11, 3000), (most, 3000)]
+    assert (shapes[0].positions > FAULTY_POSITIONS) == (device == "cuda")
+    assert source == ("the profile, 16 of 32 clips at a time" if device == "mps" else "the profile")
+
+
+def test_a_fault_that_training_keeps_away_from_is_a_warning(whisper, faulty, monkeypatch):
+    monkeypatch.setattr("exogym.device.most_terms", lambda device: 300)
+    faulty(1000.0, after_change=True)
+    past, below = [Shape(2, 200, 8), Shape(4, 200, 8)], [Shape(4, 200, 8), Shape(2, 200, 8)]
+    found = compare(Parity(whisper, CPU), past, "test", quiet)
+    assert found.state is State.WARNING and "batch 2 of 2 (4 x 100, after 2 x 100)" in found.detail
+    assert found.remedy == "Training computes 300 positions at most at once on this GPU: it is not affected."
+    assert compare(Parity(whisper, CPU), below, "test", quiet).state is State.PROBLEM
+
+
+def test_a_wide_output_layer_is_checked_as_it_is_trained(monkeypatch):
+    monkeypatch.setattr("exogym.device.most_terms", lambda device: 32_766)
+    wide = wide_whisper()
+    parity = Parity(wide, CPU)
+    assert type(parity.candidate.model.proj_out) is SplitLinear and type(wide.model.proj_out) is nn.Linear
+    found = compare(parity, wide_shapes(wide)[:2], "51,866 tokens", quiet)
+    assert found.state is State.OK, found.detail
 
 
 def test_a_profile_of_single_clips_changes_its_batch_size_too(whisper, tmp_path):

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from whisper_tuner.data.batches import ShardBatches, bucket_edges
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache
-from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.labels import IGNORED, label_encoder
 from whisper_tuner.data.shards import assign_shards
 
 HOSTS = ["ada.local", "bob.local", "cy.local", "dee.local"]
@@ -475,3 +476,36 @@ def test_no_batch_is_larger_than_a_blank_one(make_batches, clips, context):
     assert max(part["labels"].shape[1] for part in read_ones) == tokens == blank["labels"].shape[1]
     assert blank["input_features"].shape[:2] == (3, read_ones[0]["input_features"].shape[1])
     assert blank["labels"].dtype == read_ones[0]["labels"].dtype
+
+
+def test_labels_are_padded_to_few_lengths(make_batches, clips):
+    texts = [replace(clip, text="a" * (1 + 2 * number)) for number, clip in enumerate(clips)]
+    batches = make_batches(texts, batch_size=2)
+    lengths = {part["labels"].shape[1] for epoch in range(3) for step in read(batches, epoch) for part in step}
+    own = {len(batches._labels.encode(text.text)) for text in texts}
+    assert len(lengths) <= 1 + max(own) // 8 < len(own) == 20
+    assert max(lengths) == batches.longest()[1] == min(-(-max(own) // 8) * 8, batches._labels.max_tokens)
+
+
+def test_more_padding_changes_no_loss(make_batches, clips, multilingual):
+    model, processor = multilingual
+    batches = make_batches(clips, batch_size=4)
+    [batch, *_] = next(iter(read(batches)))
+    wrapper = WhisperModelWrapper(model.eval(), processor, "cpu")
+    longest = int((batch["labels"] != IGNORED).sum(dim=1).max())
+    (padded, tokens), (bare, same) = wrapper(batch), wrapper(batch | {"labels": batch["labels"][:, :longest]})
+    assert tokens == same and longest < batch["labels"].shape[1]
+    torch.testing.assert_close(padded, bare, rtol=1e-6, atol=0)
+
+
+def test_a_limit_of_positions_leaves_more_short_clips_together_than_long_ones(make_batches, clips):
+    batches = make_batches(clips, batch_size=20)
+    plan, planned_by = batches.plan(0, None, HOSTS[:1], [1.0]), batches.plan_settings()
+    batches.limit_positions(1000)
+    assert batches.at_once(400, 16) == 5 and batches.at_once(100, 16) == 20 and batches.clips_at_once == 20
+    parts = [part for step in read(batches) for part in step]
+    assert all(len(part["ids"]) * part["input_features"].shape[2] // 2 <= 1000 for part in parts)
+    assert sorted(name for part in parts for name in part["ids"]) == sorted(clip.id for clip in clips)
+    assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.plan_settings() == planned_by
+    batches.compute_at_most(3)
+    assert batches.at_once(100, 16) == 3

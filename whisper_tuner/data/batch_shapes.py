@@ -1,0 +1,30 @@
+"""How long a batch's labels are padded, and how many clips are computed at once.
+
+Apple's GPU compiles its graphs anew for each shape of a batch, so shapes are few.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Label tokens between two lengths. Measured on read speech of 1 to 30 s: 33 shapes of batches in 3 epochs instead of
+# 165, for 0.6 % more computation; on clips of 1 to 8 s 14 instead of 57, for 2 %.
+LABEL_GRID = 8
+
+
+def padded_tokens(longest: int, most: int) -> int:
+    """The length to which labels of `longest` tokens are padded, for a decoder that takes `most`."""
+    return min(math.ceil(longest / LABEL_GRID) * LABEL_GRID, most)
+
+
+def clips_within(positions: int, frames: int, tokens: int) -> int:
+    """How many clips of so many mel frames and label tokens make `positions` or fewer in each layer; at least 1.
+
+    The encoder halves the frames.
+    """
+    return max(1, positions // max(frames // 2, tokens))
+
+
+def equal_part(whole: int, most: int) -> int:
+    """The size of the fewest equal parts of `whole` that are not larger than `most`."""
+    return math.ceil(whole / math.ceil(whole / most))
