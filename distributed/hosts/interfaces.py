@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from whisper_tuner.errors import HostError
 
-# Loopback, VPN tunnels, Apple's peer-to-peer Wi-Fi, and bridges: reachable for one side only, as a rule.
-UNFIT = re.compile(r"(lo|utun|awdl|llw|bridge)\d*")
+# Loopback, VPN tunnels, Apple's peer-to-peer Wi-Fi, and macOS's bridges of virtual machines and of Internet Sharing,
+# which it numbers from 100: reachable for one side only, as a rule. bridge0 is the Thunderbolt Bridge.
+UNFIT = re.compile(r"(lo|utun|awdl|llw)\d*|bridge(\d\d+|[1-9])?")
+# Of containers and virtual machines on Linux: every host may have the same network, with nobody else in it.
+INNER = re.compile(r"(docker|virbr|veth|br-|cni|podman|lxc|lxd)\S*")
 
 
 class Route(NamedTuple):
@@ -65,11 +68,45 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
 
 
 def own_interfaces() -> dict[str, list[str]]:
-    """IPv4 addresses of this machine's interfaces; an interface may have none."""
+    """IPv4 addresses of this machine's interfaces, self-assigned ones last; an interface may have none."""
+    return {name: [address for address, _ in of] for name, of in _networks().items()}
+
+
+def other_networks(address: str) -> list[tuple[str, str, int]]:
+    """Of each further network of this machine that other hosts may share: interface, own address, length of its prefix.
+
+    An interface counts with its self-assigned address only if it has no other.
+    """
+    networks = _networks()
+    own = {
+        ipaddress.ip_interface(f"{at}/{length}").network
+        for of in networks.values()
+        for at, length in of
+        if at == address
+    }
+    found = []
+    for name, (first, *_) in ((name, of) for name, of in networks.items() if of):
+        network = ipaddress.ip_interface("{}/{}".format(*first)).network
+        if not (UNFIT.fullmatch(name) or INNER.fullmatch(name) or network in own or network.prefixlen > 30):
+            found.append((name, *first))
+    return sorted(found, key=lambda each: is_self_assigned(each[1]))
+
+
+def is_self_assigned(address: str) -> bool:
+    """Whether it is one that a machine gives itself where nobody else does: 169.254.x.x."""
+    return ipaddress.ip_address(address).is_link_local
+
+
+def _networks() -> dict[str, list[tuple[str, int]]]:
+    """By interface, its IPv4 addresses with the lengths of their prefixes, self-assigned ones last."""
     import psutil
 
-    found = psutil.net_if_addrs()
-    return {name: [entry.address for entry in found[name] if entry.family == socket.AF_INET] for name in found}
+    found = {}
+    for name, entries in psutil.net_if_addrs().items():
+        of = [entry for entry in entries if entry.family == socket.AF_INET]
+        pairs = [(entry.address, ipaddress.ip_network(f"0.0.0.0/{entry.netmask or 32}").prefixlen) for entry in of]
+        found[name] = sorted(pairs, key=lambda pair: is_self_assigned(pair[0]))
+    return found
 
 
 def interface_with(address: str) -> str:

@@ -233,7 +233,7 @@ def test_a_folder_of_this_machine_that_cannot_be_used_has_its_own_remedy(tmp_pat
     for folders, remedy in (([unusable], f"chown -R $USER {unusable}"), ([str(tmp_path), unusable], "runs_dir")):
         look = Look(0, MASTER)
         look.session = Session(LocalMachine(), sys.executable, 60)
-        look.gather(time.monotonic() + 60, names=[], project=folders[0], folders=folders, device="cpu")
+        look.gather(time.monotonic() + 60, names=[], project=folders[0], folders=folders, torch=False)
         look.close()
         [found] = look.problems
         assert found.check == "folder" and remedy in found.remedy

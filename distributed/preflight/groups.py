@@ -1,0 +1,114 @@
+"""One real all_reduce of gloo's for every pair of hosts, between the addresses over which they would train."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from whisper_tuner.errors import HostError
+
+from .links import Links
+from .look import Look
+from .report import WARNING, Problem
+
+LEAST_S = 1.0  # in which a healthy group forms, also between Macs that are busy
+ANSWER_S = 0.5
+SILENT = "no answer"  # what the probe says of a pair that hangs
+AGAIN = "The run itself will do it. To look again: multimac hosts check"
+WHAT_HELPS = (
+    "The hosts train over such groups. Give them the same torch (multimac hosts setup), and let their firewalls pass"
+    ' all ports between them; or name other interfaces with "interface" in the hosts file.'
+)
+
+
+class Groups:
+    """All pairs at once, each in a thread of the process that has imported torch: see agent/group_probe.py.
+
+    As in training, they meet at the master. Pairs that TCP does not join have been explained by Links.
+    """
+
+    def __init__(self, links: Links, deadline: float):
+        self.links, self.deadline = links, deadline
+        self.untried: dict[str, list[str]] = defaultdict(list)  # by the reason, hosts
+
+    def form(self) -> list[Problem]:
+        pairs = self._pairs()
+        try:
+            failed = self._failed(pairs) if pairs else {}
+        except HostError as error:
+            failed = {}
+            self.untried[error.args[0]].append(self.links.looks[0].name)
+        return [*map(self._problem, failed, failed.values()), *self._not_tried()]
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Those that could form a group, the lower number first."""
+        for look in self.links.looks.values():
+            if look.facts.torch == {"late": True}:
+                self.untried["importing torch took too long (the next time is quicker)"].append(look.name)
+        links = self.links.pairs
+        able = [
+            number
+            for number, look in self.links.looks.items()
+            if look.facts.has_torch and (number == 0 or ((number, 0) in links and links[number, 0].failed is None))
+        ]
+        if 0 not in able:
+            return []
+        return [(a, b) for a in able for b in able if a < b and {links[a, b].failed, links[b, a].failed} == {None}]
+
+    def _failed(self, pairs: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+        """By what went wrong, the pairs. Raises HostError if the master cannot open a store."""
+        master, place = self.links.looks[0], self.links.places[0]
+        opened = master.session.call("open_store", self.deadline, address=place["address"])
+        seconds = self.deadline - time.monotonic() - ANSWER_S
+        if "failed" in opened or seconds < LEAST_S:
+            raise HostError(master.name, opened.get("failed", "there was no time left"))
+        store = [place["address"], opened["port"]]
+        asked = {}
+        for number in sorted({number for pair in pairs for number in pair}):
+            peers = [a + b - number for a, b in pairs if number in (a, b)]
+            request = {"me": number, "address": self.links.places[number]["address"], "store": store}
+            look = self.links.looks[number]
+            asked[number] = look.session.send("form_groups", peers=peers, seconds=seconds, **request)
+        said = {number: self._answer(self.links.looks[number], request) for number, request in asked.items()}
+        failed = defaultdict(list)
+        for a, b in pairs:
+            if said[a] and said[b] and (what := _clearer(said[a].get(b, ""), said[b].get(a, ""))):
+                failed[what].append((a, b))
+        return failed
+
+    def _answer(self, look: Look, request: int) -> dict[int, str]:
+        """By peer, what failed; nothing for a host that could not try any."""
+        try:
+            answer = look.session.answer(request, "form_groups", self.deadline)
+            if "groups" in answer:
+                return dict(answer["groups"])
+            what = answer["failed"]
+        except HostError as error:
+            what = error.args[0].removeprefix(f"{look.name}: ")
+        self.untried[what].append(look.name)
+        return {}
+
+    def _problem(self, what: str, pairs: list[tuple[int, int]]) -> Problem:
+        looks = self.links.looks
+        names = ", ".join(f"{looks[a].name} <-> {looks[b].name}" for a, b in pairs)
+        hosts = tuple(dict.fromkeys(looks[number].name for pair in pairs for number in pair))
+        places = ", ".join(self.links.at(number) for number in dict.fromkeys(n for pair in pairs for n in pair))
+        text = f"{names}: TCP connects, but gloo does not ({places}): {what}"
+        return Problem(hosts=hosts, what=text, remedy=WHAT_HELPS, check="links")
+
+    def _not_tried(self) -> list[Problem]:
+        return [
+            Problem(
+                hosts=tuple(names),
+                what=f"no gloo group was tried{'' if len(names) == 1 else ' with ' + ', '.join(names)}: {what}",
+                remedy=AGAIN,
+                severity=WARNING,
+                check="links",
+            )
+            for what, names in self.untried.items()
+        ]
+
+
+def _clearer(one: str, other: str) -> str:
+    """What failed, by the one of both sides that says more than that nothing came."""
+    return max(one, other, key=lambda said: (bool(said), said != SILENT))
