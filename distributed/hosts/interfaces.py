@@ -16,8 +16,8 @@ from whisper_tuner.errors import HostError
 # Loopback, VPN tunnels, Apple's peer-to-peer Wi-Fi, and macOS's bridges of virtual machines and of Internet Sharing,
 # which it numbers from 100: reachable for one side only, as a rule. bridge0 is the Thunderbolt Bridge.
 UNFIT = re.compile(r"(lo|utun|awdl|llw)\d*|bridge(\d\d+|[1-9])?")
-# Of containers and virtual machines on Linux: every host may have the same network, with nobody else in it.
-INNER = re.compile(r"(docker|virbr|veth|br-|cni|podman|lxc|lxd)\S*")
+# Of containers and virtual machines on Linux: every host may have the same network, with nobody else in it. And VPNs.
+INNER = re.compile(r"(docker|virbr|veth|br-|cni|podman|lxc|lxd|tun|tap|wg|zt|feth|tailscale|ppp|ipsec)\S*")
 
 
 class Route(NamedTuple):
@@ -75,21 +75,25 @@ def own_interfaces() -> dict[str, list[str]]:
 def other_networks(address: str) -> list[tuple[str, str, int]]:
     """Of each further network of this machine that other hosts may share: interface, own address, length of its prefix.
 
-    An interface counts with its self-assigned address only if it has no other.
+    An interface counts with its self-assigned address only if it has no other. Who trains over a VPN wants nothing
+    sent beside it: there are no others then.
     """
-    networks = _networks()
-    own = {
-        ipaddress.ip_interface(f"{at}/{length}").network
-        for of in networks.values()
-        for at, length in of
-        if at == address
-    }
-    found = []
-    for name, (first, *_) in ((name, of) for name, of in networks.items() if of):
-        network = ipaddress.ip_interface("{}/{}".format(*first)).network
-        if not (UNFIT.fullmatch(name) or INNER.fullmatch(name) or network in own or network.prefixlen > 30):
-            found.append((name, *first))
+    networks = {name: of for name, of in _networks().items() if of and _is_shared(name)}
+    own = [_network(*pair) for of in networks.values() for pair in of if pair[0] == address]
+    found = [(name, *of[0]) for name, of in networks.items() if own and _network(*of[0]) not in own]
     return sorted(found, key=lambda each: is_self_assigned(each[1]))
+
+
+def _is_shared(name: str) -> bool:
+    """Whether an interface leads to other machines, and is not a VPN's, which is point to point or named so."""
+    import psutil
+
+    state = psutil.net_if_stats().get(name)
+    return not (UNFIT.fullmatch(name) or INNER.fullmatch(name) or (state and "pointopoint" in state.flags))
+
+
+def _network(address: str, length: int) -> ipaddress.IPv4Network:
+    return ipaddress.ip_interface(f"{address}/{length}").network
 
 
 def is_self_assigned(address: str) -> bool:

@@ -1,5 +1,6 @@
 import ipaddress
 import socket
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import psutil
@@ -84,12 +85,11 @@ def test_other_networks_of_a_mac(monkeypatch):
 
 
 def test_a_self_assigned_address_comes_after_others(monkeypatch):
-    monkeypatch.setattr(
-        psutil, "net_if_addrs", lambda: mac(en7="169.254.1.2/16", bridge0="169.254.61.8/16 10.0.0.1/24")
-    )
+    two = "169.254.61.8/16 10.0.0.1/24"
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: mac(en0="10.9.0.5/24", en7="169.254.1.2/16", bridge0=two))
     assert address_on("bridge0", "peer") == "10.0.0.1"
-    assert other_networks("169.254.1.2") == [("bridge0", "10.0.0.1", 24)]
-    assert other_networks("192.0.2.1") == [("bridge0", "10.0.0.1", 24), ("en7", "169.254.1.2", 16)]
+    assert other_networks("169.254.1.2") == [("en0", "10.9.0.5", 24), ("bridge0", "10.0.0.1", 24)]
+    assert other_networks("10.9.0.5") == [("bridge0", "10.0.0.1", 24), ("en7", "169.254.1.2", 16)]
 
 
 def test_wifi_and_cable_in_one_network_are_one_way(monkeypatch):
@@ -101,3 +101,13 @@ def test_networks_of_containers_and_virtual_machines_are_left_out(monkeypatch):
     inner = {"docker0": "172.17.0.1/16", "virbr0": "192.168.122.1/24", "br-7f3a": "172.18.0.1/16"}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: mac(eth0="10.0.0.5/24", br0="10.1.0.5/24", **inner))
     assert other_networks("10.0.0.5") == [("br0", "10.1.0.5", 24)]
+
+
+VPNS = [("utun4", ""), ("wg-h1", ""), ("tailscale0", ""), ("office", "up,pointopoint")]
+
+
+@pytest.mark.parametrize(("name", "flags"), VPNS)
+def test_a_vpn_is_not_left_for_a_faster_network(monkeypatch, name, flags):
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: mac(en0="10.0.0.5/24", **{name: "100.64.0.1/24"}))
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: SimpleNamespace(flags=flags)})
+    assert other_networks("100.64.0.1") == other_networks("10.0.0.5") == other_networks("127.0.0.1") == []
