@@ -24,6 +24,7 @@ SENT = (
     "whisper_tuner.files",
     "whisper_tuner.model.machine_memory",
     "distributed.hosts.interfaces",
+    "distributed.ssh.local_network",
     "distributed.hosts.agent.session",
     "distributed.hosts.agent.files",
     "distributed.hosts.agent.facts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 from whisper_tuner.errors import HostError
 
@@ -14,7 +15,6 @@ from .report import WARNING, Problem
 LEAST_S = 1.0  # in which a healthy group forms, also between Macs that are busy
 ANSWER_S = 0.5
 SILENT = "no answer"  # what the probe says of a pair that hangs
-AGAIN = "The run itself will do it. To look again: multimac hosts check"
 WHAT_HELPS = (
     "The hosts train over such groups. Give them the same torch (multimac hosts setup), and let their firewalls pass"
     ' all ports between them; or name other interfaces with "interface" in the hosts file.'
@@ -29,6 +29,7 @@ class Groups:
 
     def __init__(self, links: Links, deadline: float):
         self.links, self.deadline = links, deadline
+        self.problems: list[Problem] = []
         self.untried: dict[str, list[str]] = defaultdict(list)  # by the reason, hosts
 
     def form(self) -> list[Problem]:
@@ -38,7 +39,12 @@ class Groups:
         except HostError as error:
             failed = {}
             self.untried[error.args[0]].append(self.links.looks[0].name)
-        return [*map(self._problem, failed, failed.values()), *self._not_tried()]
+        for what, those in failed.items():
+            self._explain(what, those)
+        for reason, names in self.untried.items():
+            what = f"no gloo group was tried with {', '.join(names)}: {reason}"
+            self._add(names, what, "The run itself will do it. To look again: multimac hosts check", severity=WARNING)
+        return self.problems
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Those that could form a group, the lower number first."""
@@ -88,25 +94,16 @@ class Groups:
         self.untried[what].append(look.name)
         return {}
 
-    def _problem(self, what: str, pairs: list[tuple[int, int]]) -> Problem:
+    def _explain(self, failed: str, pairs: list[tuple[int, int]]) -> None:
         looks = self.links.looks
+        numbers = dict.fromkeys(number for pair in pairs for number in pair)
         names = ", ".join(f"{looks[a].name} <-> {looks[b].name}" for a, b in pairs)
-        hosts = tuple(dict.fromkeys(looks[number].name for pair in pairs for number in pair))
-        places = ", ".join(self.links.at(number) for number in dict.fromkeys(n for pair in pairs for n in pair))
-        text = f"{names}: TCP connects, but gloo does not ({places}): {what}"
-        return Problem(hosts=hosts, what=text, remedy=WHAT_HELPS, check="links")
+        places = ", ".join(map(self.links.at, numbers))
+        what = f"{names}: TCP connects, but gloo does not ({places}): {failed}"
+        self._add([looks[number].name for number in numbers], what, WHAT_HELPS)
 
-    def _not_tried(self) -> list[Problem]:
-        return [
-            Problem(
-                hosts=tuple(names),
-                what=f"no gloo group was tried{'' if len(names) == 1 else ' with ' + ', '.join(names)}: {what}",
-                remedy=AGAIN,
-                severity=WARNING,
-                check="links",
-            )
-            for what, names in self.untried.items()
-        ]
+    def _add(self, names: Sequence[str], what: str, remedy: str, **more: str) -> None:
+        self.problems.append(Problem(hosts=tuple(names), what=what, remedy=remedy, check="links", **more))
 
 
 def _clearer(one: str, other: str) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from distributed.ssh.local_network import DENIED, WAYS_OUT
 from whisper_tuner.errors import ExitStatus, HostError
 
 from .look import Look
@@ -85,6 +86,11 @@ class Links:
         failed = {key for key, pair in self.pairs.items() if pair.failed not in (None, NOT_TRIED)}
         if not failed:
             return
+        denied = {key for key in failed if self.pairs[key].failed == DENIED}
+        for source in sorted({source for source, _ in denied}):
+            targets = ", ".join(self.looks[target].name for number, target in sorted(denied) if number == source)
+            self._add([source], f"{DENIED}: it reaches none of {targets}", WAYS_OUT)
+        failed -= denied
         heard = {look.number: answer["heard"] for look, answer in self._call_all("heard", lambda look: {})}
         silent = {key for key in failed if self.pairs[key].failed == "timeout"}
         both = {(a, b) for a, b in silent if (b, a) in silent}

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from distributed.hosts.interfaces import other_networks, route_to
+from distributed.ssh.local_network import DENIED, is_denied
 from whisper_tuner.errors import HostError
 
 from .session import say
@@ -106,7 +107,8 @@ class Links:
         except ConnectionRefusedError as error:
             return {"failed": "refused", "errno": error.errno}
         except OSError as error:
-            return {"failed": error.strerror or str(error), "errno": error.errno}
+            denied = is_denied(error, address, port)
+            return {"failed": DENIED if denied else error.strerror or str(error), "errno": error.errno}
 
     def reach(self, me: int, kind: bytes, address: str, port: int, timeout: float):
         """A connection to another agent, after it has answered for itself."""

@@ -83,14 +83,14 @@ def test_a_peer_that_freezes_in_gloo_is_waited_for_no_longer_than_there_is_time(
     os.kill(torch_process(links.looks[2]).pid, signal.SIGSTOP)
     (problem,) = problems(links, 3.0)
     assert problem.severity == WARNING and problem.hosts == ("cleo",)
-    assert problem.what == "no gloo group was tried: no answer in time (form_groups)"
+    assert problem.what == "no gloo group was tried with cleo: no answer in time (form_groups)"
 
 
 def test_where_torch_is_not_imported_in_time_it_says_so(links):
     links.looks[1].facts.torch = {"late": True}
     (problem,) = problems(links)
     assert (problem.severity, problem.hosts) == (WARNING, ("ben",))
-    assert problem.what.startswith("no gloo group was tried: importing torch took too long")
+    assert problem.what.startswith("no gloo group was tried with ben: importing torch took too long")
 
 
 def test_what_tcp_has_said_is_not_said_again(links):

@@ -8,6 +8,7 @@ from distributed.preflight.links import Links
 from distributed.preflight.look import Look
 from distributed.preflight.report import ERROR, WARNING
 from distributed.ssh.host import Host
+from distributed.ssh.local_network import DENIED
 from whisper_tuner.errors import ExitStatus, HostError
 
 NAMES = ["ada", "ben", "cleo"]
@@ -118,6 +119,12 @@ def test_packets_that_are_lost_one_way():
 def test_one_host_that_the_others_do_not_reach(result, words, remedy):
     (problem,) = said(Network({(0, 2): result, (1, 2): result}))
     assert problem.startswith(f"ada, ben -> cleo: {words}; cleo -> ada, ben works\n") and remedy in problem
+
+
+def test_a_host_whose_python_may_not_use_the_local_network_is_told_once():
+    denied = {"failed": DENIED, "errno": 65}
+    (problem,) = said(Network({(0, 1): denied, (0, 2): denied}))
+    assert problem.startswith(f"ada: {DENIED}: it reaches none of ben, cleo\n  Start from Terminal.app")
 
 
 def test_a_slow_link_is_a_warning():
