@@ -14,6 +14,13 @@ from .look import Look
 
 FASTER = 1.2  # than the usual network: a measurement of less than half a second is no more exact than that
 SELF_ASSIGNED = 0.7  # what such an address counts for: a Mac changes it as it likes
+THUNDERBOLT = "bridge0"
+# macOS has one route for all of 169.254.0.0/16, often by Wi-Fi (targetBridge #130).
+BRIDGE_UNUSED = (
+    "the Thunderbolt Bridge (bridge0) is not used: by its self-assigned addresses it is slower, or not reached. Give it"
+    " addresses of its own, such as 10.10.0.1 and 10.10.0.2 with the mask 255.255.255.0: System Settings > Network >"
+    " Thunderbolt Bridge > Details > TCP/IP > Manually"
+)
 MOST = 3  # networks besides the usual one that are tried
 
 
@@ -40,10 +47,13 @@ def chosen(networks: Sequence[Links]) -> Links:
 
 def told(best: Links, usual: Links) -> str:
     """One line for the user; "" where nothing is unusual."""
-    if best is usual:
-        return ""
-    before = f"{usual.slowest_mbit:.0f} Mbit/s" if usual.is_whole else "where not all hosts reach each other"
-    return f"training uses {_name(best)}, {best.slowest_mbit:.0f} Mbit/s, and not {_name(usual)}, {before}"
+    if best is not usual:
+        before = f"{usual.slowest_mbit:.0f} Mbit/s" if usual.is_whole else "where not all hosts reach each other"
+        return f"training uses {_name(best)}, {best.slowest_mbit:.0f} Mbit/s, and not {_name(usual)}, {before}"
+    bridges = [[at for name, at, _ in place["networks"] if name == THUNDERBOLT] for place in usual.places.values()]
+    if bridges and all(at and is_self_assigned(at[0]) for at in bridges):
+        return BRIDGE_UNUSED
+    return ""
 
 
 def _others(usual: Links, looks: Sequence[Look], token: str) -> Iterator[Links]:

@@ -15,10 +15,13 @@ DOCKER = ("br0", "172.17.0.1/16")
 
 
 class Desk:
-    """mbit: by interface, how fast a network is; 0: it connects nobody. Each host has the networks it is told."""
+    """Each host has the networks it is told. mbit: by interface, how fast one is; 0: it connects nobody.
 
-    def __init__(self, *hosts, mbit, named=("", "", "")):
-        self.mbit = mbit
+    routed: interfaces that the routing table leads to.
+    """
+
+    def __init__(self, *hosts, mbit, named=("", "", ""), routed=("en0", "en5", "bridge0", "br0")):
+        self.mbit, self.routed = mbit, routed
         self.looks = [
             Look(number, Host(address=f"host{number}", interface=named[number] or None)) for number in range(len(hosts))
         ]
@@ -48,9 +51,8 @@ class FakeSession:
         return self.send(op, **request)
 
     def open(self, peer: str, interface: str, token: str):
-        near = [
-            each for each in self.own if interface in ("", each[0]) and ipaddress.ip_address(peer) in each[1].network
-        ]
+        there = ipaddress.ip_address(peer)
+        near = [each for each in self.own if there in each[1].network and each[0] in self.desk.routed]
         named = [each for each in self.own if each[0] == interface]
         name, at = (named or near or self.own)[0]
         others = [[other, str(of.ip), of.network.prefixlen] for other, of in self.own if of.network != at.network]
@@ -84,6 +86,14 @@ def test_a_pair_on_two_links_takes_the_faster():
     best, line = Desk([WIFI, BRIDGE], [WIFI, BRIDGE], mbit={"en0": 400, "bridge0": 9000}).train()
     assert best.peer == "169.254.7.1" and {place["interface"] for place in best.places.values()} == {"bridge0"}
     assert line == "training uses bridge0 (169.254.7.1), 9000 Mbit/s, and not en0 (192.168.1.1), 400 Mbit/s"
+
+
+def test_a_thunderbolt_bridge_that_no_route_leads_to_is_told_with_what_helps():
+    """Seen on Macs: all of 169.254.0.0/16 is routed by Wi-Fi."""
+    best, line = Desk([WIFI, BRIDGE], [WIFI, BRIDGE], mbit={"en0": 400, "bridge0": 9000}, routed=["en0"]).train()
+    assert best.peer == "192.168.1.1"
+    assert line.startswith("the Thunderbolt Bridge (bridge0) is not used") and "10.10.0.1" in line
+    assert Desk([WIFI, BRIDGE], [WIFI], mbit={"en0": 400, "bridge0": 9000}).train()[1] == ""
 
 
 def test_another_network_that_is_hardly_faster_is_not_worth_a_change():
