@@ -52,14 +52,18 @@ class Groups:
             if look.facts.torch == {"late": True}:
                 self.untried["importing torch took too long (the next time is quicker)"].append(look.name)
         links = self.links.pairs
-        able = [
-            number
-            for number, look in self.links.looks.items()
-            if look.facts.has_torch and (number == 0 or ((number, 0) in links and links[number, 0].failed is None))
-        ]
+        able = [number for number, look in self.links.looks.items() if self._is_able(number, look)]
         if 0 not in able:
             return []
         return [(a, b) for a in able for b in able if a < b and {links[a, b].failed, links[b, a].failed} == {None}]
+
+    def _is_able(self, number: int, look: Look) -> bool:
+        """Whether it reaches the master, and has its system: unlike ones are refused in any case."""
+        if number == 0:
+            return look.facts.has_torch
+        way, master = self.links.pairs.get((number, 0)), self.links.looks.get(0)
+        is_alike = master and look.facts.facts["system"] == master.facts.facts["system"]
+        return bool(look.facts.has_torch and is_alike and way and way.failed is None)
 
     def _failed(self, pairs: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
         """By what went wrong, the pairs. Raises HostError if the master cannot open a store."""

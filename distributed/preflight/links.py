@@ -87,9 +87,7 @@ class Links:
         if not failed:
             return
         denied = {key for key in failed if self.pairs[key].failed == DENIED}
-        for source in sorted({source for source, _ in denied}):
-            targets = ", ".join(self.looks[target].name for number, target in sorted(denied) if number == source)
-            self._add([source], f"{DENIED}: it reaches none of {targets}", WAYS_OUT)
+        self._explain_denied(denied)
         failed -= denied
         heard = {look.number: answer["heard"] for look, answer in self._call_all("heard", lambda look: {})}
         silent = {key for key in failed if self.pairs[key].failed == "timeout"}
@@ -103,6 +101,11 @@ class Links:
             by_target.setdefault((target, pair.failed, pair.errno), []).append(source)
         for (target, reason, errno), sources in by_target.items():
             self._explain_one_way(sources, target, reason, errno)
+
+    def _explain_denied(self, pairs: set[tuple[int, int]]) -> None:
+        for source in sorted({source for source, _ in pairs}):
+            targets = ", ".join(self.looks[target].name for number, target in sorted(pairs) if number == source)
+            self._add([source], f"{DENIED}: it reaches none of {targets}", WAYS_OUT)
 
     def _explain_both(self, a: int, b: int, arrives: bool, returns: bool) -> None:
         """arrives, returns: whether datagrams get from a to b, and from b to a."""

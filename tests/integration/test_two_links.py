@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,7 +38,7 @@ def test_a_pair_on_two_links_takes_the_faster(lab, runner):
         with cable.cable(lab, ["h1", "h2"]):
             process = runner.start("long", "h2", text=LONG)
             assert addresses_in_use(lab, "h1", "h2") == {cable.address(lab, "h1"), cable.address(lab, "h2")}
-            process.send_signal(2)
+            os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=60)
             checked = lab.exec("h1", check(runner.hosts("h2")), cwd=str(PROJECT), timeout=60)
     finally:
@@ -70,7 +72,7 @@ def test_the_faster_link_goes_away_and_comes_back(lab, runner):
             wait_until(lambda: len(runner.events("round")) > rounds + 5, 40)
             cable.set_cable("h2", up=True)
             wait_until(lambda: runner.events("reached"), 40)
-            process.send_signal(2)
+            os.killpg(process.pid, signal.SIGINT)
             out, err = process.communicate(timeout=60)
     finally:
         lab.set_rate("h1", None)

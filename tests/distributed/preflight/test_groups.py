@@ -100,6 +100,13 @@ def test_what_tcp_has_said_is_not_said_again(links):
     assert problem.what.startswith("ada <-> ben: TCP connects") and problem.hosts == ("ada", "ben")
 
 
+def test_a_mac_and_a_linux_host_which_are_refused_anyway_are_not_tried(links):
+    for number in (1, 2):
+        links.looks[number].facts.facts["system"] = "Darwin"
+        links.places[number]["address"] = "192.0.2.77"
+    assert problems(links) == []
+
+
 # A group of gloo's over libuv: a refused connection raises nothing, and a killed peer is noticed at the time-out only.
 LIKE_UV = """
 import sys, time, types
