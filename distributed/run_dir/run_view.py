@@ -9,8 +9,7 @@ from .log import problem_line
 
 RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 APART = (
-    "cannot reach each other, though this machine reaches them:"
-    " perhaps a loose cable, a firewall, or a Wi-Fi that keeps clients apart"
+    "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
 )
 
 

@@ -152,7 +152,7 @@ def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
     ]
     _, text = show(tmp_path, events)
     told = [line for line in text.splitlines() if not line.startswith("h2: epoch")]
-    why = "though this machine reaches them: perhaps a loose cable, a firewall, or a Wi-Fi that keeps clients apart"
+    why = "though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
     assert told == [
         f"h2 and h3 cannot reach each other, {why}; left out until then: h3",
         "training continues with h1, h2",
