@@ -74,7 +74,9 @@ class NetworkTrainer:
         there = Bundle(path=f"{STORE}/bundles/{here.sha256}.pickle", sha256=here.sha256)
         with preflight(None, self.hosts) as report:
             report.raise_if_errors()
-            address = meeting_address(self.hosts, report.remotes)
+            if report.network:
+                PlainScreen().print(report.network)
+            address = report.meeting or meeting_address(self.hosts, report.remotes)
             items = [*code_items(), SyncItem(local=file, remote=there.path)]
             sync(report.remotes, {host.address: items for host in self.hosts.workers}, prune=PRUNED)
         ranks = [self._rank(number, run_dir, there if number else here) for number in range(len(self.hosts.all))]

@@ -24,12 +24,15 @@ SENT = (
     "whisper_tuner.files",
     "whisper_tuner.model.machine_memory",
     "distributed.hosts.interfaces",
+    "distributed.ssh.local_network",
     "distributed.hosts.agent.session",
     "distributed.hosts.agent.files",
     "distributed.hosts.agent.facts",
     "distributed.hosts.agent.links",
+    "distributed.hosts.agent.torch_process",
     "distributed.hosts.agent.main",
 )
+GROUP_PROBE = "distributed.hosts.agent.group_probe"  # for the process with torch
 # The alarm ends an agent whose link was cut, which brings no end of stdin.
 BOOT = """import sys  # multimac agent
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -85,6 +88,7 @@ class OneOf(tuple):
 LINK = OneOf(({"latency": float}, {"failed": str, "errno": int | None}))
 MEMORY = {"total": int, "available": int | None, "machine": str}
 TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_name": str, "mps": bool}
+PLACE = {"address": str, "interface": str, "port": int, "datagram_port": int, "networks": [(str, str, int)]}
 SHAPES: dict[str, Any] = {
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
     "commit": {"damaged": [str]},
@@ -105,10 +109,12 @@ SHAPES: dict[str, Any] = {
     "space": {"root": str, "free": int, "held": int},
     "code": {"differ": [str]},
     "torch_facts": OneOf(({"late": bool}, {"failed": str}, {**TORCH, "mps_memory": int})),
-    "open": OneOf(({"wrong": str}, {"address": str, "interface": str, "port": int, "datagram_port": int})),
+    "open": OneOf(({"wrong": str}, PLACE)),
     "connect": {"links": [(int, LINK)]},
     "heard": {"heard": [int]},
     "burst": {"sent": int},
+    "open_store": OneOf(({"failed": str}, {"port": int})),
+    "form_groups": OneOf(({"failed": str}, {"groups": [(int, str)]})),
 }
 ANSWER = {"id": int, "answer": dict}
 FAILURE = {"id": int, "error": str, "errno": int | None}
@@ -145,8 +151,11 @@ def start_command(life: str, python: str = "") -> list[str]:
 @functools.cache
 def sources() -> bytes:
     """The line that BOOT reads."""
-    texts = [[name, (PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")] for name in SENT]
-    return json.dumps(texts).encode() + b"\n"
+    return json.dumps([[name, source(name)] for name in SENT]).encode() + b"\n"
+
+
+def source(name: str) -> str:
+    return (PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
 
 
 def request_line(number: int, op: str, request: dict[str, Any]) -> bytes:

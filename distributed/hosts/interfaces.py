@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from whisper_tuner.errors import HostError
 
-# Loopback, VPN tunnels, Apple's peer-to-peer Wi-Fi, and bridges: reachable for one side only, as a rule.
-UNFIT = re.compile(r"(lo|utun|awdl|llw|bridge)\d*")
+# Loopback, VPN tunnels, Apple's peer-to-peer Wi-Fi, and macOS's bridges of virtual machines and of Internet Sharing,
+# which it numbers from 100: reachable for one side only, as a rule. bridge0 is the Thunderbolt Bridge.
+UNFIT = re.compile(r"(lo|utun|awdl|llw)\d*|bridge(\d\d+|[1-9])?")
+# Of containers and virtual machines on Linux: every host may have the same network, with nobody else in it. And VPNs.
+INNER = re.compile(r"(docker|virbr|veth|br-|cni|podman|lxc|lxd|tun|tap|wg|zt|feth|tailscale|ppp|ipsec)\S*")
 
 
 class Route(NamedTuple):
@@ -65,11 +68,49 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
 
 
 def own_interfaces() -> dict[str, list[str]]:
-    """IPv4 addresses of this machine's interfaces; an interface may have none."""
+    """IPv4 addresses of this machine's interfaces, self-assigned ones last; an interface may have none."""
+    return {name: [address for address, _ in of] for name, of in _networks().items()}
+
+
+def other_networks(address: str) -> list[tuple[str, str, int]]:
+    """Of each further network of this machine that other hosts may share: interface, own address, length of its prefix.
+
+    An interface counts with its self-assigned address only if it has no other. Who trains over a VPN wants nothing
+    sent beside it: there are no others then.
+    """
+    networks = {name: of for name, of in _networks().items() if of and _is_shared(name)}
+    own = [_network(*pair) for of in networks.values() for pair in of if pair[0] == address]
+    found = [(name, *of[0]) for name, of in networks.items() if own and _network(*of[0]) not in own]
+    return sorted(found, key=lambda each: is_self_assigned(each[1]))
+
+
+def _is_shared(name: str) -> bool:
+    """Whether an interface leads to other machines, and is not a VPN's, which is point to point or named so."""
     import psutil
 
-    found = psutil.net_if_addrs()
-    return {name: [entry.address for entry in found[name] if entry.family == socket.AF_INET] for name in found}
+    state = psutil.net_if_stats().get(name)
+    return not (UNFIT.fullmatch(name) or INNER.fullmatch(name) or (state and "pointopoint" in state.flags))
+
+
+def _network(address: str, length: int) -> ipaddress.IPv4Network:
+    return ipaddress.ip_interface(f"{address}/{length}").network
+
+
+def is_self_assigned(address: str) -> bool:
+    """Whether it is one that a machine gives itself where nobody else does: 169.254.x.x."""
+    return ipaddress.ip_address(address).is_link_local
+
+
+def _networks() -> dict[str, list[tuple[str, int]]]:
+    """By interface, its IPv4 addresses with the lengths of their prefixes, self-assigned ones last."""
+    import psutil
+
+    found = {}
+    for name, entries in psutil.net_if_addrs().items():
+        of = [entry for entry in entries if entry.family == socket.AF_INET]
+        pairs = [(entry.address, ipaddress.ip_network(f"0.0.0.0/{entry.netmask or 32}").prefixlen) for entry in of]
+        found[name] = sorted(pairs, key=lambda pair: is_self_assigned(pair[0]))
+    return found
 
 
 def interface_with(address: str) -> str:

@@ -118,6 +118,8 @@ class Checks:
         kind, _, index = wanted.partition(":")
         if torch is None:
             self.host.device = "cpu" if wanted == "cpu" else None
+        elif torch.get("late") and wanted == "cpu":
+            self.host.device = "cpu"
         elif torch.get("late"):
             late = "importing torch took too long: its devices were not checked in time"
             yield self.problem("device", late, "The run itself will wait for it.", severity=WARNING)

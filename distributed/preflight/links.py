@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from distributed.ssh.local_network import DENIED, WAYS_OUT
 from whisper_tuner.errors import ExitStatus, HostError
 
 from .look import Look
@@ -23,33 +23,42 @@ NO_ROUTE = {65, 113}  # EHOSTUNREACH on macOS and on Linux
 
 
 class Links:
-    """Measures all pairs of hosts, and names what is wrong; fills in each host's address and interface.
+    """Measures all pairs of hosts on one network, and names what is wrong.
 
-    peer: the address towards which hosts choose their interface. Pairs go by the numbers of both hosts.
+    peer: where ranks would meet; towards it the hosts choose their interface. Pairs go by the numbers of both hosts.
+    token: one for all networks of a preflight.
     """
 
-    def __init__(self, looks: Sequence[Look], peer: str, deadline: float):
+    def __init__(self, looks: Sequence[Look], peer: str, deadline: float, token: str):
         self.looks, self.peer, self.deadline = {look.number: look for look in looks}, peer, deadline
-        self.places: dict[int, dict] = {}  # where each host listens: `address`, `interface`, `port`, `datagram_port`
+        self.token = token
+        self.places: dict[int, dict] = {}  # where each host listens: see PLACE
         self.pairs: dict[tuple[int, int], Pair] = {}
         self.problems: list[Problem] = []
 
-    def measure(self) -> list[Pair]:
-        self._open()
-        self.looks = {number: self.looks[number] for number in self.places}
+    @property
+    def is_whole(self) -> bool:
+        """Whether all hosts listen, and each reaches each other."""
+        return bool(self.pairs) and not self.problems and all(pair.failed is None for pair in self.pairs.values())
+
+    @property
+    def slowest_mbit(self) -> float:
+        """0 where hosts do not reach each other, or nothing was measured."""
+        return min((pair.mbit or 0.0 for pair in self.pairs.values()), default=0.0)
+
+    def connect(self) -> None:
+        self.open()
         for a, b in itertools.permutations(self.looks, 2):
             self.pairs[a, b] = Pair(source=self.looks[a].name, target=self.looks[b].name)
         if self.pairs:
             self._connect()
             self._explain()
-            self._bursts()
-        return list(self.pairs.values())
 
-    def _open(self) -> None:
-        token = secrets.token_hex(16)
+    def open(self) -> None:
+        """Let the hosts listen; those that cannot are left out."""
 
         def request(look: Look) -> dict:
-            return {"peer": self.peer, "interface": look.facts.host.interface or "", "token": token}
+            return {"peer": self.peer, "interface": look.facts.host.interface or "", "token": self.token}
 
         for look, answer in self._call_all("open", request):
             if "wrong" in answer:
@@ -58,7 +67,7 @@ class Links:
                 self._add([look.number], f"no interface towards the others: {what}", remedy.strip(), status=status)
                 continue
             self.places[look.number] = answer
-            look.facts.address, look.facts.interface = answer["address"], answer["interface"]
+        self.looks = {number: self.looks[number] for number in self.places}
 
     def _connect(self) -> None:
         def request(look: Look) -> dict:
@@ -77,6 +86,9 @@ class Links:
         failed = {key for key, pair in self.pairs.items() if pair.failed not in (None, NOT_TRIED)}
         if not failed:
             return
+        denied = {key for key in failed if self.pairs[key].failed == DENIED}
+        self._explain_denied(denied)
+        failed -= denied
         heard = {look.number: answer["heard"] for look, answer in self._call_all("heard", lambda look: {})}
         silent = {key for key in failed if self.pairs[key].failed == "timeout"}
         both = {(a, b) for a, b in silent if (b, a) in silent}
@@ -90,6 +102,11 @@ class Links:
         for (target, reason, errno), sources in by_target.items():
             self._explain_one_way(sources, target, reason, errno)
 
+    def _explain_denied(self, pairs: set[tuple[int, int]]) -> None:
+        for source in sorted({source for source, _ in pairs}):
+            targets = ", ".join(self.looks[target].name for number, target in sorted(pairs) if number == source)
+            self._add([source], f"{DENIED}: it reaches none of {targets}", WAYS_OUT)
+
     def _explain_both(self, a: int, b: int, arrives: bool, returns: bool) -> None:
         """arrives, returns: whether datagrams get from a to b, and from b to a."""
         first, second = self.looks[a].name, self.looks[b].name
@@ -99,12 +116,12 @@ class Links:
             self._add([a, b], what, f"Let {target} accept packets from {source} (firewall, router, Wi-Fi isolation).")
             return
         how = "TCP fails both ways, although datagrams arrive" if arrives else "nothing gets through either way"
-        what = f"{first} <-> {second}: {how} ({self._at(a)}, {self._at(b)})"
+        what = f"{first} <-> {second}: {how} ({self.at(a)}, {self.at(b)})"
         self._add([a, b], what, _firewall(first, second))
 
     def _explain_one_way(self, sources: list[int], target: int, reason: str, errno: int | None) -> None:
         names = ", ".join(self.looks[source].name for source in sources)
-        name, at = self.looks[target].name, self._at(target)
+        name, at = self.looks[target].name, self.at(target)
         back = all(self.pairs[target, source].failed is None for source in sources)
         reverse = f"; {name} -> {names} works" if back else ""
         way, everyone = f"{names} -> {name}", [*sources, target]
@@ -120,15 +137,15 @@ class Links:
         else:
             self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
 
-    def _at(self, number: int) -> str:
+    def at(self, number: int) -> str:
         return f"{self.places[number]['address']} ({self.places[number]['interface']})"
 
-    def _bursts(self) -> None:
+    def measure(self, deadline: float) -> None:
         """Disjoint pairs at the same time; with many hosts each burst is shorter, so that all fit in."""
         working = {key for key, pair in self.pairs.items() if pair.failed is None}
         turns = [turn for turn in tournament(list(self.looks)) if working & set(turn)]
         for position, turn in enumerate(turns):
-            left = (self.deadline - time.monotonic()) / (len(turns) - position)
+            left = (deadline - time.monotonic()) / (len(turns) - position)
             seconds = min(BURST_S, left / 2)
             if seconds < SHORTEST_BURST_S:
                 break
@@ -145,14 +162,16 @@ class Links:
             sender.session.call("burst", deadline, me=source, seconds=seconds, limit=BURST_BYTES, **where)
         except HostError:
             return  # its connection was there a moment ago: no figure is better than a false alarm
-        burst = receiver.session.burst_from(source, deadline)
-        if not burst or burst["seconds"] <= 0:
-            return
-        self.pairs[pair].mbit = mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
-        if mbit < SLOW_MBIT:
-            remedy = "Use a cable, or move closer to the access point; LoRA and longer rounds send less."
-            what = f"{sender.name} -> {receiver.name}: only {mbit:.1f} Mbit/s"
-            self._add([source, target], what, remedy, severity=WARNING)
+        burst = receiver.session.burst_from(source, place["port"], deadline)
+        if burst and burst["seconds"] > 0:
+            self.pairs[pair].mbit = burst["bytes"] * 8 / burst["seconds"] / 1e6
+
+    def warn_of_slow_ones(self) -> None:
+        for (source, target), pair in self.pairs.items():
+            if pair.mbit is not None and pair.mbit < SLOW_MBIT:
+                remedy = "Use a cable, or move closer to the access point; LoRA and longer rounds send less."
+                what = f"{pair.source} -> {pair.target}: only {pair.mbit:.1f} Mbit/s"
+                self._add([source, target], what, remedy, severity=WARNING)
 
     def _call_all(self, op: str, request: Callable[[Look], dict]) -> Iterator[tuple[Look, dict]]:
         """The answers of all hosts, asked at once; a host that fails becomes a problem."""

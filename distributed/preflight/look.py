@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from distributed.hosts.agent_call import GROUP_PROBE, source
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
@@ -15,7 +16,7 @@ from whisper_tuner.errors import HostError, TunerError
 from .report import WARNING, HostFacts, Problem
 from .session import NotInTime, Session
 
-TORCH_ALARM_S = 12
+TORCH_ALARM_S = 14
 CLOCK_TRIES = 3
 BUSY = "Is it busy, or its network slow? Try: ssh"
 OWN_FOLDER = "`ls -lde {0}` shows whose it is; `sudo chown -R $USER {0}` makes it yours."
@@ -59,13 +60,13 @@ class Look:
         names: Sequence[str],
         project: str,
         folders: Sequence[str],
-        device: str = "auto",
+        torch: bool = True,
         code: Sequence[list[str]] = (),
         torch_s: int | None = None,
     ) -> None:
         """Fill in `facts`; deadline: by time.monotonic().
 
-        names: packages. folders: where a run keeps its files; the last one's disk counts. device: as the user named it.
+        names: packages. folders: where a run keeps its files; the last one's disk counts. torch: whether to import it.
         code: [name, sha256] of files to compare. torch_s: how long its import may take.
         """
         self.step = "waiting for its Python"
@@ -76,10 +77,10 @@ class Look:
         except HostError as error:
             self.failed("python", error, remedy=f"{BUSY} {self.name}")
             return
-        # For the CPU there is nothing to ask torch, whose import takes seconds.
-        if facts.facts["training"] and "torch" in facts.facts["versions"] and device != "cpu":
+        if facts.facts["training"] and "torch" in facts.facts["versions"] and torch:
             facts.torch = {"late": True}
-            self._torch = session.send("torch_facts", seconds=torch_s or TORCH_ALARM_S)
+            alarm_s = torch_s or TORCH_ALARM_S
+            self._torch = session.send("torch_facts", seconds=alarm_s, program=source(GROUP_PROBE))
         try:
             for folder in folders:
                 facts.spaces.append(session.call("space", deadline, project=folder, held=[STORE]))

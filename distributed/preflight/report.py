@@ -58,6 +58,10 @@ class HostFacts:
         return self.spaces[-1] if self.spaces else None
 
     @property
+    def has_torch(self) -> bool:
+        return bool(self.torch and "version" in self.torch)
+
+    @property
     def machine(self) -> str:
         """The same for hosts of the file that are one machine; "" if it is not known."""
         return self.facts.get("memory", {}).get("machine", "")
@@ -77,10 +81,16 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Report:
-    """remotes: connections to the workers in the order of the hosts file; those to all of them if there is no error."""
+    """remotes: connections to the workers in the order of the hosts file; those to all of them if there is no error.
+
+    pairs: on the network that training would use. Where that is not the usual one, `network` tells the user so in a
+    line, and `meeting` is this machine's address in it.
+    """
 
     hosts: list[HostFacts]
     pairs: list[Pair] = field(default_factory=list)
+    network: str = ""
+    meeting: str | None = None
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
     remotes: list[Remote] = field(default_factory=list, repr=False)

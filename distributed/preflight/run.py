@@ -32,15 +32,16 @@ from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ConfigError, TunerError
 
 from .checks import Checks
-from .links import Links
+from .groups import Groups
 from .look import Look
 from .needs import needs_of, read_own_files
-from .report import Pair, Problem, Report
+from .networks import chosen, measured, told
+from .report import Problem, Report
 from .session import Session
 
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
 CONNECT_S = 5.0
-FACTS_BY, TORCH_BY, LINKS_BY = 8.0, 8.5, 13.0
+FACTS_BY, TORCH_BY, LINKS_BY, GROUPS_BY = 8.0, 8.5, 11.5, 13.5
 
 
 @contextlib.contextmanager
@@ -75,8 +76,8 @@ class _Preflight:
         try:
             self._look_at_all()
             self._await_torch(TORCH_BY)
-            report.pairs, link_problems = self._links()
-            self._await_torch(LINKS_BY)
+            link_problems = self._links(report)
+            self._await_torch(GROUPS_BY)
             report.problems = [*self._judge(report), *link_problems]
         finally:
             self._end_agents()
@@ -140,12 +141,13 @@ class _Preflight:
     def _gather(self, look: Look, project: str) -> None:
         # The master's run folder may be on another disk than the project.
         runs = [str(self.job.profile.runs_dir)] if self.job and not look.number else []
+        device = look.facts.host.device or (self.job.profile.device if self.job else "auto")
         look.gather(
             self.at(FACTS_BY),
             names=list(self.pins.all),
             project=project,
             folders=[project, *runs],
-            device=look.facts.host.device or (self.job.profile.device if self.job else "auto"),
+            torch=device != "cpu" or len(self.looks) > 1,
             code=self.code if look.number else (),
         )
 
@@ -159,17 +161,26 @@ class _Preflight:
         for look in self.looks:
             look.await_torch(self.at(seconds))
 
-    def _links(self) -> tuple[list[Pair], list[Problem]]:
+    def _links(self, report: Report) -> list[Problem]:
+        """Also decides on which network the hosts train."""
         able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
         if len(able) < 2:
-            return [], []
+            return []
         try:
-            peer = address_towards(self.hosts, [look.remote for look in self.looks if look.remote])
+            usual = address_towards(self.hosts, [look.remote for look in self.looks if look.remote])
         except TunerError as error:
             self.looks[0].failed("links", error)
-            return [], []
-        links = Links(able, peer, self.at(LINKS_BY))
-        return links.measure(), links.problems
+            return []
+        networks = measured(able, usual, self.at(LINKS_BY))
+        best = chosen(networks)
+        best.warn_of_slow_ones()
+        for number, place in best.places.items():
+            facts = self.looks[number].facts
+            facts.address, facts.interface = place["address"], place["interface"]
+        report.pairs, report.network = list(best.pairs.values()), told(best, networks[0])
+        report.meeting = best.peer if best is not networks[0] else None
+        self._await_torch(LINKS_BY)
+        return [*best.problems, *Groups(best, self.at(GROUPS_BY)).form()]
 
     def _can_try_links(self, facts: dict) -> bool:
         """Whether it is the Python that trains, and not one so bad that this has been said already."""

@@ -22,7 +22,7 @@ from whisper_tuner.errors import HostError
 
 LIFE_S = 25  # after which an agent ends whatever happens
 END_S = 1.0
-BURST = {"event": str, "source": int, "bytes": int, "seconds": float}
+BURST = {"event": str, "source": int, "port": int, "bytes": int, "seconds": float}
 
 
 class NotInTime(HostError):
@@ -39,7 +39,7 @@ class Session:
         self._numbers = itertools.count()
         self._news = threading.Condition()
         self._answers: dict[int, dict[str, Any]] = {}
-        self._bursts: dict[int, dict[str, Any]] = {}  # by their source
+        self._bursts: dict[tuple[int, int], dict[str, Any]] = {}  # by their source, and the port where they arrived
         self._said: list[str] = []
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()
@@ -66,11 +66,12 @@ class Session:
             raise NotInTime(self.name, f"no answer in time ({op})")
         return answer_in(found, self.name, op)
 
-    def burst_from(self, source: int, deadline: float) -> dict[str, Any] | None:
-        """What a burst of host number `source` brought to this host; None if it has not ended in time."""
+    def burst_from(self, source: int, port: int, deadline: float) -> dict[str, Any] | None:
+        """What a burst of host number `source` brought to this host's port; None if it has not ended in time."""
+        key = source, port
         with self._news:
-            self._news.wait_for(lambda: source in self._bursts or self._ended, max(0.0, deadline - time.monotonic()))
-            return self._bursts.get(source)
+            self._news.wait_for(lambda: key in self._bursts or self._ended, max(0.0, deadline - time.monotonic()))
+            return self._bursts.get(key)
 
     def close(self) -> None:
         """The agent ends with its stdin; over a cut link by its own alarm."""
@@ -88,7 +89,7 @@ class Session:
                 elif "id" in message:
                     self._answers[message["id"]] = message
                 elif fits(message, BURST):
-                    self._bursts.setdefault(message["source"], message)
+                    self._bursts.setdefault((message["source"], message["port"]), message)
                 self._news.notify_all()
         with self._news:
             self._ended = True

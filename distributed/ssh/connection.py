@@ -16,6 +16,7 @@ from whisper_tuner.errors import HostError
 from . import settings as ssh_settings
 from .authentication import authenticate, check_host
 from .host import Host
+from .local_network import DENIED, WAYS_OUT, is_denied
 from .machine import ANNOUNCE, Completed, quote, raise_unless_ok
 from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate
 from .settings import SshSettings
@@ -189,6 +190,8 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters
         raise HostError(host.address, f"the name {where[0]} is not known", remedy="Check it with `ping`.") from error
     except (TimeoutError, OSError) as error:
+        if is_denied(error, *where):
+            raise HostError(host.address, f"port {where[1]}: {DENIED}", remedy=WAYS_OUT) from error
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
         raise HostError(
             host.address, f"port {where[1]}: {reason}", remedy=f"{REMOTE_LOGIN} Try: ssh {settings.target}"

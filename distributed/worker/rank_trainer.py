@@ -14,6 +14,7 @@ from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
 from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import RunSpec
+from distributed.ssh.local_network import DENIED, WAYS_OUT, is_denied_to
 from exogym.comm.comm import Comm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import ProcessGroupComm
@@ -85,7 +86,9 @@ class RankTrainer(Trainer):
                 interrupted=interrupted,
             )
         except (RuntimeError, OSError, HostError) as error:
-            raise PeerLost(f"cannot reach the others at {meeting.address}:{meeting.port}: {error}") from error
+            denied = is_denied_to(meeting.address, meeting.port)
+            why = f"{DENIED}. {WAYS_OUT}" if denied else error
+            raise PeerLost(f"cannot reach the others at {meeting.address}:{meeting.port}: {why}") from error
 
     def rescue(self) -> None:
         """The launcher is gone: keep what ranks last agreed on, for `runs recover`."""

@@ -91,7 +91,7 @@ def _bring_up_to_date(
         changed, items = rehost(launch, hosts, run_dir, report.machine_workers)
         if not no_sync:
             send(console, items, report.remotes)
-        changed = dataclasses.replace(changed, address=meeting_address(hosts, report.remotes))
+        changed = dataclasses.replace(changed, address=report.meeting or meeting_address(hosts, report.remotes))
     change_hosts(run_dir, launch, changed)
     return changed
 

@@ -55,7 +55,7 @@ def distributed_train(
                 job,
                 run_dir,
                 hosts=hosts,
-                address=meeting_address(hosts, report.remotes),
+                address=report.meeting or meeting_address(hosts, report.remotes),
                 show_status=console.status,
                 machine_workers=report.machine_workers,
             )
@@ -87,6 +87,8 @@ def show_preflight(console: Console, report: Report) -> None:
     if report.problems:
         show(console, report, errors=False)
         report.raise_if_errors()
+    elif report.network:
+        console.print(report.network, soft_wrap=True)
     console.print(report.summary(), soft_wrap=True)
 
 

@@ -21,6 +21,8 @@ def show(console: Console, report: Report, *, errors: bool = True) -> None:
     if report.pairs:
         console.print()
         console.print(_links(report))
+    if report.network:
+        console.print(report.network, soft_wrap=True)
     console.print()
     for problem in report.problems if errors else report.warnings:
         console.print(Text.assemble((f"{problem.severity}:", STYLE[problem.severity]), f" {problem}"))

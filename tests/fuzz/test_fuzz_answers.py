@@ -22,7 +22,7 @@ from distributed.ssh.machine import Completed
 CHECKED = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000}
 ANSWER = {"id": 0, "answer": CHECKED}
 FAILURE = {"id": 0, "error": "/data: Permission denied", "errno": 13}
-BURST = {"event": "burst", "source": 1, "bytes": 9000, "seconds": 0.5}
+BURST = {"event": "burst", "source": 1, "port": 4000, "bytes": 9000, "seconds": 0.5}
 SAID = [{"id": 0, "answer": {"clock": 1763726400.0}}, FAILURE, BURST]
 PROBED = {"torch": "2.13.0", "numpy": "2.1.0"}
 PINS = environment.Pins(direct=(), all={"torch": "2.13.0", "numpy": "2.1.0"}, python=SpecifierSet(">=3.11"))
@@ -85,9 +85,9 @@ def test_the_preflight_reads_on(data: bytes):
     soon = time.monotonic() + 5
     outcome(session.answer, 0, "clock", 0.0, names="mini: ")
     assert outcome(session.answer, 99, "clock", soon) == {"clock": 2.0}
-    burst = outcome(session.burst_from, 1, soon)
+    burst = outcome(session.burst_from, 1, 4000, soon)
     lines = [parsed(line) for line in data.decode("utf-8", "replace").split("\n")]
-    bursts = [line for line in lines if isinstance(line, dict) and line.get("source") == 1]
+    bursts = [line for line in lines if isinstance(line, dict) and (line.get("source"), line.get("port")) == (1, 4000)]
     assert burst is None or any(same(burst, line) for line in bursts)
     assert burst is not None or BURST not in lines
 

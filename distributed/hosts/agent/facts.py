@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +15,6 @@ from pathlib import Path
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
-from .session import children
 
 OURS = ("distributed", "exogym", "whisper_tuner")
 LOOK_AT_TORCH = """
@@ -30,7 +26,7 @@ card = cuda.get_device_properties(0) if cuda.is_available() else None
 print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads(),
                   "cuda": cuda.device_count() if card else 0, "cuda_memory": card.total_memory if card else 0,
                   "cuda_name": card.name if card else "", "mps": mps,
-                  "mps_memory": torch.mps.recommended_max_memory() if mps else 0}))
+                  "mps_memory": torch.mps.recommended_max_memory() if mps else 0}), flush=True)
 """
 
 
@@ -118,17 +114,3 @@ def code(project: str, files: list) -> dict:
         if not same:
             differ.append(name)
     return {"differ": differ}
-
-
-def torch_facts(seconds: int) -> dict:
-    """What torch can use; in a process of its own, which also ends on an alarm of its own."""
-    command = [sys.executable, "-c", LOOK_AT_TORCH, str(seconds)]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    children.append(child)
-    out, err = child.communicate()
-    if child.returncode == -signal.SIGALRM:
-        return {"late": True}
-    if child.returncode:
-        last = err.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
-        return {"failed": last[-1][:300]}
-    return json.loads(out.decode().splitlines()[-1])

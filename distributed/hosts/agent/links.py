@@ -8,7 +8,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from distributed.hosts.interfaces import route_to
+from distributed.hosts.interfaces import other_networks, route_to
+from distributed.ssh.local_network import DENIED, is_denied
 from whisper_tuner.errors import HostError
 
 from .session import say
@@ -20,7 +21,7 @@ SEND_BUFFER = 1 << 19
 
 
 class Links:
-    """One TCP port and one UDP port on the chosen address; `token` is what all hosts of one preflight share."""
+    """A TCP port and a UDP port on each address that is tried; `token` is what all hosts of one preflight share."""
 
     def __init__(self):
         self.token = b""
@@ -28,7 +29,10 @@ class Links:
         self.datagrams = None
 
     def open(self, peer: str, interface: str, token: str) -> dict:
-        """Listen on the address that training would use, the one towards `peer` or of the interface the user named."""
+        """Listen on the address that training would use, the one towards `peer` or of the interface the user named.
+
+        networks: where else ranks might meet.
+        """
         try:
             route = route_to(peer, interface=interface or None)
         except HostError as error:
@@ -40,7 +44,8 @@ class Links:
         threading.Thread(target=self.accept, args=(listener,), daemon=True).start()
         threading.Thread(target=self.receive, daemon=True).start()
         port, datagram_port = listener.getsockname()[1], self.datagrams.getsockname()[1]
-        return {"address": route.address, "interface": route.interface, "port": port, "datagram_port": datagram_port}
+        place = {"address": route.address, "interface": route.interface, "port": port, "datagram_port": datagram_port}
+        return {**place, "networks": [list(network) for network in other_networks(route.address)]}
 
     def accept(self, listener) -> None:
         while True:
@@ -57,12 +62,12 @@ class Links:
             kind, source = stream.read(1), int(stream.read(4))
             connection.sendall(b"K")
             if kind == b"b":
-                self.count_burst(stream, source)
+                self.count_burst(stream, source, connection.getsockname()[1])
             else:
                 while stream.read(1):
                     connection.sendall(b"p")
 
-    def count_burst(self, stream, source: int) -> None:
+    def count_burst(self, stream, source: int, port: int) -> None:
         """Count what arrives, and say so in an event once it is over."""
         count, first, last = 0, 0.0, 0.0
         buffer = bytearray(1 << 18)
@@ -71,7 +76,7 @@ class Links:
                 last = time.monotonic()
                 count += size if first else 0  # what came first marks the beginning
                 first = first or last
-        say(event="burst", source=source, bytes=count, seconds=last - first)
+        say(event="burst", source=source, port=port, bytes=count, seconds=last - first)
 
     def receive(self) -> None:
         while True:
@@ -102,7 +107,8 @@ class Links:
         except ConnectionRefusedError as error:
             return {"failed": "refused", "errno": error.errno}
         except OSError as error:
-            return {"failed": error.strerror or str(error), "errno": error.errno}
+            denied = is_denied(error, address, port)
+            return {"failed": DENIED if denied else error.strerror or str(error), "errno": error.errno}
 
     def reach(self, me: int, kind: bytes, address: str, port: int, timeout: float):
         """A connection to another agent, after it has answered for itself."""

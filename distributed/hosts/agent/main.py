@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from .facts import code, facts, space, torch_facts
+from .facts import code, facts, space
 from .files import check, commit
 from .links import Links
 from .session import serve
+from .torch_process import TorchProcess
 
 
 def clock() -> dict:
@@ -15,7 +16,8 @@ def clock() -> dict:
 
 
 def main() -> None:
-    operations = [facts, clock, space, code, torch_facts, check, commit]
-    links = Links()
+    links, torch = Links(), TorchProcess()
+    operations = [facts, clock, space, code, check, commit]
     operations += [links.open, links.connect, links.heard, links.burst]
+    operations += [torch.torch_facts, torch.open_store, torch.form_groups]
     serve({operation.__name__: operation for operation in operations})

@@ -8,6 +8,7 @@ from distributed.preflight.links import Links
 from distributed.preflight.look import Look
 from distributed.preflight.report import ERROR, WARNING
 from distributed.ssh.host import Host
+from distributed.ssh.local_network import DENIED
 from whisper_tuner.errors import ExitStatus, HostError
 
 NAMES = ["ada", "ben", "cleo"]
@@ -25,7 +26,7 @@ class Network:
         looks = [Look(number, Host(address=name, interface=changes.get(name))) for number, name in enumerate(NAMES)]
         for look in looks:
             look.session = FakeSession(self, look.number)
-        return Links(looks, "192.0.2.1", time.monotonic() + 10)
+        return Links(looks, "192.0.2.1", time.monotonic() + 10, "token")
 
 
 class FakeSession:
@@ -60,21 +61,27 @@ class FakeSession:
     def burst(self, **request):
         return {"sent": 1}
 
-    def burst_from(self, source: int, deadline: float):
+    def burst_from(self, source: int, port: int, deadline: float):
         return {"bytes": int(self.network.mbit * 1e6 / 8), "seconds": 1.0}
 
 
+def measured(links: Links) -> Links:
+    links.connect()
+    links.measure(links.deadline)
+    links.warn_of_slow_ones()
+    return links
+
+
 def said(network: Network) -> list[str]:
-    links = network.links()
-    links.measure()
+    links = measured(network.links())
     return [str(problem) for problem in links.problems]
 
 
 def test_healthy_links_are_measured():
-    links = Network().links()
-    pairs = links.measure()
-    assert (len(pairs), links.problems) == (6, [])
-    assert all(pair.failed is None and pair.mbit == pytest.approx(100.0) for pair in pairs)
+    links = measured(Network().links())
+    assert (len(links.pairs), links.problems) == (6, [])
+    assert all(pair.failed is None and pair.mbit == pytest.approx(100.0) for pair in links.pairs.values())
+    assert links.is_whole and links.slowest_mbit == pytest.approx(100.0)
 
 
 def test_a_firewall_between_two_hosts():
@@ -114,20 +121,24 @@ def test_one_host_that_the_others_do_not_reach(result, words, remedy):
     assert problem.startswith(f"ada, ben -> cleo: {words}; cleo -> ada, ben works\n") and remedy in problem
 
 
+def test_a_host_whose_python_may_not_use_the_local_network_is_told_once():
+    denied = {"failed": DENIED, "errno": 65}
+    (problem,) = said(Network({(0, 1): denied, (0, 2): denied}))
+    assert problem.startswith(f"ada: {DENIED}: it reaches none of ben, cleo\n  Start from Terminal.app")
+
+
 def test_a_slow_link_is_a_warning():
-    links = Network(mbit=3.0).links()
-    links.measure()
+    links = measured(Network(mbit=3.0).links())
     assert {problem.severity for problem in links.problems} == {WARNING}
     assert "ada -> ben: only 3.0 Mbit/s" in [problem.what for problem in links.problems]
 
 
 def test_a_wrong_interface_and_a_host_that_is_lost_leave_the_others_their_links():
-    links = Network().links(ben="nope0")
-    pairs = links.measure()
+    links = measured(Network().links(ben="nope0"))
     (problem,) = links.problems
     assert (problem.severity, problem.status) == (ERROR, ExitStatus.CONFIG)
     assert "nope0 is not an interface" in problem.what and problem.remedy == "Its interfaces: lo."
-    assert {(pair.source, pair.target) for pair in pairs} == {("ada", "cleo"), ("cleo", "ada")}
-    links = Network().links(cleo="gone")
-    assert len(links.measure()) == 2
+    assert {(pair.source, pair.target) for pair in links.pairs.values()} == {("ada", "cleo"), ("cleo", "ada")}
+    links = measured(Network().links(cleo="gone"))
+    assert len(links.pairs) == 2 and not links.is_whole
     assert "its links could not be tested: the process is gone" in links.problems[0].what

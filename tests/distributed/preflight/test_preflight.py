@@ -159,6 +159,20 @@ def test_packages_and_rivals(no_torch, worker, bare_venv):
     assert report.pairs == [] and len(report.errors) == 2  # no links without psutil, which is said already
 
 
+@pytest.mark.slow
+def test_a_torch_that_takes_too_long_to_import_is_told_in_time(worker, bare_venv, tmp_path):
+    """As the first import on a Mac, which the system scans."""
+    site = next(bare_venv.glob("lib/python*/site-packages"))
+    (site / "real.pth").write_text(next(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("import time\ntime.sleep(60)\n")
+    report = look(replace(worker, python_env=str(bare_venv)), job=tiny(tmp_path, "device = cpu\n"))
+    assert wrong(report) == [] and len(report.pairs) == 2
+    [what] = [problem.what for problem in report.warnings if problem.check == "links"]
+    assert what == "no gloo group was tried with 127.0.0.1: importing torch took too long (the next time is quicker)"
+    wait_until_no_agent_is_left()
+
+
 def test_an_interface_that_is_not_there_is_an_error_of_the_hosts_file(no_torch, worker):
     report = look(replace(worker, interface="nope0"))
     (said,) = wrong(report)
@@ -233,7 +247,7 @@ def test_a_folder_of_this_machine_that_cannot_be_used_has_its_own_remedy(tmp_pat
     for folders, remedy in (([unusable], f"chown -R $USER {unusable}"), ([str(tmp_path), unusable], "runs_dir")):
         look = Look(0, MASTER)
         look.session = Session(LocalMachine(), sys.executable, 60)
-        look.gather(time.monotonic() + 60, names=[], project=folders[0], folders=folders, device="cpu")
+        look.gather(time.monotonic() + 60, names=[], project=folders[0], folders=folders, torch=False)
         look.close()
         [found] = look.problems
         assert found.check == "folder" and remedy in found.remedy

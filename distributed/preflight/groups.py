@@ -1,0 +1,115 @@
+"""One real all_reduce of gloo's for every pair of hosts, between the addresses over which they would train."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from whisper_tuner.errors import HostError
+
+from .links import Links
+from .look import Look
+from .report import WARNING, Problem
+
+LEAST_S = 1.0  # in which a healthy group forms, also between Macs that are busy
+ANSWER_S = 0.5
+SILENT = "no answer"  # what the probe says of a pair that hangs
+WHAT_HELPS = (
+    "The hosts train over such groups. Give them the same torch (multimac hosts setup), and let their firewalls pass"
+    ' all ports between them; or name other interfaces with "interface" in the hosts file.'
+)
+
+
+class Groups:
+    """All pairs at once, each in a thread of the process that has imported torch: see agent/group_probe.py.
+
+    As in training, they meet at the master. Pairs that TCP does not join have been explained by Links.
+    """
+
+    def __init__(self, links: Links, deadline: float):
+        self.links, self.deadline = links, deadline
+        self.problems: list[Problem] = []
+        self.untried: dict[str, list[str]] = defaultdict(list)  # by the reason, hosts
+
+    def form(self) -> list[Problem]:
+        pairs = self._pairs()
+        try:
+            failed = self._failed(pairs) if pairs else {}
+        except HostError as error:
+            failed = {}
+            self.untried[error.args[0]].append(self.links.looks[0].name)
+        for what, those in failed.items():
+            self._explain(what, those)
+        for reason, names in self.untried.items():
+            what = f"no gloo group was tried with {', '.join(names)}: {reason}"
+            self._add(names, what, "The run itself will do it. To look again: multimac hosts check", severity=WARNING)
+        return self.problems
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Those that could form a group, the lower number first."""
+        for look in self.links.looks.values():
+            if look.facts.torch == {"late": True}:
+                self.untried["importing torch took too long (the next time is quicker)"].append(look.name)
+        links = self.links.pairs
+        able = [number for number, look in self.links.looks.items() if self._is_able(number, look)]
+        if 0 not in able:
+            return []
+        return [(a, b) for a in able for b in able if a < b and {links[a, b].failed, links[b, a].failed} == {None}]
+
+    def _is_able(self, number: int, look: Look) -> bool:
+        """Whether it reaches the master, and has its system: unlike ones are refused in any case."""
+        if number == 0:
+            return look.facts.has_torch
+        way, master = self.links.pairs.get((number, 0)), self.links.looks.get(0)
+        is_alike = master and look.facts.facts["system"] == master.facts.facts["system"]
+        return bool(look.facts.has_torch and is_alike and way and way.failed is None)
+
+    def _failed(self, pairs: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
+        """By what went wrong, the pairs. Raises HostError if the master cannot open a store."""
+        master, place = self.links.looks[0], self.links.places[0]
+        opened = master.session.call("open_store", self.deadline, address=place["address"])
+        seconds = self.deadline - time.monotonic() - ANSWER_S
+        if "failed" in opened or seconds < LEAST_S:
+            raise HostError(master.name, opened.get("failed", "there was no time left"))
+        store = [place["address"], opened["port"]]
+        asked = {}
+        for number in sorted({number for pair in pairs for number in pair}):
+            peers = [a + b - number for a, b in pairs if number in (a, b)]
+            request = {"me": number, "address": self.links.places[number]["address"], "store": store}
+            look = self.links.looks[number]
+            asked[number] = look.session.send("form_groups", peers=peers, seconds=seconds, **request)
+        said = {number: self._answer(self.links.looks[number], request) for number, request in asked.items()}
+        failed = defaultdict(list)
+        for a, b in pairs:
+            if said[a] and said[b] and (what := _clearer(said[a].get(b, ""), said[b].get(a, ""))):
+                failed[what].append((a, b))
+        return failed
+
+    def _answer(self, look: Look, request: int) -> dict[int, str]:
+        """By peer, what failed; nothing for a host that could not try any."""
+        try:
+            answer = look.session.answer(request, "form_groups", self.deadline)
+            if "groups" in answer:
+                return dict(answer["groups"])
+            what = answer["failed"]
+        except HostError as error:
+            what = error.args[0].removeprefix(f"{look.name}: ")
+        self.untried[what].append(look.name)
+        return {}
+
+    def _explain(self, failed: str, pairs: list[tuple[int, int]]) -> None:
+        looks = self.links.looks
+        numbers = dict.fromkeys(number for pair in pairs for number in pair)
+        names = ", ".join(f"{looks[a].name} <-> {looks[b].name}" for a, b in pairs)
+        places = ", ".join(map(self.links.at, numbers))
+        what = f"{names}: TCP connects, but gloo does not ({places}): {failed}"
+        self._add([looks[number].name for number in numbers], what, WHAT_HELPS)
+
+    def _add(self, names: Sequence[str], what: str, remedy: str, **more: str) -> None:
+        self.problems.append(Problem(hosts=tuple(names), what=what, remedy=remedy, check="links", **more))
+
+
+def _clearer(one: str, other: str) -> str:
+    """What failed, by the one of both sides that says more than that nothing came."""
+    return max(one, other, key=lambda said: (bool(said), said != SILENT))

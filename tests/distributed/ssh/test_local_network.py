@@ -1,0 +1,104 @@
+"""macOS keeps a Python from the local network: connect fails with errno 65, though Apple's own nc gets through."""
+
+import socket
+import sys
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from distributed.hosts.agent.links import Links
+from distributed.ssh import local_network
+from distributed.ssh.connection import Remote
+from distributed.ssh.host import Host
+from distributed.ssh.local_network import DENIED, is_denied, is_denied_to
+from distributed.worker import rank_trainer
+from distributed.worker.rank_trainer import RankTrainer
+from exogym.errors import PeerLost
+from exogym.membership.messages import Generation
+from whisper_tuner.errors import HostError
+
+NO_ROUTE = OSError(65, "No route to host")
+NC = """#!/bin/sh
+echo "$*" >> "$0.asked"
+exit {status}
+"""
+
+
+@pytest.fixture
+def mac(monkeypatch, tmp_path):
+    """A Mac whose Python is denied; returns what makes its nc connect, or fail, and tells how it was called."""
+    nc = tmp_path / "nc"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(local_network, "NC", str(nc))
+
+    def connect(*_, **more):
+        raise NO_ROUTE
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+
+    def make(status: int):
+        nc.write_text(NC.format(status=status))
+        nc.chmod(0o755)
+        return tmp_path / "nc.asked"
+
+    return make
+
+
+def test_errno_65_is_a_denial_where_apples_own_program_connects(mac):
+    asked = mac(0)
+    assert is_denied(NO_ROUTE, "192.168.1.30", 22) and is_denied_to("192.168.1.30", 4321)
+    assert asked.read_text() == "-z -G 2 192.168.1.30 22\n-z -G 2 192.168.1.30 4321\n"
+
+
+@pytest.mark.parametrize("error", [OSError(61, "Connection refused"), TimeoutError()])
+def test_other_errors_are_no_denial(mac, error):
+    asked = mac(0)
+    assert not is_denied(error, "192.168.1.30", 22) and not asked.exists()
+
+
+def test_a_network_that_is_really_down_is_no_denial(mac):
+    mac(1)
+    assert not is_denied(NO_ROUTE, "192.168.1.30", 22)
+
+
+def test_a_missing_nc_is_no_denial(mac):
+    assert not is_denied(NO_ROUTE, "192.168.1.30", 22)
+
+
+def test_nothing_is_asked_on_linux(mac, monkeypatch):
+    asked = mac(0)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not is_denied(NO_ROUTE, "192.168.1.30", 22) and not is_denied_to("192.168.1.30", 22)
+    assert not asked.exists()
+
+
+def test_ssh_tells_the_denial_and_the_ways_out(ssh_server, mac):
+    mac(0)
+    with pytest.raises(HostError) as caught:
+        Remote.connect(Host(address="127.0.0.1", port=ssh_server.port))
+    said = str(caught.value)
+    assert "does not let this Python use the local network (errno 65)" in said
+    assert "Terminal.app" in said and "`ssh localhost`" in said and "Local Network" in said
+    mac(1)
+    with pytest.raises(HostError, match="No route to host"):
+        Remote.connect(Host(address="127.0.0.1", port=ssh_server.port))
+
+
+def test_the_agent_tells_it_of_each_connection(mac):
+    mac(0)
+    links = Links()
+    links.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    assert links.ping(0, "192.0.2.30", 4321, 4321, 1.0) == {"failed": DENIED, "errno": 65}
+    mac(1)
+    assert links.ping(0, "192.0.2.30", 4321, 4321, 1.0) == {"failed": "No route to host", "errno": 65}
+
+
+def test_a_worker_that_may_not_reach_the_store_tells_it(mac, monkeypatch):
+    """torch says no more than that it timed out."""
+    mac(0)
+    monkeypatch.setattr(rank_trainer, "JOIN_S", 0.5)
+    meeting = SimpleNamespace(address="127.0.0.1", port=1, prefix="run")
+    trainer = RankTrainer(SimpleNamespace(rendezvous=meeting, interface=""), None, nn.Linear(1, 1), [])
+    with pytest.raises(PeerLost, match=r"reach the others at 127\.0\.0\.1:1: macOS does not let this Python.*Terminal"):
+        trainer._join(Generation(1, ("ada", "bob"), "first", False), 1, lambda: False)
