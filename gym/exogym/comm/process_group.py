@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # A collective that was given up keeps its group and its buffers until gloo's own time-out, which on a Mac is the only
 # way in which it learns of a killed peer (libuv). Ranks may have to wait for long until the slowest has come, so what
-# waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at half a megabit a second.
+# waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at a megabit a second.
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
 Exchange = Callable[[Tensor, float], None]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
