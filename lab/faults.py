@@ -80,6 +80,36 @@ def cut(host: LabHost) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def moved(host: LabHost, address: str) -> Iterator[None]:
+    """Another address, as from a router: connections over the old one are dead, and nobody is told.
+
+    Who knows the host by name needs `names` to find it.
+    """
+    try:
+        _move(host, host.address, address)
+        yield
+    finally:
+        _move(host, address, host.address)
+
+
+def _move(host: LabHost, before: str, address: str) -> None:
+    network.set_address(host.name, address)
+    config = host.path(PRIVATE / "sshd_config")
+    config.write_text(config.read_text().replace(f"ListenAddress {before}:", f"ListenAddress {address}:"))
+    reload_sshd(host)
+
+
+@contextlib.contextmanager
+def names(host: LabHost, file: Path) -> Iterator[None]:
+    """A host looks names up in `file`, written as /etc/hosts, which may change meanwhile."""
+    host.in_files("mount", "--bind", str(file), "/etc/hosts")
+    try:
+        yield
+    finally:
+        host.in_files("umount", "--lazy", "/etc/hosts")
+
+
+@contextlib.contextmanager
 def blackhole(host: LabHost, peer: LabHost | None = None, way: str = "both") -> Iterator[None]:
     """Lose the packets between a host and `peer` (None: everybody) although the link is up; one at a time per host.
 

@@ -80,6 +80,12 @@ def set_link(host: str, up: bool) -> None:
     in_namespace(host, "ip", "link", "set", INTERFACE, "up" if up else "down")
 
 
+def set_address(host: str, address: str) -> None:
+    """Instead of the one that it has."""
+    in_namespace(host, "ip", "-4", "addr", "flush", "dev", INTERFACE)
+    in_namespace(host, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
+
+
 def drop(host: str, peer: str | None = None, way: str = "both") -> None:
     """Drop all packets from and to `peer` (an address; None: everybody) although the link stays up.
 

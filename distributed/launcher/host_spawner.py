@@ -44,6 +44,12 @@ class HostSpawner:
         self._remote: Remote | None = None
         self._link: WorkerLink | None = None
 
+    @property
+    def own_address(self) -> str | None:
+        """See Spawner."""
+        remote = self._remote
+        return remote.local_address if remote else None
+
     def start(self, *, again: bool) -> WorkerLink:
         """See Spawner. A worker that is still there, frozen or cut off, is killed first."""
         link = WorkerLink(self.name)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -24,6 +22,7 @@ from distributed.run_dir.log import EventLog
 from whisper_tuner.errors import ExitStatus, TunerError
 
 from .host_spawner import HostSpawner
+from .meeting import Meeting
 from .spawner import LocalSpawner
 from .training import Refused, Training
 
@@ -81,8 +80,9 @@ class Launcher:
     def _train(self) -> None:
         ranks = self.launch.ranks
         self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
-        rendezvous = self._open_store() if len(ranks) > 1 else None
-        spawners = [spawner_of(rank, self.run_dir, rendezvous, resume=self.resume) for rank in ranks]
+        meeting = Meeting(self.launch.address, ranks[0].spec.interface) if len(ranks) > 1 else None
+        place = meeting and meeting.place
+        spawners = [spawner_of(rank, self.run_dir, place, resume=self.resume) for rank in ranks]
         training = Training(
             spawners,
             events=self.events,
@@ -90,6 +90,7 @@ class Launcher:
             min_hosts=self.launch.min_hosts,
             patience_s=self.launch.timeout_s,
             resumed=self.resume,
+            meeting=meeting,
         )
         finished = False
         try:
@@ -111,21 +112,6 @@ class Launcher:
 
         if profile := self.launch.ranks[0].spec.profile:
             name_base(self.run_dir / "final", profile.base_model)
-
-    def _open_store(self) -> Rendezvous:
-        """Listen on the one address where the ranks meet, never on all interfaces."""
-        from torch.distributed import TCPStore
-
-        listener = socket.create_server((self.launch.address, 0), backlog=128)
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            self.launch.address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        return Rendezvous(address=self.launch.address, port=port, prefix=secrets.token_hex(16))
 
     def _evaluate(self) -> None:
         from .evaluate import evaluate_run

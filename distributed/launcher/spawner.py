@@ -42,6 +42,10 @@ class Spawner(Protocol):
     name: str
     rank: int
 
+    @property
+    def own_address(self) -> str | None:
+        """The launcher's own IPv4 address on its newest connection to the host; None if there is no plain one."""
+
     def start(self, *, again: bool) -> WorkerProcess:
         """Connect, end a worker that may still be there, start one, and hand over its RunSpec.
 
@@ -70,7 +74,7 @@ class Spawner(Protocol):
 class LocalSpawner:
     """Workers on the launcher's own machine: its children, which end with it."""
 
-    host = None
+    host = own_address = None
 
     def __init__(self, rank: Rank, rendezvous: Rendezvous | None, *, resume: bool):
         self.name, self.rank = rank.label, rank.spec.rank

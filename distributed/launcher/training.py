@@ -14,6 +14,7 @@ from whisper_tuner.errors import RunError, TunerError
 
 from .background import Background
 from .liveness import Event, State, counted
+from .meeting import Meeting
 from .pace import Pace
 from .spawner import Spawner
 from .worker_group import Worker, WorkerGroup
@@ -42,9 +43,10 @@ class Training:
         patience_s: float = 120.0,
         resumed: bool = False,
         background: Background | None = None,
+        meeting: Meeting | None = None,
     ):
         self.exporter: Worker | None = None
-        self._events, self._timeouts = events, Timeouts()
+        self._events, self._timeouts, self._meeting = events, Timeouts(), meeting
         self._background = background or Background()
         self.group = WorkerGroup(
             spawners,
@@ -92,6 +94,7 @@ class Training:
 
     def _turn(self) -> None:
         self.group.turn()
+        self._follow_own_address()
         self._look_for_stuck()
         if blame := self.coordinator.tick():
             said = f" ({blame.said})" if blame.said else ""
@@ -109,6 +112,8 @@ class Training:
 
     def started(self, worker: Worker) -> None:
         self._pace.moved(worker.name, self.group.now)
+        if self._meeting and self._meeting.line:  # its RunSpec tells where they met when the run began
+            worker.tell(self._meeting.line)
         if self.coordinator.stopping:
             worker.tell("stop")
 
@@ -174,7 +179,17 @@ class Training:
                 self._compare(worker)
             self._events({**event, "host": worker.name, "rank": worker.spawner.rank})
 
-    # What workers say of each other.
+    # Where they reach this machine, and each other.
+
+    def _follow_own_address(self) -> None:
+        """Whoever knows only the old one reaches nobody, and would not be called: so they are told at once."""
+        connected = filter(None, (one.spawner.own_address for one in self._all))
+        if self._meeting and (what := self._meeting.moved(connected)):
+            for worker in self._all:
+                worker.tell(self._meeting.line)
+            if self.coordinator.is_syncing:
+                self.coordinator.stalled()
+            self._events({"type": "warning", "what": what})
 
     def _on_listens(self, worker: Worker, event: dict) -> None:
         worker.listens = endpoint(event["address"], event["port"])

@@ -30,6 +30,7 @@ from .audio_push import AudioPush
 from .background import Background, Takes, side_by_side
 from .liveness import Action, Event, Liveness, State
 from .spawner import Spawner, WorkerProcess
+from .unreached import advice
 
 if TYPE_CHECKING:
     from .training import Training
@@ -205,9 +206,12 @@ class WorkerGroup:
             traceback.print_exception(error)
             error = HostError(worker.name, f"{type(error).__name__}: {error}")
         self._training.unreached(worker, error)
-        if worker.unreached != str(error):  # once for each reason
+        is_new = worker.unreached != str(error)
+        if is_new:
             worker.unreached = str(error)
             self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
+        if what := advice(worker.name, error, worker.liveness.tries, is_new=is_new):
+            self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
         self._advance(worker, Event.FAILED)
 
     def _on_line(self, worker: Worker, line: str | None) -> None:

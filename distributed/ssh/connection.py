@@ -15,6 +15,7 @@ from whisper_tuner.errors import HostError
 
 from . import settings as ssh_settings
 from .authentication import authenticate, check_host
+from .dial import dial
 from .host import Host
 from .local_network import DENIED, WAYS_OUT, is_denied
 from .machine import ANNOUNCE, Completed, quote, raise_unless_ok
@@ -186,7 +187,7 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
         line = settings.proxy_command.replace("%h", where[0]).replace("%p", str(where[1])).replace("%r", settings.user)
         return paramiko.ProxyCommand(line)
     try:
-        sock = socket.create_connection(where, timeout=timeout)
+        sock = dial(*where, timeout)
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters
         raise HostError(host.address, f"the name {where[0]} is not known", remedy="Check it with `ping`.") from error
     except (TimeoutError, OSError) as error:

@@ -9,6 +9,7 @@ import gc
 import hashlib
 import os
 import platform
+import resource
 import signal
 import sys
 import threading
@@ -23,6 +24,8 @@ from distributed.plan.run_spec import RunSpec
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
+OPEN_FILES = 4096  # a group that was given up keeps 8 and more until gloo's time-out, and a Mac allows 256
+
 REMEDIES = {
     "PeerLost": "Another host went silent: look for its last lines in launcher.log.",
     "RanksDiverged": "`multimac hosts check` compares code and packages; then start again, or resume.",
@@ -34,6 +37,7 @@ REMEDIES = {
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
+    allow_open_files()
     line = sys.stdin.buffer.readline()
     if not line:
         return ExitStatus.RUN
@@ -51,6 +55,13 @@ def main() -> int:
         traceback.print_exc()
         _report(error, f"{type(error).__name__}: {error}")
         return ExitStatus.ERROR
+
+
+def allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _work(spec: RunSpec, channel: ControlChannel) -> None:

@@ -33,14 +33,14 @@ class PeerProbe:
     """Tells the launcher where it listens ("listens"), and which peers do not answer ("reach").
 
     address() is that of this machine on the training network; it may change. Raises HostError while there is none.
-    meeting: where groups are formed. Who does not reach that can form one with nobody.
+    meeting() is where groups are formed. Who does not reach that can form one with nobody.
     """
 
     def __init__(
         self,
         wait: Wait,
         address: Callable[[], str],
-        meeting: Endpoint,
+        meeting: Callable[[], Endpoint],
         send: Callable[[dict], None],
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -80,11 +80,12 @@ class PeerProbe:
             self._look()
         generation, waited = self._wait.read()
         waits = waited >= WAIT_S
+        meeting = self._meeting()
         with self._lock:
-            peers = self._peers | {self._meeting}
+            peers = self._peers | {meeting}
         asked = peers if waits else peers & self._told
         self._unanswered.turn(asked, passed)
-        self._tell(generation, waits, peers)
+        self._tell(generation, waits, peers, meeting)
         for peer in asked:
             attempt = asyncio.create_task(self._ask(peer))
             self._attempts.add(attempt)  # the loop itself holds no task
@@ -124,11 +125,11 @@ class PeerProbe:
                 await asyncio.get_running_loop().sock_connect(attempt, peer)
             self._unanswered.answered(peer)
 
-    def _tell(self, generation: int, waits: bool, peers: set[Endpoint]) -> None:
+    def _tell(self, generation: int, waits: bool, peers: set[Endpoint], meeting: Endpoint) -> None:
         """As long as there is somebody: the launcher may not have been able to make use of it before."""
         unreached = self._unanswered.unreached()
         if unreached or self._told:
-            named = sorted((peers if self._meeting in unreached else unreached) - {self._meeting})
+            named = sorted((peers if meeting in unreached else unreached) - {meeting})
             about = {"generation": generation, "waits": waits, "unreached": [list(peer) for peer in named]}
             self._send({"type": "reach", **about})
         self._told = unreached

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
 from distributed.control.channel import ControlChannel
-from distributed.control.messages import send_event
+from distributed.control.messages import Endpoint, send_event
 from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import RunSpec
 from distributed.ssh.local_network import DENIED, WAYS_OUT, is_denied_to
@@ -60,35 +60,37 @@ class RankTrainer(Trainer):
         """One generation of ranks after another, as the launcher's coordinator calls them."""
         comm = ElasticComm(self.spec.name, self.spec.hosts, self.channel.coordinator, send_event, self._join)
         if self.spec.rendezvous:
-            meeting = self.spec.rendezvous.address, self.spec.rendezvous.port
-            probe = PeerProbe(comm.wait, lambda: self._route().address, meeting, send_event)
+            probe = PeerProbe(comm.wait, lambda: self._route().address, lambda: self._meeting, send_event)
             self.channel.meet = probe.meet
             probe.start()
         return comm
 
+    @property
+    def _meeting(self) -> Endpoint:
+        return self.channel.meeting or (self.spec.rendezvous.address, self.spec.rendezvous.port)
+
     def _route(self) -> Route:
         """The way to the launcher. A Mac may wake in another network. Raises HostError."""
-        return route_to(self.spec.rendezvous.address, interface=self.spec.interface or None)
+        return route_to(self._meeting[0], interface=self.spec.interface or None)
 
     def _join(self, generation: Generation, rank: int, interrupted: Callable[[], bool]) -> Comm:
         """Meet the others at the launcher's store, over the interface that reaches it. Raises PeerLost."""
         if len(generation.members) == 1:
             return SingleComm()
-        meeting = self.spec.rendezvous
+        address, port = self._meeting
         try:
-            store = TCPStore(meeting.address, meeting.port, is_master=False, timeout=timedelta(seconds=JOIN_S))
+            store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=JOIN_S))
             return ProcessGroupComm(
                 rank=rank,
                 world_size=len(generation.members),
-                store=PrefixStore(f"{meeting.prefix}/{generation.prefix}", store),
+                store=PrefixStore(f"{self.spec.rendezvous.prefix}/{generation.prefix}", store),
                 address=self._route().address,
                 timeout=COLLECTIVE_S,
                 interrupted=interrupted,
             )
         except (RuntimeError, OSError, HostError) as error:
-            denied = is_denied_to(meeting.address, meeting.port)
-            why = f"{DENIED}. {WAYS_OUT}" if denied else error
-            raise PeerLost(f"cannot reach the others at {meeting.address}:{meeting.port}: {why}") from error
+            why = f"{DENIED}. {WAYS_OUT}" if is_denied_to(address, port) else error
+            raise PeerLost(f"cannot reach the others at {address}:{port}: {why}") from error
 
     def rescue(self) -> None:
         """The launcher is gone: keep what ranks last agreed on, for `runs recover`."""

@@ -44,13 +44,15 @@ class Runner:
 
     def __init__(self, lab, folder: Path):
         self.lab, self.folder = lab, folder
+        self.names: dict[str, str] = {}  # in the hosts file, of hosts that are not known by their address
 
     def hosts(self, *names: str) -> Path:
         """A hosts file of h1 and `names`; each has a project folder of its own in the shared home."""
-        workers = [{"host": self.lab[name].address, "project_path": f"~/project-{name}"} for name in names]
+        called = {name: self.names.get(name, self.lab[name].address) for name in ("h1", *names)}
+        workers = [{"host": called[name], "project_path": f"~/project-{name}"} for name in names]
         path = self.folder / "hosts.json"
         environment = str(Path(sys.executable).parent.parent)
-        settings = {"master": self.lab["h1"].address, "workers": workers, "python_env": environment}
+        settings = {"master": called["h1"], "workers": workers, "python_env": environment}
         path.write_text(json.dumps(settings))
         return path
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,12 @@ from exogym.errors import ExogymError, PeerLost
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 LOOPBACK = "127.0.0.1"
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
+# A collective that was given up keeps its group and its buffers until gloo's own time-out, which on a Mac is the only
+# way in which it learns of a killed peer (libuv). Ranks may have to wait for long until the slowest has come, so what
+# waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at a megabit a second.
+WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
+Exchange = Callable[[Tensor, float], None]  # of a buffer, within so many seconds
+Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
 
 class ProcessGroupComm(Comm):
@@ -58,27 +65,44 @@ class ProcessGroupComm(Comm):
 
     def all_reduce_(self, flat: Tensor) -> None:
         with self._counted(flat):
-            self._wait(lambda: self._group.allreduce([flat]), "all_reduce", flat)
+            self._in_pieces(flat, self._reducing("all_reduce"), meet=self._reducing("all_reduce"))
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = src, 0
+        def cast(part: Tensor, limit: float) -> None:
+            options = _with_limit(dist.BroadcastOptions(), limit)
+            options.rootRank, options.rootTensor = src, 0
+            self._wait(lambda: self._group.broadcast([part], options), "broadcast", limit, part)
+
         with self._counted(*([flat] if src == self.rank else [])):
-            self._wait(lambda: self._group.broadcast([flat], options), "broadcast", flat)
+            self._in_pieces(flat, cast, meet=self._reducing("broadcast"))
+
+    def _reducing(self, what: str) -> Exchange:
+        def reduce(part: Tensor, limit: float) -> None:
+            options = _with_limit(dist.AllreduceOptions(), limit)
+            self._wait(lambda: self._group.allreduce([part], options), what, limit, part)
+
+        return reduce
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """Of a few numbers: what is gathered is not cut into pieces."""
         gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
         with self._counted(flat):
-            self._wait(lambda: self._group.allgather([gathered], [flat]), "all_gather", flat, *gathered)
+            self._wait(lambda: self._group.allgather([gathered], [flat]), "all_gather", self.timeout, flat, *gathered)
         return gathered
 
     def send(self, flat: Tensor, dst: int) -> None:
+        def send(part: Tensor, limit: float) -> None:
+            self._wait_whole(lambda: self._group.send([part], dst, 0), f"send to rank {dst}", limit, part)
+
         with self._counted(flat):
-            self._wait_whole(lambda: self._group.send([flat], dst, 0), f"send to rank {dst}", flat)
+            self._in_pieces(flat, send, meet=send)
 
     def recv(self, flat: Tensor, src: int) -> None:
+        def receive(part: Tensor, limit: float) -> None:
+            self._wait_whole(lambda: self._group.recv([part], src, 0), f"receive from rank {src}", limit, part)
+
         with self._counted():
-            self._wait_whole(lambda: self._group.recv([flat], src, 0), f"receive from rank {src}", flat)
+            self._in_pieces(flat, receive, meet=receive)
 
     def close(self) -> None:
         if self._group is None:
@@ -91,16 +115,32 @@ class ProcessGroupComm(Comm):
         # Dropping one whose work is still in flight would block until its timeout.
         _abandoned[:] = [kept for kept in _abandoned if not kept[1].is_completed()]
 
-    def _wait(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
-        self._poll(start, what, buffers, lambda work: _finished(work, POLL))
+    def _in_pieces(self, flat: Tensor, exchange: Exchange, meet: Exchange) -> None:
+        """What is given up in here holds little memory, or not for long, and never `flat` itself.
 
-    def _wait_whole(self, start: Callable[[], dist.Work], what: str, *buffers: Tensor) -> None:
+        Ranks first wait for each other with a single value. Once all are there, a piece takes no longer than its way.
+        """
+        if flat.nbytes <= WHOLE_BYTES:
+            exchange(flat, self.timeout)
+            return
+        meet(torch.zeros(1), self.timeout)
+        values = PIECE_BYTES // flat.element_size()
+        copy = torch.empty(min(values, flat.numel()), dtype=flat.dtype)
+        for piece in flat.split(values):
+            part = copy[: piece.numel()].copy_(piece)
+            exchange(part, min(self.timeout, PIECE_S))
+            piece.copy_(part)
+
+    def _wait(self, start: Callable[[], dist.Work], what: str, limit: float, *buffers: Tensor) -> None:
+        self._poll(start, what, limit, buffers, lambda work: _finished(work, POLL))
+
+    def _wait_whole(self, start: Callable[[], dist.Work], what: str, limit: float, *buffers: Tensor) -> None:
         """For send and receive, where gloo cuts the connection when a wait ends early."""
         outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
         def wait(work: dist.Work) -> None:
             try:
-                work.wait(timedelta(seconds=self.timeout))
+                work.wait(timedelta(seconds=limit))
                 outcome.put(None)
             except RuntimeError as error:
                 outcome.put(error)
@@ -119,12 +159,13 @@ class ProcessGroupComm(Comm):
                 raise error
             return True
 
-        self._poll(begin, what, buffers, finished)
+        self._poll(begin, what, limit, buffers, finished)
 
     def _poll(
         self,
         start: Callable[[], dist.Work],
         what: str,
+        limit: float,
         buffers: tuple[Tensor, ...],
         finished: Callable[[dist.Work], bool],
     ) -> None:
@@ -132,7 +173,7 @@ class ProcessGroupComm(Comm):
             raise self._lost
         if self._group is None:
             raise ExogymError(f"{what} on a closed communicator")
-        deadline = time.monotonic() + self.timeout
+        deadline = time.monotonic() + limit
         try:
             self._work, self._buffers = None, buffers
             if self._interrupted():
@@ -142,7 +183,7 @@ class ProcessGroupComm(Comm):
                 if self._interrupted():
                     raise RuntimeError("interrupted")
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"no answer within {self.timeout:g} s")
+                    raise RuntimeError(f"no answer within {limit:g} s")
             self._work, self._buffers = None, ()
         except RuntimeError as error:
             self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {_brief(error)}")
@@ -156,6 +197,11 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, address: 
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _with_limit(options: Options, seconds: float) -> Options:
+    options.timeout = timedelta(seconds=seconds)
+    return options
 
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.

@@ -73,7 +73,9 @@ def test_a_worker_ends_as_it_is_told(start, tmp_path, word, saved):
     assert process.wait(10) == LAUNCHER_GONE and (tmp_path / "saved").exists() == saved
 
 
-WRONG = ["", "{rubbish", '{"type": "unsent"}', '{"no": "type"}', '{"type": "generation"}', "beat", "beat all", "dance"]
+NO_ADDRESS = '{"type": "meeting", "address": "mac.local", "port": 1}'
+MESSAGES = ["{rubbish", '{"type": "unsent"}', '{"no": "type"}', '{"type": "generation"}', NO_ADDRESS]
+WRONG = ["", *MESSAGES, "beat", "beat all", "dance"]
 
 
 @pytest.mark.parametrize("line", WRONG)
@@ -124,6 +126,15 @@ def test_a_heartbeat_says_which_of_the_launchers_was_heard_last(start):
     tell(process, "beat 17")
     heard = (split_line(line.decode())[1] for line in process.stdout)
     assert any(event and event.get("heard") == 17 for event in heard)
+
+
+def test_a_worker_learns_where_the_ranks_meet_now(start):
+    process = start(
+        "import threading; threading.Thread(target=lambda: channel.stopping.wait() and print(channel.meeting)).start()"
+    )
+    for line in ('{"type": "meeting", "address": "10.0.0.9", "port": 4000}', "stop"):
+        tell(process, line)
+    assert any(b"('10.0.0.9', 4000)" in line for line in process.stdout)
 
 
 def test_words_reach_those_who_wait_for_them(start):

@@ -81,7 +81,7 @@ class Host:
     """A Spawner, with switches for what may go wrong on its way."""
 
     def __init__(self, rank: int, body: Callable[[Toy], None], run: Run):
-        self.name, self.rank, self.host = f"host{rank}", rank, None
+        self.name, self.rank, self.host, self.own_address = f"host{rank}", rank, None, None
         self.body, self.run = body, run
         self.is_cut = False  # nobody can connect
         self.start_errors: dict[int, Exception] = {}  # of which start

@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from simulated import Run, Toy
 
 from distributed.control.timeouts import Timeouts
-from distributed.launcher import worker_group
+from distributed.launcher import unreached, worker_group
 from distributed.launcher.pace import Pace
 from distributed.launcher.worker_group import TURN_S
 from exogym.membership import coordinator
 from whisper_tuner.errors import DataError, HostError, RunError
 
+PROJECT = Path(__file__).parents[3]
 T = Timeouts()
 LATE_S = 2 * TURN_S  # by so much the launcher may be late
 
@@ -479,6 +481,87 @@ def test_a_host_that_cannot_be_reached_later_is_tried_again_and_again():
     assert waits == pytest.approx([1.0, 2.0, 4.0], abs=LATE_S)
     assert len(run.of("lost")) == 1 and len([line for line in run.log if "no route to host" in line]) == 1
     assert run.generations() == ["01", "0", "01"]
+
+
+def test_the_user_is_told_once_that_a_host_with_another_address_is_not_found_by_the_old_one(monkeypatch):
+    run = Run(train, train)
+    monkeypatch.setattr(unreached, "_is_address", lambda name: name == "host1")
+    run.hosts[1].start_errors = {start: HostError("host1", "port 22: no answer") for start in range(2, 14)}
+    run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
+    run.at("generation", 3, run.stop)
+    run.run()
+    [warning] = run.of("warning")
+    assert warning["host"] == "host1" and "finds a host again by its name" in warning["what"]
+
+
+@pytest.mark.parametrize(("name", "told"), [("192.168.1.31", True), ("mac-mini.local", False), ("studio", False)])
+def test_only_a_host_that_is_given_by_its_address_needs_a_name(name, told):
+    said = [
+        unreached.advice(name, HostError(name, "port 22: no answer"), tries, is_new=tries == 1)
+        for tries in range(1, 30)
+    ]
+    assert len(list(filter(None, said))) == told
+
+
+def test_the_permission_that_a_mac_takes_away_with_the_terminal_is_named():
+    def no_route() -> HostError:
+        error = HostError("host1", "port 22: No route to host")
+        error.__cause__ = OSError(65, "No route to host")
+        return error
+
+    run = Run(train, train)
+    run.hosts[1].start_errors = {start: no_route() for start in (2, 3)}
+    run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
+    run.at("generation", 3, run.stop)
+    run.run()
+    [warning] = run.of("warning")
+    assert "terminal closed" in warning["what"] and warning["host"] == "host1"
+    page, _, title = warning["what"].rpartition(": ")[2].partition("#")
+    headings = (PROJECT / page).read_text().lower().splitlines()
+    assert "## " + title.replace("-", " ") in [line.replace(",", "") for line in headings]
+
+
+class MovingMeeting:
+    line = ""
+
+    def __init__(self):
+        self.is_due, self.connected = False, []
+
+    def moved(self, connected) -> str:
+        self.connected = list(connected)
+        if not self.is_due:
+            return ""
+        self.is_due, self.line = False, '{"type": "meeting", "address": "10.0.0.9", "port": 4000}'
+        return "the address of this machine has changed"
+
+
+def test_workers_are_told_where_to_meet_when_the_master_has_another_address():
+    """Those that are there at once, one that starts later when it does: it must not look for the old place."""
+    meeting = MovingMeeting()
+    run = Run(train, train, meeting=meeting)
+    run.hosts[1].own_address = "10.0.0.9"
+    run.at("commit", 2, lambda: setattr(meeting, "is_due", True))
+    run.at("warning", 1, lambda: run.background.at(1, lambda: run.hosts[1].toy.exit(-9)))
+    run.at("generation", 3, run.stop)
+    run.run()
+    assert meeting.connected == ["10.0.0.9"]
+    assert run.of("warning") == [{"type": "warning", "what": "the address of this machine has changed"}]
+    assert [toy.heard.count(meeting.line) for host in run.hosts for toy in host.toys] == [1, 1, 1]
+    assert run.hosts[1].toy.heard[0] == meeting.line
+
+
+def test_a_group_that_is_about_to_meet_at_the_old_place_is_called_anew():
+    meeting = MovingMeeting()
+
+    def train_unless_at_first(toy: Toy) -> None:
+        toy.is_deaf = toy.life == 1
+        toy.train()
+
+    run = Run(train, train_unless_at_first, meeting=meeting)
+    run.at("generation", 1, lambda: setattr(meeting, "is_due", True))
+    run.at("generation", 2, lambda: (run.hosts[1].toy.connect(), run.stop()))
+    run.run()
+    assert run.generations() == ["01", "01"] and not run.of("lost") and run.time_of("generation", 2) < 20
 
 
 def test_an_error_of_the_programs_own_in_reaching_a_host_ends_no_run():

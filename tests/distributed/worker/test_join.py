@@ -18,7 +18,7 @@ def test_joining_leaves_the_environment_alone(monkeypatch):
     store = local_store()
     meeting = SimpleNamespace(address="127.0.0.1", port=store.port, prefix="run")
     spec = SimpleNamespace(rendezvous=meeting, interface="")
-    trainer = RankTrainer(spec, None, nn.Linear(1, 1), [])
+    trainer = RankTrainer(spec, SimpleNamespace(meeting=None), nn.Linear(1, 1), [])
     generation, sums = Generation(1, ("ada", "bob"), "first", False), {}
 
     def rank_main(rank: int) -> None:

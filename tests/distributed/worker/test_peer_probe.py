@@ -33,7 +33,8 @@ class Host:
 
     def __init__(self, meeting):
         self.wait, self.said, self.address = Wait(), [], lambda: "127.0.0.1"
-        self.probe = PeerProbe(self.wait, lambda: self.address(), meeting, self.said.append)
+        self.meeting = meeting
+        self.probe = PeerProbe(self.wait, lambda: self.address(), lambda: self.meeting, self.said.append)
         self.closing = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self.work()))
         self.thread.start()
@@ -142,6 +143,20 @@ def test_who_does_not_reach_the_meeting_point_can_join_nobody(hosts):
     lonely.close()
 
 
+def test_a_meeting_point_that_has_moved_is_asked_for_where_it_is_now(hosts, meeting):
+    one, other = hosts
+    one.probe.meet([other.place])
+    with dead_end() as nowhere:
+        one.meeting = tuple(nowhere)
+        one.wait.begins(1)
+        wait_until(lambda: one.of("reach"))
+        assert one.of("reach")[0]["unreached"] == [other.place]
+        one.meeting = meeting
+        wait_until(lambda: one.of("reach")[-1]["unreached"] == [], 3)
+        time.sleep(1)
+        assert one.of("reach")[-1]["unreached"] == []
+
+
 def test_a_port_where_nobody_listens_is_no_answer(hosts, meeting):
     one, other = hosts
     gone = Host(meeting)
@@ -164,7 +179,7 @@ def test_a_sleep_of_this_process_is_no_silence_of_the_others():
 
     with dead_end() as nowhere:
         wait = Wait(lambda: now)
-        probe = PeerProbe(wait, lambda: "127.0.0.1", tuple(nowhere), said.append, lambda: now)
+        probe = PeerProbe(wait, lambda: "127.0.0.1", lambda: tuple(nowhere), said.append, lambda: now)
         wait.begins(1)
         probe.meet([nowhere])
         asyncio.run(turns(probe))

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from exogym_toys import Line, Points, Processes, Steps, run_threads, train_node
 from torch.distributed import PrefixStore
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, PeerLost, SingleComm, digest
+from exogym.comm import process_group
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.errors import ExogymError
 
@@ -148,12 +150,14 @@ def test_a_group_that_is_given_an_address_reads_no_interface_from_the_environmen
 BIG = 4_000_000  # values: more than the kernel holds for a peer that is frozen
 
 
-def frozen_inside_a_collective(comm, port):
+def frozen_inside_a_collective(comm, port, in_pieces):
     """Rank 2 freezes in all_reduce. The others give it up, and go on in another group until it has thawed."""
+    process_group.WHOLE_BYTES, process_group.PIECE_S = (1 << 20 if in_pieces else 1 << 30), 2.0
     store, old = join_local_store(port), torch.full((BIG,), float(comm.rank + 1))
     if comm.rank == 2:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-        comm.all_reduce_(old)
+        with contextlib.suppress(PeerLost):  # of the pieces nobody sends it one any more
+            comm.all_reduce_(old)
         store.set("thawed", "")
         return old.unique().tolist()
     time.sleep(0.5)  # it is inside, and asleep
@@ -178,17 +182,21 @@ def frozen_inside_a_collective(comm, port):
     return rewritten, torch.equal(fresh, result), torch.equal(again, result), digest(result)
 
 
-def test_what_a_thawed_peer_does_late_changes_nothing():
-    """It ends the collective that it was in, with the buffers that the others had then."""
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_what_a_thawed_peer_does_late_changes_nothing(in_pieces):
+    """It ends the collective that it was in, with the buffers that the others had then: if small, their own."""
     store = local_store()
-    with Processes(3, frozen_inside_a_collective, store.port) as processes:
+    with Processes(3, frozen_inside_a_collective, store.port, in_pieces) as processes:
         store.wait(["reduced 0", "reduced 1"])
         os.kill(processes.processes[2].pid, signal.SIGCONT)
-        assert processes.result(2) == [6.0]
+        assert processes.result(2) == ([3.0] if in_pieces else [6.0])
         results = [processes.result(rank) for rank in range(2)]
     expected = sum(torch.rand(BIG, generator=torch.Generator().manual_seed(rank)) for rank in range(2))
-    for rewritten, kept, repeated, of_result in results:
-        assert rewritten == (True, [6.0]), "the danger is real: the survivors' old buffers were written to"
+    for rank, (rewritten, kept, repeated, of_result) in enumerate(results):
+        if in_pieces:
+            assert rewritten == (False, [rank + 1.0])
+        else:
+            assert rewritten == (True, [6.0]), "the danger is real: the survivors' old buffers were written to"
         assert kept and repeated and of_result == digest(expected)
 
 

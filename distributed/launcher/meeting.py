@@ -1,0 +1,69 @@
+"""Where the ranks meet: the launcher's TCPStore, on one address of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import Iterable
+from datetime import timedelta
+
+from distributed.hosts.interfaces import address_on
+from distributed.plan.run_spec import Rendezvous
+from whisper_tuner.errors import HostError
+
+OPEN_S = 10.0  # for a store to reach itself
+
+
+class Meeting:
+    """`place` is where the store is. It moves when this machine gets another address: by DHCP, or by waking elsewhere.
+
+    interface: which one to listen on, or "". Never on all of them: the store asks nobody who they are.
+    line: what tells a worker of it; "" before it has moved.
+    """
+
+    def __init__(self, address: str, interface: str = ""):
+        self._interface, self.line = interface, ""
+        self.place = self._listen(address, secrets.token_hex(16))
+
+    def moved(self, connected: Iterable[str]) -> str:
+        """Where to, in words, if this machine has just lost its address and has another that leads to a host; or "".
+
+        connected: its own addresses on the connections to hosts, best first. To be called often.
+        """
+        before = self.place.address
+        if is_own(before):
+            return ""
+        with contextlib.suppress(HostError, OSError, RuntimeError):  # the network may be on its way up, or down again
+            found = [address_on(self._interface, self._interface)] if self._interface else filter(is_own, connected)
+            if address := next(iter(found), None):
+                self.place = self._listen(address, self.place.prefix)
+                self.line = json.dumps({"type": "meeting", "address": address, "port": self.place.port})
+                return f"the address of this machine was {before}, and is now {address}: the hosts meet there"
+        return ""
+
+    def _listen(self, address: str, prefix: str) -> Rendezvous:
+        from torch.distributed import TCPStore
+
+        listener = socket.create_server((address, 0), backlog=128)
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=OPEN_S),
+            master_listen_fd=listener.detach(),
+        )
+        return Rendezvous(address=address, port=port, prefix=prefix)
+
+
+def is_own(address: str) -> bool:
+    """Whether this machine has this address now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

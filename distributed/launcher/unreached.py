@@ -1,0 +1,31 @@
+"""What the user may have to do about a host that is not found again."""
+
+from __future__ import annotations
+
+import ipaddress
+
+LOCAL_NETWORK_ERRNO = 65  # a Mac's EHOSTUNREACH: also what a program gets that may not use the local network
+TRIES = 10  # by then a host that only sleeps or starts has had half a minute
+TERMINAL_CLOSED = (
+    "no route to it (errno 65). Was the terminal closed that this run was started in? macOS may then keep the run from"
+    " the local network: docs/lost-hosts.md#the-terminal-was-closed-and-no-host-is-found"
+)
+BY_ADDRESS = (
+    "still not reached. Has it got another address? A run finds a host again by its name, not by an address: name it"
+    " in the hosts file, such as mac-mini.local, and go on with --resume and --hosts"
+)
+
+
+def advice(name: str, error: Exception, tries: int, *, is_new: bool) -> str:
+    """ "" for none. name: as in the hosts file; is_new: the reason is another than at the last try."""
+    if is_new and getattr(error.__cause__, "errno", None) == LOCAL_NETWORK_ERRNO:
+        return TERMINAL_CLOSED
+    return BY_ADDRESS if tries == TRIES and _is_address(name) else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
