@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 from rich.console import Console
 
+from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
@@ -42,6 +43,7 @@ class Kept:
         return f"{self.project}/runs/{self.run}/{CHECKPOINTS}"
 
 
+@awake()
 def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
     """From all hosts that can be reached, this one first. Raises TunerError."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
