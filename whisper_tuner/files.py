@@ -8,13 +8,24 @@ import errno
 import fcntl
 import io
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+DATALESS = 0x40000000  # SF_DATALESS (man chflags of macOS); in Python's stat from 3.13 on
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+def is_evicted(found: os.stat_result) -> bool:
+    """Whether a file's content is in iCloud only: to open it blocks until it is here, or fails without internet."""
+    return bool(getattr(found, "st_flags", 0) & DATALESS)
+
+
+def download_remedy(folder: Path) -> str:
+    return f"In Finder: Keep Downloaded, or run: brctl download {shlex.quote(str(folder))}"
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = True, mode: int = 0o600) -> None:

@@ -142,8 +142,7 @@ def judge_firewall(state: str, block_all: str, program: str) -> Finding:
     if found[1] == "2" or re.search(r"block all\b.*\benabled|(blocking|set to block) all", block_all, re.IGNORECASE):
         return problem("the application firewall blocks all incoming connections", f"{where} > Options.")
     if found[1] == "1":
-        remedy = (
-            f"On a headless Mac nobody can answer; with an administrator's password: {shortened(allow_lines(program))}."
-        )
+        allow = shortened(allow_lines(program))
+        remedy = f"On a headless Mac nobody can answer; with an administrator's password: {allow}."
         return warning("the application firewall is on and asks for each program that listens", remedy)
     return ok("the application firewall is off")
