@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bsd_tools import bsd_tools
+from login_shells import SYSTEM_SHELLS, installed
 
 PROJECT = Path(__file__).parents[2]
 GNU = r"ls -\w*e|sed -i|readlink -f|stat -c|date -d|grep -\w*P|xargs -r|tail --pid"
@@ -21,6 +22,13 @@ def test_help_lists_the_targets_in_columns(tmp_path):
     lines = shown.stdout.splitlines()
     assert lines[:2] == [f"  {'help':12}list the targets", f"  {'setup':12}make .venv with all dependencies"]
     assert len(lines) == (PROJECT / "Makefile").read_text(encoding="utf-8").count("  ## ")
+
+
+@pytest.mark.parametrize("shell", SYSTEM_SHELLS)
+@pytest.mark.parametrize("name", ["setup.sh", "system_packages.sh"])
+def test_any_shell_that_may_be_called_sh_reads_our_scripts(name, shell, tmp_path):
+    sh = installed(shell, tmp_path, called="sh")
+    assert subprocess.run([sh, "-n", PROJECT / "tools" / name], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["Makefile", "tools/setup.sh", "tools/system_packages.sh"])

@@ -144,6 +144,14 @@ def test_killing_twice_is_no_error_on_a_mac(monkeypatch):
     assert process.poll() == -9
 
 
+def test_what_an_ended_process_has_left_behind_is_killed_as_well():
+    process = LocalMachine().start(["/bin/sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"])
+    (child,) = map(int, process.lines())
+    assert process.wait(10) == 0 and running(child)
+    process.kill()
+    wait_until(lambda: not running(child))
+
+
 def test_what_may_not_be_killed_is_said(monkeypatch):
     def killpg(group: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
