@@ -131,8 +131,8 @@ class Links:
         """The commands for those that are Macs."""
         told = []
         for facts in (self.looks[number].facts for number in numbers):
-            if facts.facts.get("system") == "Darwin":
-                allow = allow_lines(facts.facts["program"])
+            if facts.facts.get("system") == "Darwin" and (program := facts.facts.get("program")):
+                allow = allow_lines(program)
                 told.append(f" On {facts.name} (with an administrator's password): {allow}.")
         return "".join(told) or " On Linux: `ufw allow from ADDRESS`."
 
