@@ -3,7 +3,7 @@ PY := .venv/bin/python
 export PYTHONPATH := gym:.
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv with all dependencies
 	@sh tools/setup.sh

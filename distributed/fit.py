@@ -18,6 +18,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items
+from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import STORE
 from distributed.hosts.sync import sync
 from distributed.launcher.follow import PlainScreen, follow, start_launcher
@@ -65,6 +66,7 @@ class NetworkTrainer:
         follow(run_dir, lambda: start_launcher(run_dir), PlainScreen())
         return self._trained(run_dir)
 
+    @awake()
     def _send(self, settings: FitSettings, run_dir: Path) -> None:
         """Send the bundle to all hosts, and write run.json. Raises HostError, ConfigError."""
         data, file = self._pickled(settings), run_dir / "bundle.pickle"
@@ -78,7 +80,8 @@ class NetworkTrainer:
                 PlainScreen().print(report.network)
             address = report.meeting or meeting_address(self.hosts, report.remotes)
             items = [*code_items(), SyncItem(local=file, remote=there.path)]
-            sync(report.remotes, {host.address: items for host in self.hosts.workers}, prune=PRUNED)
+            with hosts_awake(report.remotes):
+                sync(report.remotes, {host.address: items for host in self.hosts.workers}, prune=PRUNED)
         ranks = [self._rank(number, run_dir, there if number else here) for number in range(len(self.hosts.all))]
         Launch(
             run_id=run_dir.name, name="own model", ranks=tuple(ranks), address=address, timeout_s=settings.timeout

@@ -58,6 +58,7 @@ class SshServer:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.process: subprocess.Popen | None = None
+        self.login = ""  # a line of sshd's configuration
         self.known_hosts = self.home / "known_hosts"
         self.config = self.home / "config"
         self.configure()
@@ -100,9 +101,18 @@ class SshServer:
             project_path=str(self.folder / "project"),
         )
 
+    def log_in_with(self, shell: Path, path: Path) -> None:
+        """From now on, as if this were its user's login shell, with this PATH: sshd runs `SHELL -c LINE`."""
+        script = self.folder / "login"
+        script.write_text(f'#!/bin/sh\nPATH={path} exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n')
+        script.chmod(0o755)
+        self.login = f"ForceCommand {script}\n"
+        self.stop()
+        self.start()
+
     def start(self) -> None:
         config = self.folder / "sshd_config"
-        config.write_text(CONFIG.format(port=self.port, folder=self.folder))
+        config.write_text(CONFIG.format(port=self.port, folder=self.folder) + self.login)
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         log = (self.folder / "log").open("wb")

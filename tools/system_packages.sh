@@ -10,6 +10,9 @@ need sshd openssh-server
 need ssh openssh-client
 need ffmpeg ffmpeg
 need espeak-ng espeak-ng
+for shell in zsh fish dash busybox tcsh; do
+    need "$shell" "$shell" # which users of hosts may have
+done
 if [ "$(uname -s)" = Linux ]; then
     need ip iproute2
     need nft nftables
@@ -27,7 +30,7 @@ if [ -f /etc/debian_version ] && [ "$(id -u)" = 0 ]; then
     # shellcheck disable=SC2086
     apt-get install -y -qq --no-install-recommends $missing >/dev/null
 elif [ "$(uname -s)" = Darwin ]; then
-    echo "Some tests will be skipped by name. To run them: brew install ffmpeg espeak-ng"
+    echo "Some tests will be skipped by name. To run them: brew install ffmpeg espeak-ng fish"
 else
     echo "Some tests will be skipped by name. To run them: sudo apt-get install$missing"
 fi

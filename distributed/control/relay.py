@@ -18,12 +18,17 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .timeouts import Timeouts
+
+if TYPE_CHECKING:
+    import psutil
 
 SUPERVISOR = "distributed.control.supervisor"
 NOBODY_THERE = 71  # exit status: no worker is there
 BLOCK = 1 << 16
+DYING_S = 1.0
 POLL_S = 0.02  # of the start, which takes a tenth of a second
 
 
@@ -47,16 +52,32 @@ def main() -> int:
 def end_supervisor(path: Path) -> None:
     """Kill the one of this path and its worker, frozen or not: another may start only then.
 
-    A worker that has lost its supervisor is still in its process group, and bears the path itself.
+    A worker that has lost its supervisor is still in its process group, and bears the path itself. Raises SystemExit
+    if one may not be killed.
     """
     import psutil  # only where a worker is started: its import takes as long as all the rest
 
     for process in psutil.process_iter(["cmdline"]):
         arguments = process.info["cmdline"] or []  # other users' may not be looked at
         if arguments[-1:] == [str(path.resolve())] and process.pid != os.getpid():
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
+            try:
                 os.killpg(os.getpgid(process.pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # macOS's word for a group of zombies too, which only their parent can reap
+                if _runs(process):
+                    sys.exit(f"an earlier worker may not be killed; on that host: ps -p {process.pid} -o user,command")
     path.unlink(missing_ok=True)
+
+
+def _runs(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        process.wait(DYING_S)
+    except psutil.TimeoutExpired:
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:

@@ -26,6 +26,7 @@ from . import wheelhouse
 from .agent_call import agent_call
 from .code import SyncItem
 from .each import on_each
+from .keep_awake import hosts_awake
 from .paths import PROJECT
 from .sync import Progress, no_progress, sync
 from .wheelhouse import QUIET, Target, target_of
@@ -59,7 +60,8 @@ class Environment:
 def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress) -> list[Environment]:
     """Make or repair each host's environment, all at once, unless it is right. Raises HostError, ConfigError."""
     pins = own_pins()
-    return on_each(remotes, lambda remote: _HostSetup(remote, pins, say, progress).run())
+    with hosts_awake(remotes):
+        return on_each(remotes, lambda remote: _HostSetup(remote, pins, say, progress).run())
 
 
 def own_pins(project: Path = PROJECT) -> Pins:

@@ -1,32 +1,77 @@
-"""Keeps this machine from falling asleep while a process trains."""
+"""Keeps a machine from falling asleep while it works; a closed lid puts a laptop to sleep all the same."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whisper_tuner.errors import HostError
+
+if TYPE_CHECKING:  # a worker needs no paramiko
+    from distributed.ssh.connection import Remote
+    from distributed.ssh.machine import Process
+
+CAFFEINATE = "/usr/bin/caffeinate"
+ASSERTIONS = ["-i", "-m", "-s"]
+INHIBIT = ["--what=sleep:idle", "--who=multimac", "--why=training", "--mode=block"]
+# On a host, as long as stdin stays open: macOS counts only a session with a terminal as somebody at work
+# (ttyskeepawake, man pmset), and installing packages may take longer than it waits to fall asleep.
+HOLD = f"""
+[ -x "$0" ] && exec "$0" {" ".join(ASSERTIONS)} cat
+[ -d /run/systemd/system ] && exec systemd-inhibit {" ".join(INHIBIT)} cat
+"""
 
 
 def keep_awake(pid: int) -> str:
-    """Hold off idle sleep until process `pid` ends, however it ends; returns what does it, "" if nothing can.
+    """Hold off idle sleep until process `pid` ends, however it ends; returns what does it, "" if nothing can."""
+    holder = _hold(pid)
+    return Path(holder.args[0]).name if holder else ""
 
-    A closed lid puts a laptop to sleep all the same.
-    """
-    command = keeper(pid, platform.system(), systemd=Path("/run/systemd/system").is_dir())
-    if not command or shutil.which(command[0]) is None:
-        return ""
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen(command, start_new_session=True, **quiet)
-    return Path(command[0]).name
+
+@contextlib.contextmanager
+def awake() -> Iterator[None]:
+    """This machine, while a command of the user runs; also as a decorator, `@awake()`."""
+    holder = _hold(os.getpid())
+    try:
+        yield
+    finally:
+        if holder:
+            holder.terminate()
+            holder.wait()
+
+
+@contextlib.contextmanager
+def hosts_awake(remotes: Iterable[Remote]) -> Iterator[None]:
+    """Hosts, until this is left or the connections end. Where nothing can do that, they are used as they are."""
+    held: list[Process] = []
+    for remote in remotes:
+        with contextlib.suppress(HostError):
+            held.append(remote.start(["/bin/sh", "-c", HOLD, CAFFEINATE]))
+    try:
+        yield
+    finally:
+        for process in held:
+            process.close_stdin()
 
 
 def keeper(pid: int, system: str, *, systemd: bool) -> Sequence[str]:
     """The command that ends with process `pid`; empty where there is none."""
     if system == "Darwin":
-        return ["/usr/bin/caffeinate", "-i", "-m", "-s", "-w", str(pid)]
+        return [CAFFEINATE, *ASSERTIONS, "-w", str(pid)]
     if system == "Linux" and systemd:
-        block = ["--what=sleep:idle", "--who=multimac", "--why=training", "--mode=block"]
-        return ["systemd-inhibit", *block, "tail", f"--pid={pid}", "-f", "/dev/null"]
+        return ["systemd-inhibit", *INHIBIT, "tail", f"--pid={pid}", "-f", "/dev/null"]
     return []
+
+
+def _hold(pid: int) -> subprocess.Popen | None:
+    command = keeper(pid, platform.system(), systemd=Path("/run/systemd/system").is_dir())
+    if not command or shutil.which(command[0]) is None:
+        return None
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, start_new_session=True, **quiet)

@@ -17,6 +17,11 @@ NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
+# Nothing that is documented tells how much of it can be had (eclecticlight.co, 2023: what Finder says is often wrong).
+MACS_SPACE = (
+    " Finder may show more: it counts what macOS has not removed yet, mostly Time Machine's local snapshots."
+    " To remove as much of these now: tmutil thinlocalsnapshots / {missing} 4"
+)
 IN_PARTS = "Batches that do not fit are computed in smaller parts; the result is the same."
 
 
@@ -110,7 +115,10 @@ class Checks:
             what = f"{size(space['free'])} free for {space['root']}, but {size(need)} needed"
             parts = f" ({size(sent)} to send, {size(self.needs.kept)} for checkpoints)" if sent else ""
             setting = '"project_path"' if self.is_worker else "runs_dir"
-            yield self.problem("disk", what + parts, f"Free some space, or set {setting} to a folder on another disk.")
+            remedy = f"Free some space, or set {setting} to a folder on another disk."
+            if self.host.facts.get("system") == "Darwin":
+                remedy += MACS_SPACE.format(missing=need - space["free"])
+            yield self.problem("disk", what + parts, remedy)
 
     def device(self) -> Iterator[Problem]:
         torch = self.host.torch

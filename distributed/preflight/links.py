@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from distributed.hosts.firewall import allow_lines
 from distributed.ssh.local_network import DENIED, WAYS_OUT
 from whisper_tuner.errors import ExitStatus, HostError
 
@@ -113,11 +114,13 @@ class Links:
         if arrives != returns:
             source, target = (second, first) if arrives else (first, second)
             what = f"{source} -> {target}: packets are lost in this direction; in the other they arrive"
-            self._add([a, b], what, f"Let {target} accept packets from {source} (firewall, router, Wi-Fi isolation).")
+            number = a if arrives else b
+            accept = f"Let {target} accept packets from {source} (firewall, router, Wi-Fi isolation)."
+            self._add([a, b], what, accept + self._allow(number))
             return
         how = "TCP fails both ways, although datagrams arrive" if arrives else "nothing gets through either way"
         what = f"{first} <-> {second}: {how} ({self.at(a)}, {self.at(b)})"
-        self._add([a, b], what, _firewall(first, second))
+        self._add([a, b], what, self._firewall(a, b))
 
     def _explain_one_way(self, sources: list[int], target: int, reason: str, errno: int | None) -> None:
         names = ", ".join(self.looks[source].name for source in sources)
@@ -127,7 +130,7 @@ class Links:
         way, everyone = f"{names} -> {name}", [*sources, target]
         other = f'Name the right interface of {name} with "interface" in the hosts file.'
         if reason == "timeout":
-            self._add(everyone, f"{way}: no answer from {at}{reverse}", _firewall(name))
+            self._add(everyone, f"{way}: no answer from {at}{reverse}", self._firewall(target))
         elif reason == "refused":
             self._add(everyone, f"{way}: {at} refuses the connection{reverse}", other)
         elif errno in NO_ROUTE:
@@ -136,6 +139,19 @@ class Links:
             self._add(everyone, f"{way}: no route to {at} ({reason}){reverse}", near)
         else:
             self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
+
+    def _firewall(self, *numbers: int) -> str:
+        where = " and ".join(self.looks[number].name for number in numbers)
+        return f"Let the firewall of {where} pass connections from the other hosts.{self._allow(*numbers)}"
+
+    def _allow(self, *numbers: int) -> str:
+        """The commands for those that are Macs."""
+        told = []
+        for facts in (self.looks[number].facts for number in numbers):
+            if facts.facts.get("system") == "Darwin" and (program := facts.facts.get("program")):
+                allow = allow_lines(program)
+                told.append(f" On {facts.name} (with an administrator's password): {allow}.")
+        return "".join(told) or " On Linux: `ufw allow from ADDRESS`."
 
     def at(self, number: int) -> str:
         return f"{self.places[number]['address']} ({self.places[number]['interface']})"
@@ -198,11 +214,3 @@ def tournament(numbers: Sequence[int]) -> list[list[tuple[int, int]]]:
         turns += [pairs, [(b, a) for a, b in pairs]]
         players = [players[0], players[-1], *players[1:-1]]
     return turns
-
-
-def _firewall(*names: str) -> str:
-    where = " and ".join(names)
-    return (
-        f"Let the firewall of {where} pass connections from the other hosts. On a Mac: System Settings > Network >"
-        " Firewall > Options, allow that Python. On Linux: `ufw allow from ADDRESS`."
-    )

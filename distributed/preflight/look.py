@@ -19,7 +19,7 @@ from .session import NotInTime, Session
 TORCH_ALARM_S = 14
 CLOCK_TRIES = 3
 BUSY = "Is it busy, or its network slow? Try: ssh"
-OWN_FOLDER = "`ls -lde {0}` shows whose it is; `sudo chown -R $USER {0}` makes it yours."
+OWN_FOLDER = "`ls -ld {0}` shows whose it is; `sudo chown -R $USER {0}` makes it yours."
 OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 

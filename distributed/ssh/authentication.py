@@ -6,8 +6,12 @@ Host keys are never accepted here: an unknown or changed key is refused with the
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import platform
 import shlex
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +27,8 @@ from .process import FAILURES
 from .settings import SshSettings
 
 AGENT_TIMEOUT_S = 10.0
+APPLE_SSH_ADD = "/usr/bin/ssh-add"  # Homebrew's knows no Keychain
+LOCKED = "has a passphrase, and the agent does not hold it"
 # What paramiko raises for a key file; it asserts that both halves of an Ed25519 key fit.
 BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
 RSA = {"rsa-sha2-512", "rsa-sha2-256"}  # how an ssh-rsa key signs
@@ -103,8 +109,9 @@ def _not_accepted(host: Host, settings: SshSettings, tried: list[str]) -> HostEr
         remedy = 'Name a private key with "ssh_key_path", for example ~/.ssh/id_ed25519; `ssh-keygen` makes one.'
         return HostError(host.address, f"there is no key {host.key_path}", remedy=remedy)
     what = f"no key was accepted for user {settings.user}; tried: {', '.join(tried) or 'none found'}"
-    if locked := [label.split()[0] for label in tried if "passphrase" in label]:
-        return HostError(host.address, what, remedy=f"Run: ssh-add {locked[0]}")
+    if locked := [label.removesuffix(f" ({LOCKED})") for label in tried if label.endswith(f" ({LOCKED})")]:
+        add = f"{APPLE_SSH_ADD} --apple-use-keychain" if platform.system() == "Darwin" else "ssh-add"
+        return HostError(host.address, what, remedy=f"Run: {add} {shlex.quote(locked[0])}")
     only = len(settings.identities) == 1
     key = f"-i {shlex.quote(str(settings.identities[0]))} " if only else ""
     return HostError(host.address, what, remedy=f"Run: ssh-copy-id {key}{settings.target}")
@@ -116,20 +123,46 @@ def usable_keys(
     """Keys to offer, with the words for each; files that cannot be used are put into `tried`."""
     wanted = {path: blob for path in settings.identities if (blob := _public_blob(path))}
     offered: set[bytes] = set()
-    for key in sorted(_agent_keys(settings.agent, stack), key=lambda key: key.asbytes() not in wanted.values()):
-        if key.asbytes() in wanted.values() or not settings.identities_only:
-            offered.add(key.asbytes())
-            yield f"agent:{key.comment or key.get_name()}", key
+    locked: list[Path] = []
+
+    def held_by_agent() -> Iterator[tuple[str, paramiko.PKey]]:
+        for key in sorted(_agent_keys(settings.agent, stack), key=lambda key: key.asbytes() not in wanted.values()):
+            is_wanted = key.asbytes() in wanted.values() or not settings.identities_only
+            if is_wanted and key.asbytes() not in offered:
+                offered.add(key.asbytes())
+                yield f"agent:{key.comment or key.get_name()}", key
+
+    yield from held_by_agent()
     for path in settings.identities:
         if not path.exists() or wanted.get(path) in offered:
             continue
         try:
             yield str(path), paramiko.PKey.from_path(path)
         except (*BAD_KEY, *FAILURES) as error:
-            locked = (
-                isinstance(error, TypeError | paramiko.PasswordRequiredException) or "password" in str(error).lower()
-            )
-            tried.append(f"{path} ({'has a passphrase, and the agent does not hold it' if locked else 'unreadable'})")
+            if isinstance(error, TypeError | paramiko.PasswordRequiredException) or "password" in str(error).lower():
+                locked.append(path)
+            else:
+                tried.append(f"{path} (unreadable)")
+    if locked and load_keychain(settings.agent):
+        yield from held_by_agent()
+    tried += [f"{path} ({LOCKED})" for path in locked if wanted.get(path) not in offered]
+
+
+@functools.cache  # once is enough
+def load_keychain(agent: Path | None) -> bool:
+    """On a Mac, hand the agent those keys whose passphrases are in the Keychain, which only Apple's ssh asks.
+
+    `--apple-load-keychain` (man ssh-add of macOS) asks nobody anything. False if that cannot have helped.
+    """
+    if agent is None or platform.system() != "Darwin":
+        return False
+    env = {**os.environ, "SSH_AUTH_SOCK": str(agent)}
+    command = [APPLE_SSH_ADD, "--apple-load-keychain"]
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=AGENT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def _public_blob(path: Path) -> bytes | None:

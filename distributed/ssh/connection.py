@@ -45,7 +45,8 @@ class Remote:
             raise HostError(
                 self.name,
                 f"its shell prints text of its own: {self.home[:60]!r}",
-                remedy="Whatever prints there (~/.bashrc, ~/.zshenv) may do so only in a terminal: [ -t 1 ].",
+                remedy="Whatever prints there (~/.bashrc, ~/.zshenv) may do so only in a terminal: [ -t 1 ],"
+                " or in fish: status is-interactive.",
             )
 
     @classmethod

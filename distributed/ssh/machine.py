@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 
 Machine: TypeAlias = Union["LocalMachine", "Remote"]
 Process: TypeAlias = Union["LocalProcess", "RemoteProcess"]
-PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+")
+PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")  # no % or =: fish knows %self, zsh =ls
+DYING_S = 1.0  # until a process that is killed can be reaped
 # A session's first line tells its process group, so that it can be killed with all that it started. In words: a number
 # alone may be what a shell has to say, and `kill -9 -1` ends everything that the user has there.
 ANNOUNCE = 'cd "$0" && echo "process group $$" && exec "$@"'
@@ -49,12 +49,21 @@ def quote(command: Sequence[str]) -> str:
     """One command line for any login shell (POSIX sh, zsh, fish, csh); the only place where commands are quoted.
 
     Inside single quotes these shells differ in backslashes and newlines only: such text goes through printf's octal.
+    By `exec` the command takes the shell's place, and leads its process group: fish and dash would fork.
     """
-    line = " ".join(argument if PLAIN.fullmatch(argument) else shlex.quote(argument) for argument in command)
+    line = " ".join(["exec", *map(_quoted, command)])
     if not re.search(r"[\\\n\r!]", line):
         return line
     octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(line))
-    return f"""exec /bin/sh -c 'eval "exec $(printf "{octal}")"'"""
+    return f"""exec /bin/sh -c 'eval "$(printf "{octal}")"'"""
+
+
+def _quoted(argument: str) -> str:
+    """Without a backslash, unlike shlex.quote also where zsh or fish would expand the word."""
+    if PLAIN.fullmatch(argument):
+        return argument
+    inner = argument.replace("'", """'"'"'""")
+    return f"'{inner}'"
 
 
 def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> None:
@@ -105,9 +114,19 @@ class LocalProcess:
             return None
 
     def kill(self) -> None:
-        """It, and all that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # a Mac's word for a zombie
+        """It, and all that it has started; may be called again. Raises HostError if it may not be killed.
+
+        A group of zombies is refused by macOS with EPERM, as if it were somebody else's (killpg1 in xnu's kern_sig.c).
+        So it is reaped, before and after: what has ended is no error, what goes on is one.
+        """
+        self.poll()
+        try:
             os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            if self.wait(DYING_S) is None:
+                raise HostError(self.name, f"process {self.pid} may not be killed: {error.strerror}") from error
 
 
 class LocalMachine:

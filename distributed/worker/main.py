@@ -5,6 +5,7 @@ Its RunSpec is the first line of stdin; by RUN a run's workers on one machine kn
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -18,9 +19,10 @@ from pathlib import Path
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
+from distributed.hosts.backups import MADE_ANEW, exclude_from_backups
 from distributed.hosts.code import PACKAGES
 from distributed.hosts.keep_awake import keep_awake
-from distributed.plan.run_spec import RunSpec
+from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
 
@@ -72,11 +74,20 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     gc.enable()
     about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
     send_event({"type": "hello", **about, "awake": keep_awake(os.getpid())})
+    spare_backups(Path(spec.run_dir))
     save = run(spec, events=send_event, channel=channel)
     channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
     save()
     send_event({"type": "saved"})
     threading.Event().wait()
+
+
+def spare_backups(run_dir: Path) -> None:
+    """From the project folder, where a worker runs."""
+    checkpoints = run_dir / CHECKPOINTS
+    with contextlib.suppress(OSError):  # whoever writes a checkpoint says why
+        checkpoints.mkdir(parents=True, exist_ok=True, mode=0o700)
+    exclude_from_backups(*map(Path, MADE_ANEW), checkpoints)
 
 
 def loaded_source_hash() -> str:

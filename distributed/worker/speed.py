@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 
+from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
 from exogym.comm.single import SingleComm
 from exogym.errors import ExogymError
@@ -38,6 +40,7 @@ def speed(spec: RunSpec) -> dict[str, float]:
 
 def main() -> None:
     signal.alarm(LIMIT_S)
+    keep_awake(os.getpid())
     spec = RunSpec.from_json(sys.stdin.readline())
     try:
         answer = speed(spec)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.evaluate import summary
 from exogym import device as devices
@@ -42,6 +43,7 @@ class Measured:
     record: dict
 
 
+@awake()
 def evaluate(
     config: Path,
     models: Sequence[str],

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
+from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
@@ -26,6 +27,7 @@ from whisper_tuner.errors import ExitStatus
 from .train import hosts_of
 
 
+@awake()
 def hosts_setup(hosts_file: Path) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     with _connected(load_hosts(hosts_file)) as remotes:
@@ -36,6 +38,7 @@ def hosts_setup(hosts_file: Path) -> ExitStatus:
     return ExitStatus.OK
 
 
+@awake()
 def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 from rich.console import Console
 
+from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
@@ -42,6 +43,7 @@ class Kept:
         return f"{self.project}/runs/{self.run}/{CHECKPOINTS}"
 
 
+@awake()
 def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
     """From all hosts that can be reached, this one first. Raises TunerError."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -50,6 +52,7 @@ def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
         for host in load_hosts(hosts_file).workers:
             try:
                 remote = stack.enter_context(Remote.connect(host))
+                stack.enter_context(hosts_awake([remote]))
                 machines.append((remote, remote.expand(host.project_path)))
             except HostError as error:
                 console.print(str(error))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from distributed.hosts.keep_awake import awake
 from distributed.plan.change_hosts import change_hosts
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.launch import Launch
@@ -27,6 +28,7 @@ from .runs import folders_of
 from .train import show_preflight
 
 
+@awake()
 def resume(
     config: Path,
     run: str,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
@@ -24,6 +25,7 @@ from whisper_tuner.text import duration, size
 from .attach_stop import start
 
 
+@awake()
 def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
@@ -35,6 +37,7 @@ def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -
     return start(console, run_dir, detach=detach)
 
 
+@awake()
 def distributed_train(
     config: Path,
     name: str,

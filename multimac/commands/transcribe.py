@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from distributed.hosts.keep_awake import awake
 from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
@@ -26,6 +27,7 @@ AUDIO_SUFFIXES = (
 )
 
 
+@awake()
 def transcribe(
     paths: Sequence[Path], model_path: str, *, form: str, out: Path | None, language: str, force: bool
 ) -> ExitStatus:

@@ -12,13 +12,15 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from distributed.hosts.firewall import FIREWALL, allow_lines, real_python
+
 from .checks import Check, Finding, ok, problem, skipped, warning
+from .machine import shortened
 from .macos import is_macos, output_of
 
 SSH_PORT = 22
 NOT_A_MAC = "checked on a Mac only"
 CAFFEINATE = Path("/usr/bin/caffeinate")
-FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 KEYS = "id_ed25519 id_ecdsa id_rsa id_ed25519_sk id_ecdsa_sk"
 
 
@@ -127,10 +129,12 @@ def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
 def check_firewall() -> Finding:
     if not is_macos():
         return skipped(NOT_A_MAC)
-    return judge_firewall(output_of([FIREWALL, "--getglobalstate"]), output_of([FIREWALL, "--getblockall"]))
+    said = (output_of([FIREWALL, question]) for question in ("--getglobalstate", "--getblockall"))
+    return judge_firewall(*said, real_python())
 
 
-def judge_firewall(state: str, block_all: str) -> Finding:
+def judge_firewall(state: str, block_all: str, program: str) -> Finding:
+    """program: which is to accept connections."""
     where = "System Settings > Network > Firewall"
     found = re.search(r"State = (\d)", state)
     if not found:
@@ -138,8 +142,7 @@ def judge_firewall(state: str, block_all: str) -> Finding:
     if found[1] == "2" or re.search(r"block all\b.*\benabled|(blocking|set to block) all", block_all, re.IGNORECASE):
         return problem("the application firewall blocks all incoming connections", f"{where} > Options.")
     if found[1] == "1":
-        remedy = (
-            f"{where} > Options: allow .venv's python; on a headless Mac nobody can answer the firewall's question."
-        )
+        allow = shortened(allow_lines(program))
+        remedy = f"On a headless Mac nobody can answer; with an administrator's password: {allow}."
         return warning("the application firewall is on and asks for each program that listens", remedy)
     return ok("the application firewall is off")

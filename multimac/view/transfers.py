@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, Transfe
 from rich.progress import Progress as Bars
 
 from distributed.hosts.code import PRUNED, SyncItem
+from distributed.hosts.keep_awake import hosts_awake
 from distributed.hosts.sync import Progress, sync
 from distributed.ssh.connection import Remote
 from whisper_tuner.hub import HUB_ID, model_file, model_folder
@@ -41,7 +42,7 @@ def transfers(console: Console) -> Iterator[Progress]:
 
 def send(console: Console, items: Mapping[str, Sequence[SyncItem]], remotes: Sequence[Remote]) -> None:
     """Bring code, base model, manifests and each host's shard up to date. Raises DataError, HostError."""
-    with transfers(console) as show:
+    with transfers(console) as show, hosts_awake(remotes):
         reports = sync(remotes, items, show, prune=PRUNED)
     for report in reports:
         said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from distributed.hosts.keep_awake import awake
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
@@ -154,6 +155,7 @@ def _check(text: str) -> None:
         raise ValueError("there is no such file")
 
 
+@awake()
 def _read(data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
     for kind, path in data.manifests.items():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.hosts.code import PRUNED
+from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import Progress, sync
 from distributed.plan.job import Job
@@ -50,6 +51,7 @@ class Speed:
     problem: str = ""
 
 
+@awake()
 def measure(
     job: Job,
     samples: Sequence[Sample],
@@ -75,7 +77,8 @@ def measure(
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
         theirs, items[host.address] = for_host(spec, host, manifests, {"train": clips}, folder)
         specs.append(theirs)
-    sync(remotes, items, progress, prune=PRUNED)
+    with hosts_awake(remotes):
+        sync(remotes, items, progress, prune=PRUNED)
     sharing = zip(specs, machine_workers, strict=True)
     specs = [dataclasses.replace(own, machine_workers=workers) for own, workers in sharing]
     machines = [LocalMachine(hosts.master.address), *remotes]

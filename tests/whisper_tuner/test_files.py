@@ -2,13 +2,17 @@
 
 import errno
 import fcntl
+import hashlib
+import io
 import os
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from distributed.hosts.agent.files import commit
 from whisper_tuner import files
 from whisper_tuner.files import atomic_folder, atomic_path, write_atomically, write_shared
 
@@ -85,12 +89,34 @@ def test_a_folder_is_on_the_disk_with_all_that_is_in_it_before_it_gets_its_name(
         (part / "deep").mkdir()
         (part / "deep" / "weights").write_text("1")
     assert calls == [
-        ("fsync", "part"),
         ("fsync", "weights"),
         ("fsync", "deep"),
+        ("fsync", "part"),
         ("rename", "final"),
         ("fsync", tmp_path.name),
     ]
+
+
+def test_a_mac_empties_it_once_for_a_folder_of_many_files(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with atomic_folder(tmp_path / "final") as part:
+        for number in range(20):
+            (part / str(number)).write_text("1")
+    full = f"fcntl {F_FULLFSYNC}"
+    assert calls[-3:] == [(full, "part"), ("rename", "final"), (full, tmp_path.name)]
+    assert len(calls) == 23 and {call for call, _ in calls[:-3]} == {"fsync"}
+
+
+def test_a_mac_empties_it_once_for_all_that_a_sync_has_brought(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    digest = hashlib.sha256(b"1").hexdigest()
+    names = [[f"{number}/{number}.wav", 1, digest] for number in range(20)]  # as many folders
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"1")))
+    assert commit(str(tmp_path), names, [], [[digest, 0, 1]]) == {"damaged": []}
+    full = [name for call, name in calls if call.startswith("fcntl")]
+    assert full == ["part", "part"]  # the index, and its folder, whose name begins with a dot
+    last = max(position for position, (call, _) in enumerate(calls) if call == "fsync")
+    assert calls.index((f"fcntl {F_FULLFSYNC}", "part")) > last
 
 
 def test_a_folder_that_syncs_no_folders_keeps_nothing_away(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ import soundfile
 from whisper_tuner.data.audio import REFUSED, UNCOUNTED, duration
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import TunerError
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import download_remedy, is_evicted, write_atomically
 from whisper_tuner.json_text import parse_json
 
 FORMAT = 1  # raise it when a check is added: results of older versions are then ignored
@@ -105,6 +105,9 @@ class AudioIndex:
         """What is known of a file, if it is as it was then; else it is opened."""
         try:
             stat, known = path.stat(), self._known.get(str(path))
+            if is_evicted(stat):
+                what = f"{path} is in iCloud only. {download_remedy(path.parent)}"
+                return Header(0, 0, kind=Kind.EVICTED, what=what)
             if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
                 return known
             if self._stop.is_set():

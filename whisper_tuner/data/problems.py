@@ -17,6 +17,7 @@ class Kind(StrEnum):
     COLUMNS = "wrong columns"  # too many fields, not a JSON object, a cell that is not text
     QUOTING = "bad quoting"
     NO_AUDIO = "missing audio"
+    EVICTED = "audio in iCloud only"
     UNREADABLE = "unreadable audio"
     EMPTY_AUDIO = "empty audio"
     TRUNCATED = "truncated audio"

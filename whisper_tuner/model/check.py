@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.files import download_remedy, is_evicted
 from whisper_tuner.hub import settings_of
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
@@ -40,6 +41,8 @@ def check_model(profile: Profile) -> None:
 def _check_files(folder: Path) -> None:
     try:
         found = {path.name for path in folder.iterdir() if path.is_file()}
+        if evicted := [name for name in sorted(found) if is_evicted((folder / name).stat())]:
+            raise ModelError(f"{folder / evicted[0]} is in iCloud only", remedy=download_remedy(folder))
     except OSError as error:
         raise ModelError(f"{folder}: {error.strerror}", remedy="Check its permissions.") from None
     for names in NEEDED:

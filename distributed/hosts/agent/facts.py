@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from distributed.hosts.firewall import real_python
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
@@ -45,6 +46,7 @@ def facts(names: list, project: str) -> dict:
         "training": "training" in sys.argv,
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
+        "program": real_python(),  # as a firewall knows it
         "venv": sys.prefix != sys.base_prefix,
         "versions": versions,
         "rivals": rivals(Path(project).expanduser()),

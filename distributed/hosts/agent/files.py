@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from whisper_tuner.files import sync_folder, write_atomically
+from whisper_tuner.files import sync, sync_folder, write_atomically
 
 PRIVATE = ".sync"
 BLOCK = 1 << 18
@@ -79,7 +79,7 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
         for name in stale:
             forget(base, name, index)
         for folder in {(base / name).parent for name, _, _ in files}:
-            sync_folder(folder)
+            sync_folder(folder, flush=False)
     return {"damaged": damaged}
 
 
@@ -125,8 +125,7 @@ def place(part: Path, target: Path, *, last: bool) -> None:
         shutil.copyfile(str(part), str(copy))
         part = copy
     part.chmod(0o600)
-    with part.open("rb") as stream:
-        os.fsync(stream.fileno())  # the index, written last, empties the drive's own cache for all of them
+    sync(part, flush=False)  # the index, written last, empties the drive's own memory for all files and folders
     part.replace(target)
 
 

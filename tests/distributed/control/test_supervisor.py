@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from distributed.control import supervisor
 from distributed.control.messages import split_line
-from distributed.control.relay import connect, start_supervisor
+from distributed.control.relay import connect, end_supervisor, start_supervisor
 from distributed.control.supervisor import END, KeptLines, Supervisor
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.paths import PROJECT
@@ -117,3 +117,25 @@ def test_one_that_ends_leaves_the_socket_of_another_that_has_taken_its_path(tmp_
     launcher.close()
     assert other
     other.close()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_an_earlier_worker_that_may_not_be_killed_is_named(tmp_path, monkeypatch, dies):
+    """EPERM is also what macOS says of a group of zombies: that is none."""
+    path, killpg = tmp_path / "sock", os.killpg
+    program = [sys.executable, "-c", "import time; time.sleep(60)", str(path)]
+    earlier = subprocess.Popen(program, start_new_session=True)
+
+    def refuse(group: int, number: int) -> None:
+        if dies:
+            killpg(group, number)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.killpg", refuse)
+    if dies:
+        end_supervisor(path)
+    else:
+        with pytest.raises(SystemExit, match=f"may not be killed; on that host: ps -p {earlier.pid}"):
+            end_supervisor(path)
+    earlier.kill()
+    earlier.wait()

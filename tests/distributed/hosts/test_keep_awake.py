@@ -1,26 +1,41 @@
+import contextlib
+import os
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
-from distributed.hosts import keep_awake as awake
+from distributed.hosts import environment
+from distributed.hosts import keep_awake as module
+from distributed.ssh.connection import Remote
+from multimac import commands
+from multimac.view import transfers
+from multimac.wizard import data, speed
+from whisper_tuner.errors import TunerError
+
+NOWHERE = Path("/nowhere")
+# It shows how it was called, and runs its utility as a child, as the real one does (man caffeinate).
+STAND_IN = '#!/bin/sh\necho "$@" > {called}\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\n"$@"\nrm {called}\n'
 
 
 def test_the_commands_as_their_manuals_have_them():
-    mac = awake.keeper(42, "Darwin", systemd=False)
+    mac = module.keeper(42, "Darwin", systemd=False)
     assert mac == ["/usr/bin/caffeinate", "-i", "-m", "-s", "-w", "42"]
-    assert awake.keeper(42, "Linux", systemd=True)[-4:] == ["tail", "--pid=42", "-f", "/dev/null"]
-    assert awake.keeper(42, "Linux", systemd=False) == []
+    assert module.keeper(42, "Linux", systemd=True)[-4:] == ["tail", "--pid=42", "-f", "/dev/null"]
+    assert module.keeper(42, "Linux", systemd=False) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tail --pid is GNU's")
 def test_a_keeper_lives_as_long_as_its_process(monkeypatch):
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     line = ["tail", f"--pid={worker.pid}", "-f", "/dev/null"]
-    monkeypatch.setattr(awake, "keeper", lambda pid, system, systemd: line)
-    assert awake.keep_awake(worker.pid) == "tail"
+    monkeypatch.setattr(module, "keeper", lambda pid, system, systemd: line)
+    assert module.keep_awake(worker.pid) == "tail"
     [held] = [child for child in psutil.Process().children() if child.cmdline() == line]
     worker.kill()
     worker.wait()
@@ -34,10 +49,89 @@ def test_nothing_is_held_after_a_killed_process(tmp_path, monkeypatch):
     stand_in.write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     stand_in.chmod(0o755)
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    line = awake.keeper(worker.pid, "Linux", systemd=True)
+    line = module.keeper(worker.pid, "Linux", systemd=True)
     held = subprocess.Popen([stand_in, *line[1:]])
     time.sleep(0.5)
     assert held.poll() is None
     worker.kill()
     worker.wait()
     assert held.wait(5) == 0
+
+
+LONG = {
+    "finetune": partial(commands.train.finetune, NOWHERE, "x"),
+    "distributed-train": partial(commands.train.distributed_train, NOWHERE, "x", NOWHERE),
+    "resume": partial(commands.resume.resume, NOWHERE, "x"),
+    "recover": partial(commands.recover.runs_recover, "x", NOWHERE),
+    "hosts setup": partial(commands.hosts.hosts_setup, NOWHERE),
+    "hosts sync": partial(commands.hosts.hosts_sync, NOWHERE, "x", NOWHERE),
+    "evaluate": partial(commands.evaluate.evaluate, NOWHERE, [], (), "x", "", **dict.fromkeys(
+        ("batch_size", "base", "out", "worst_rows", "as_json")
+    )),
+    "transcribe": partial(commands.transcribe.transcribe, [], "x", form="x", out=None, language="", force=False),
+    "the wizard's look at data": partial(data._read, None, None),
+    "the wizard's measurement": partial(speed.measure, None, None, None, None, None, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", LONG.values(), ids=LONG.keys())
+def test_a_long_command_keeps_this_machine_awake_until_it_ends(monkeypatch, command):
+    """However it ends: each of these fails at once."""
+    asked, held = [], subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(module, "_hold", lambda pid: asked.append(pid) or held)
+    with contextlib.suppress(TunerError, OSError, TypeError, AttributeError):
+        command()
+    assert asked == [os.getpid()] and held.poll() is not None
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch) -> Path:
+    """Exists while the stand-in for caffeinate runs, and says how it was called."""
+    called, stand_in = tmp_path / "called", tmp_path / "caffeinate"
+    stand_in.write_text(STAND_IN.format(called=called))
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(module, "CAFFEINATE", str(stand_in))
+    return called
+
+
+def test_a_host_is_kept_awake_as_long_as_its_session_lasts(ssh_server, called):
+    with Remote.connect(ssh_server.host) as remote, module.hosts_awake([remote]):
+        wait_until(called.exists)
+        assert called.read_text() == "-i -m -s cat\n"
+    wait_until(lambda: not called.exists())
+
+
+def test_nothing_is_held_on_a_host_whose_connection_is_lost(ssh_server, called):
+    remote = Remote.connect(ssh_server.host)
+    with module.hosts_awake([remote]):
+        wait_until(called.exists)
+        remote.close()
+        wait_until(lambda: not called.exists())
+
+
+def test_a_host_that_knows_nothing_of_the_kind_is_used_as_it_is(ssh_server, monkeypatch):
+    monkeypatch.setattr(module, "CAFFEINATE", "/nowhere/caffeinate")
+    with Remote.connect(ssh_server.host) as remote, module.hosts_awake([remote]):
+        assert remote.run(["printf", "on"]).stdout == "on"
+
+
+@pytest.mark.parametrize(
+    ("place", "work"),
+    [
+        (environment, lambda remotes: environment.setup(remotes, print)),
+        (transfers, lambda remotes: transfers.send(None, {}, remotes)),
+    ],
+    ids=["setup", "sync"],
+)
+def test_hosts_are_kept_awake_while_they_are_prepared(monkeypatch, place, work):
+    held = []
+
+    @contextlib.contextmanager
+    def hosts_awake(remotes):
+        held.append(remotes)
+        yield
+
+    monkeypatch.setattr(place, "hosts_awake", hosts_awake)
+    with contextlib.suppress(KeyError, ValueError, AttributeError):
+        work(["a host that is none"])
+    assert held == [["a host that is none"]]

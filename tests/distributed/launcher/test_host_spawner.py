@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bsd_tools import bsd_tools
+from login_shells import installed
 from waiting import wait_until
 
 from distributed.control.messages import send_event, split_line
@@ -128,6 +130,23 @@ def test_a_worker_that_is_there_is_reached_over_another_connection(spawner):
     process.write(b'{"type": "number", "n": 7}\n')
     assert next(events) == {"type": "echo", "n": 7}
     process.kill()
+
+
+@pytest.mark.parametrize("shell", ["fish", "tcsh", "busybox"])
+def test_a_worker_lives_and_ends_whatever_its_user_s_login_shell_is(spawner, ssh_server, tmp_path, shell):
+    ssh_server.log_in_with(installed(shell, tmp_path / "shells"), bsd_tools(tmp_path / "tools"))
+    process = spawner.start(again=True)
+    events = heard(process)
+    assert next(events)["type"] == "spec"
+    assert spawner.reconnect()
+    process.write(b'{"type": "number", "n": 7}\n')
+    assert next(events) == {"type": "echo", "n": 7}
+    supervisor = psutil.Process(process._pid)
+    group = [supervisor, *supervisor.children(recursive=True)]
+    process.kill()
+    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in group))
+    spawner.leave(finished=True)
+    assert not (Path(ssh_server.host.project_path) / "runs" / "run").exists()
 
 
 def test_a_connection_that_is_lost_is_told_and_the_worker_goes_on(spawner):

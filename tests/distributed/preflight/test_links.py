@@ -93,6 +93,17 @@ def test_a_firewall_between_two_hosts():
     assert problem.startswith("ada <-> ben: TCP fails both ways, although datagrams arrive")
 
 
+def test_a_mac_is_told_how_its_firewall_lets_that_python_pass():
+    silent = {(0, 1): SILENT, (2, 1): SILENT}
+    links = Network(silent).links()
+    links.looks[1].facts.facts = {"system": "Darwin", "program": "/opt/Python.app/Contents/MacOS/Python"}
+    links.measure()
+    (problem,) = map(str, links.problems)
+    allow = "socketfilterfw --add /opt/Python.app/Contents/MacOS/Python` and `sudo "
+    assert "On ben (with an administrator's password): `sudo /usr/libexec" in problem and allow in problem
+    assert "ufw" not in problem
+
+
 def test_packets_that_are_lost_one_way():
     (problem,) = said(Network({(0, 1): SILENT, (1, 0): SILENT}, lost=[(1, 0)]))
     assert problem.startswith("ben -> ada: packets are lost in this direction; in the other they arrive")

@@ -46,6 +46,13 @@ def problems(worker: HostFacts, needs: Needs = NEEDS) -> list[Problem]:
     return list(Checks(worker, host("a"), PINS, needs, "multimac hosts setup").all())
 
 
+def test_a_mac_is_told_how_to_get_space_that_finder_shows_already():
+    (problem,) = (found for found in problems(host(system="Darwin", free=GB)) if found.check == "disk")
+    assert problem.severity == ERROR and problem.remedy.endswith(f"tmutil thinlocalsnapshots / {2 * GB} 4")
+    (problem,) = problems(host(free=GB))
+    assert "tmutil" not in problem.remedy
+
+
 def test_nothing_is_wrong_with_a_good_host():
     assert problems(host()) == []
 

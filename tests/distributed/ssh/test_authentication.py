@@ -1,6 +1,7 @@
 """Which hosts are believed, and which keys are offered to them, with a real sshd and a real ssh-agent."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from loopback_sshd import SshServer, keygen
 from waiting import wait_until
 
+from distributed.ssh import authentication
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.errors import HostError, HostKeyError
@@ -120,3 +122,45 @@ def test_odd_files_in_ssh_s_folder_are_passed_over(ssh_server):
     known = ssh_server.known_hosts
     known.write_text("studio ssh-ed25519 ÄÖÜ\n" + known.read_text())
     assert says_here(ssh_server.host)
+
+
+@pytest.fixture
+def keychain(tmp_path, monkeypatch, agent):
+    """A Mac whose Keychain has these keys' passphrases; its ssh-add hands the keys to the agent (man ssh-add there)."""
+    script, asked, known = tmp_path / "ssh-add", tmp_path / "asked", tmp_path / "known"
+    known.mkdir()
+    script.write_text(f'#!/bin/sh\necho "$@" >> {asked}\nfor key in {known}/*; do ssh-add -q "$key"; done\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(authentication, "APPLE_SSH_ADD", str(script))
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    authentication.load_keychain.cache_clear()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent(keygen(tmp_path / "other"))))
+
+    def knows(key: Path) -> None:
+        shutil.copy(key, known)
+
+    yield knows, asked
+    authentication.load_keychain.cache_clear()
+
+
+def test_a_passphrase_in_the_keychain_is_used_as_apple_s_ssh_does(ssh_server, keychain):
+    knows, asked = keychain
+    knows(ssh_server.key)  # as it was without a passphrase
+    protect(ssh_server)
+    assert says_here(ssh_server.host)
+    assert says_here(ssh_server.host)
+    assert asked.read_text() == "--apple-load-keychain\n"  # once: then the agent has it
+
+
+def test_a_key_that_the_keychain_does_not_know_can_be_put_there(ssh_server, keychain):
+    protect(ssh_server)
+    for _ in range(2):
+        with pytest.raises(HostError, match="has a passphrase") as caught:
+            Remote.connect(ssh_server.host)
+        assert f"{authentication.APPLE_SSH_ADD} --apple-use-keychain {ssh_server.key}" in str(caught.value)
+    assert keychain[1].read_text().count("\n") == 1
+
+
+def test_the_keychain_is_left_alone_where_the_key_needs_no_passphrase(ssh_server, keychain):
+    assert says_here(ssh_server.host)
+    assert not keychain[1].exists()

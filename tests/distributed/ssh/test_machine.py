@@ -1,9 +1,11 @@
 """A machine is the same for its callers, be it this one or one reached over SSH."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 
+import psutil
 import pytest
 from loopback_sshd import SshServer
 from waiting import wait_until
@@ -31,6 +33,7 @@ NASTY = [
     "#",
     "%s",
 ]
+KILLPG = os.killpg
 SHELLS = [shell for shell in ("sh", "dash", "bash", "zsh", "fish", "tcsh") if shutil.which(shell)]
 
 
@@ -113,16 +116,53 @@ def test_kill_ends_the_children_as_well(machine, tmp_path):
     process.kill()
 
 
-def test_killing_what_has_just_ended_is_no_error_on_a_mac(monkeypatch):
-    """There a process group of which only a zombie is left may not be sent a signal."""
-    process = LocalMachine().start(["true"])
+def killpg_of_macos(group: int, number: int) -> None:
+    """There a process group of which only zombies are left may not be sent a signal (killpg1 in xnu's kern_sig.c)."""
+    members = [process for process in psutil.process_iter() if group_of(process) == group]
+    if members and not any(running(member.pid) for member in members):
+        raise PermissionError(1, "Operation not permitted")
+    KILLPG(group, number)
 
-    def killpg(pid, number):
+
+def test_killing_what_has_just_ended_is_no_error_on_a_mac(monkeypatch):
+    monkeypatch.setattr("os.killpg", killpg_of_macos)
+    process = LocalMachine().start(["true"])
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+    process.kill()
+    assert not psutil.pid_exists(process.pid)  # reaped, not only forgiven
+    process.kill()
+    assert process.poll() == 0
+
+
+def test_killing_twice_is_no_error_on_a_mac(monkeypatch):
+    """As the wizard's probe is by its watchdog, and then by whoever started it."""
+    monkeypatch.setattr("os.killpg", killpg_of_macos)
+    process = LocalMachine().start(["sleep", "60"])
+    process.kill()
+    wait_until(lambda: not running(process.pid))
+    process.kill()
+    assert process.poll() == -9
+
+
+def test_what_an_ended_process_has_left_behind_is_killed_as_well():
+    process = LocalMachine().start(["/bin/sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"])
+    (child,) = map(int, process.lines())
+    assert process.wait(10) == 0 and running(child)
+    process.kill()
+    wait_until(lambda: not running(child))
+
+
+def test_what_may_not_be_killed_is_said(monkeypatch):
+    def killpg(group: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("os.killpg", killpg)
+    process = LocalMachine("here").start(["sleep", "60"])
+    with monkeypatch.context() as refused:
+        refused.setattr("os.killpg", killpg)
+        with pytest.raises(HostError, match=rf"here: process {process.pid} may not be killed: Operation not permitted"):
+            process.kill()
     process.kill()
-    assert process.wait(10) == 0
+    assert process.wait(5) == -9
 
 
 def test_start_of_a_missing_program_fails(machine):
@@ -140,9 +180,12 @@ def test_get(machine, tmp_path):
         machine.get(str(tmp_path / "none"), tmp_path / "d")
 
 
-def running(pid: int) -> bool:
-    import psutil
+def group_of(process: psutil.Process) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(process.pid)
 
+
+def running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -107,8 +107,11 @@ def test_sleep_that_is_not_told_is_unknown(text):
     ],
 )
 def test_the_application_firewall(state, block_all, expected, words):
-    found = judge_firewall(state, block_all)
+    found = judge_firewall(state, block_all, "/opt/my python")
     assert (found.state, words in found.detail) == (expected, True)
+    if words == "on":
+        assert "`sudo /usr/libexec/ApplicationFirewall/socketfilterfw --add '/opt/my python'` and" in found.remedy
+        assert "socketfilterfw --unblockapp '/opt/my python'`" in found.remedy
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], ["sh", "-c", "echo half; exit 1"]])

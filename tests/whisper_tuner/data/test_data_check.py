@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from whisper_tuner.data.dataset import load_manifest, write_manifest
 from whisper_tuner.data.labels import label_encoder, token_limit
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import ConfigError, DataError, ModelError, TunerError
+from whisper_tuner.model.check import check_model
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
 
@@ -65,6 +67,22 @@ BAD_ROWS = [
     ("n19,copy-of-c.wav,other text,", Kind.SAME_AUDIO),
 ]
 GOOD_ROWS = ["a,a.wav,fine,", "b,b.wav,fine,1.1", "c,c.wav,fine,", 'e,e.flac,"fine, too",']
+
+
+@pytest.fixture
+def evict(monkeypatch):
+    """A file's content goes to iCloud: macOS says so in a flag that only itself can set (man chflags there)."""
+    stat, evicted = Path.stat, set()
+
+    def flagged(path: Path, **more):
+        found = stat(path, **more)
+        if path not in evicted:
+            return found
+        fields = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+        return SimpleNamespace(**fields, st_flags=0x40000000)
+
+    monkeypatch.setattr(Path, "stat", flagged)
+    return evicted.add
 
 
 @pytest.fixture
@@ -204,6 +222,30 @@ def test_a_file_that_goes_away_while_it_is_looked_at_is_not_there(tmp_path, audi
             return False
 
     assert audio_check.AudioIndex(stop=GoesAway())[clip].kind == Kind.NO_AUDIO
+
+
+def test_audio_that_is_in_icloud_only_is_named_and_not_opened(folder, monkeypatch, evict):
+    """Also where its header is known from before: training would open it."""
+    (folder / "m.csv").write_text("audio,text\na.wav,one\nb.wav,two\n")
+    check_manifest(folder / "m.csv", 30.0, folder / "store")
+    evict(folder / "a.wav")
+    opened, examine = [], audio_check.examine
+    monkeypatch.setattr(audio_check, "examine", lambda path: opened.append(path.name) or examine(path))
+    for store, expected in (("store", []), ("new store", ["b.wav"])):
+        manifest = check_manifest(folder / "m.csv", 30.0, folder / store)
+        (problem,) = manifest.problems
+        assert opened == expected
+        assert [sample.audio.name for sample in manifest.samples] == ["b.wav"]
+        assert problem.kind == Kind.EVICTED and "a.wav is in iCloud only" in problem.what
+        assert problem.what.endswith(f"In Finder: Keep Downloaded, or run: brctl download {folder}")
+
+
+def test_a_model_that_is_in_icloud_only_is_named(tmp_path, evict):
+    shutil.copytree(BUNDLED / "model", tmp_path / "model")
+    evict(tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model.safetensors is in iCloud only\n.*brctl download") as caught:
+        check_model(Profile(base_model=str(tmp_path / "model"), train=tmp_path / "train.csv"))
+    assert str(tmp_path / "model") in str(caught.value)
 
 
 def test_audio_whose_length_is_not_known_is_sound(tmp_path, audio_file, need_program):
