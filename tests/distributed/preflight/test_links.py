@@ -97,7 +97,7 @@ def test_a_mac_is_told_how_its_firewall_lets_that_python_pass():
     silent = {(0, 1): SILENT, (2, 1): SILENT}
     links = Network(silent).links()
     links.looks[1].facts.facts = {"system": "Darwin", "program": "/opt/Python.app/Contents/MacOS/Python"}
-    links.measure()
+    measured(links)
     (problem,) = map(str, links.problems)
     allow = "socketfilterfw --add /opt/Python.app/Contents/MacOS/Python` and `sudo "
     assert "On ben (with an administrator's password): `sudo /usr/libexec" in problem and allow in problem
