@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from distributed.hosts.agent_call import INSTALL_PYTHON
 from distributed.hosts.environment import Pins, unlike
 from whisper_tuner.text import size
 
@@ -60,11 +61,11 @@ class Checks:
         version = ".".join(map(str, facts["python"]))
         is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
-            what = f"there is no usable Python at {self.host.host.python}"
-            yield self.problem("python", what, f"Run: {self.mend}")
+            what = f"there is no usable Python at {'; '.join(facts['passed'])}"
+            yield self.problem("python", what, f"Run: {self.mend}" if facts["fitting"] else INSTALL_PYTHON)
             return
-        if not self.pins.python.contains(version):
-            what = f"Python {version} at {facts['executable']}; needs {self.pins.python}"
+        if why := self.pins.unfit(facts["python"]):
+            what = f"Python {version} at {facts['executable']}; {why}"
             folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
             yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):

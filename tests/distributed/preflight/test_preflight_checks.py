@@ -21,6 +21,8 @@ def facts(**changes) -> dict:
     return {
         "system": "Linux",
         "training": True,
+        "fitting": False,
+        "passed": [],
         "python": [3, 12, 1],
         "executable": "/env/bin/python",
         "venv": True,
