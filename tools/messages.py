@@ -52,11 +52,21 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     for path, tree in trees.items():
         read_by_users = {"ValueError": "3"} if {path.stem, path.parent.name} & {"settings", "wizard"} else {}
         reader = _Reader(groups | read_by_users, imported | _takers(ast.walk(tree), groups))
+        reader.texts |= _imported_constants(tree, trees.values())
         reader.visit(tree)  # learns what functions return
         reader.found.clear()
         reader.visit(tree)
         found |= reader.found
     return found
+
+
+def _imported_constants(tree: ast.Module, trees: Iterable[ast.Module]) -> dict[str, str]:
+    names = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    reader = _Reader({}, {})
+    for node in (node for other in trees if other is not tree for node in other.body if isinstance(node, ast.Assign)):
+        if (name := ast.unparse(node.targets[0])).isupper() and name in names:
+            reader.visit(node)
+    return reader.texts
 
 
 def _exit_statuses() -> dict[str, str]:

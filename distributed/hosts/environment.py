@@ -201,11 +201,11 @@ class _HostSetup:
         """Whatever is in there is the user's own; where there is nothing, an environment is made. Raises HostError."""
         if self.python == self.remote.expand(self.remote.host.environment):
             remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
-            raise HostError(self.remote.name, f"{self.python}: {why}", remedy=remedy)
+            raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
         folder = str(PurePosixPath(self.python).parent.parent)
         if self.remote.run(["test", "-e", folder], timeout=30).returncode == 0:
             remedy = f'Remove {folder}, or name a folder that does not exist yet, or leave "python_env" out.'
-            raise HostError(self.remote.name, f"{self.python}: {why}", remedy=remedy)
+            raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
 
     def reaches_registry(self) -> bool:
         """Whether pip there can fetch one small package."""

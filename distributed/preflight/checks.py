@@ -121,7 +121,8 @@ class Checks:
             self.host.device = "cpu" if wanted == "cpu" else None
         elif torch.get("late"):
             late = "importing torch took too long: its devices were not checked in time"
-            yield self.problem("device", late, "The run itself will wait for it.", severity=WARNING)
+            remedy = "The run itself will wait for it. The first time, a Mac scans torch for up to a minute."
+            yield self.problem("device", late, remedy, severity=WARNING)
         elif "failed" in torch:
             yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
         elif kind == "auto":

@@ -150,7 +150,10 @@ def test_a_python_that_the_packages_do_not_fit_is_told_before_anything_is_fetche
         setup([remote], lambda host, text: said.append(text))
     assert not said and (venv / "bin" / "python").exists()
     named = replace(ssh_server.host, python_env=str(venv))
-    with Remote.connect(named) as remote, pytest.raises(HostError, match=f"{venv}/bin/python: of the packages"):
+    with (
+        Remote.connect(named) as remote,
+        pytest.raises(HostError, match=f"{venv}/bin/python cannot be used: of the packages"),
+    ):
         setup([remote], lambda host, text: said.append(text))
     assert not said and (venv / "bin" / "python").exists()
 
