@@ -18,6 +18,7 @@ NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
+GONE = ": does not run"
 IN_PARTS = "Batches that do not fit are computed in smaller parts; the result is the same."
 
 
@@ -61,8 +62,9 @@ class Checks:
         version = ".".join(map(str, facts["python"]))
         is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
-            what = f"there is no usable Python at {'; '.join(facts['passed'])}"
-            yield self.problem("python", what, f"Run: {self.mend}" if facts["fitting"] else INSTALL_PYTHON)
+            passed = facts["passed"][: 1 if facts["fitting"] else None]
+            what = f"there is no usable Python at {'; '.join(passed)}".removesuffix(GONE)
+            yield self.problem("python", what, self._new_python(is_gone=passed[0].endswith(GONE)))
             return
         if why := self.pins.unfit(facts["python"]):
             what = f"Python {version} at {facts['executable']}; {why}"
@@ -72,6 +74,13 @@ class Checks:
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
             yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.mend}")
+
+    def _new_python(self, *, is_gone: bool) -> str:
+        if not self.host.facts["fitting"]:
+            return INSTALL_PYTHON
+        if self.host.host.python_env and not is_gone:  # `hosts setup` clears no folder of the user's
+            return f"Remove {self.host.host.environment} there, and run: {self.mend}"
+        return f"Run: {self.mend}"
 
     def rivals(self) -> Iterator[Problem]:
         for name, place, wins in self.host.facts["rivals"]:

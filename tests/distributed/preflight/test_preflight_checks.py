@@ -82,6 +82,20 @@ def test_one_thing_is_wrong(changes, severity, said):
 
 
 @pytest.mark.parametrize(
+    ("passed", "fitting", "said", "remedy"),
+    [
+        (["/e/bin/python: does not run"], True, "at /e/bin/python", "Run: multimac hosts setup"),
+        (["/e/bin/python: 3.15, needs 3.11 to 3.14", "/b/python3: built for Intel"], True, "3.15, needs", "Run: "),
+        (["/e/bin/python: does not run", "/b/python3: built for Intel"], False, "python3: built for Intel", "brew"),
+    ],
+)
+def test_a_host_without_a_python_that_can_train_says_which_it_has(passed, fitting, said, remedy):
+    (problem,) = problems(host(training=False, passed=passed, fitting=fitting, versions={}))
+    assert said in str(problem) and remedy in problem.remedy
+    assert ("Intel" in str(problem)) == (not fitting)
+
+
+@pytest.mark.parametrize(
     ("sharing", "severity", "said"),
     [
         (2, WARNING, "training needs about 8.0 GB of memory; of 16.0 GB only 7.0 GB are free now"),
