@@ -29,6 +29,9 @@ check: setup  ## lint and formatting
 reference: setup  ## write docs/configuration.md and docs/messages.md from the source
 	$(PY) tools/write_reference.py
 
+resolve: setup  ## whether all dependencies have wheels for a Mac, by the package index
+	$(PY) tools/check_resolution.py
+
 lab: setup  ## three hosts on this Linux machine (root); `make lab-down` removes them
 	@sh tools/system_packages.sh
 	$(PY) -m lab up
@@ -41,4 +44,4 @@ bench: setup  ## list the benchmarks
 	@ls benchmarks/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz check reference lab lab-down bench
+.PHONY: help setup demo test test-all fuzz check reference resolve lab lab-down bench

@@ -48,11 +48,11 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     groups = _exit_statuses() | {"BadRow": ROW}
     groups = {c.name: groups[base] for c in classes for base in map(ast.unparse, c.bases) if base in groups} | groups
     imported = {name: taker for tree in trees.values() for name, taker in _takers(tree.body, groups).items()}
-    constants = {name: text for tree in trees.values() for name, text in _constants(tree)}
     found = set()
     for path, tree in trees.items():
         read_by_users = {"ValueError": "3"} if {path.stem, path.parent.name} & {"settings", "wizard"} else {}
-        reader = _Reader(groups | read_by_users, imported | _takers(ast.walk(tree), groups), constants)
+        reader = _Reader(groups | read_by_users, imported | _takers(ast.walk(tree), groups))
+        reader.texts |= _imported_constants(tree, trees.values())
         reader.visit(tree)  # learns what functions return
         reader.found.clear()
         reader.visit(tree)
@@ -60,11 +60,13 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     return found
 
 
-def _constants(tree: ast.Module) -> Iterable[tuple[str, str]]:
-    """Texts that other modules may import."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield ast.unparse(node.targets[0]), node.value.value
+def _imported_constants(tree: ast.Module, trees: Iterable[ast.Module]) -> dict[str, str]:
+    names = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    reader = _Reader({}, {})
+    for node in (node for other in trees if other is not tree for node in other.body if isinstance(node, ast.Assign)):
+        if (name := ast.unparse(node.targets[0])).isupper() and name in names:
+            reader.visit(node)
+    return reader.texts
 
 
 def _exit_statuses() -> dict[str, str]:
@@ -88,15 +90,10 @@ def _takers(nodes: Iterable[ast.AST], groups: dict[str, str]) -> dict[str, tuple
 class _Reader(ast.NodeVisitor):
     """Reads a module from top to bottom; a variable stands for the text that it was given last."""
 
-    def __init__(self, groups: dict[str, str], takers: dict[str, tuple[str, int]], constants: dict[str, str]):
+    def __init__(self, groups: dict[str, str], takers: dict[str, tuple[str, int]]):
         self.takers = {name: (group, 9) for name, group in groups.items()} | takers
         self.texts = {"nearest()": ", did you mean <name>?"}
-        self.constants = constants
         self.found: set[Message] = set()
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        names = [alias.name for alias in node.names]
-        self.texts |= {name: self.constants[name] for name in names if _says_something(self.constants.get(name, ""))}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         outside, self.texts = self.texts, dict(self.texts)

@@ -1,41 +1,48 @@
 #!/bin/sh
-# Make .venv with all dependencies, from a Python >= 3.11. Does nothing when it is up to date.
+# Make .venv with all dependencies. Does nothing when it is up to date.
 set -eu
 cd "$(dirname "$0")/.."
+. distributed/hosts/find_python.sh
 
 stamp=.venv/.installed
-if [ -f "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ]; then
+venv=.venv/bin/python
+if [ -f "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && judge "$venv"; then
     exit 0
 fi
 
-fits() {
-    "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+mac_remedy() {
+    if [ "$(sysctl -n hw.optional.arm64 2>/dev/null)" != 1 ]; then
+        echo "This is an Intel Mac: current torch has no builds for it."
+    elif [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" = 1 ]; then
+        echo "This terminal runs under Rosetta. Start one that does not, for example with: arch -arm64 zsh"
+    else
+        echo "On this Mac, only the Homebrew in /opt/homebrew brings a Python that fits, not the one in /usr/local."
+    fi
 }
 
-find_python() {
-    for name in "${PYTHON:-}" python3 python3.13 python3.12 python3.14 python3.11; do
-        for folder in "" /opt/homebrew/bin/ /usr/local/bin/ /usr/bin/; do
-            if [ -n "$name" ] && command -v "$folder$name" >/dev/null 2>&1 && fits "$folder$name"; then
-                echo "$folder$name"
-                return
-            fi
-        done
-    done
+# Its Python may be gone, or another version than it was (brew upgrade), or the making of it was interrupted.
+usable() {
+    judge "$venv" || return
+    said="has no pip"
+    "$venv" -m pip --version >/dev/null 2>&1
 }
 
-python=$(find_python)
-if [ -z "$python" ]; then
-    echo "No Python 3.11 or later was found. Get one, then run make again:" >&2
-    echo "  Mac:    brew install python@3.12      (or the installer from python.org)" >&2
-    echo "  Debian: sudo apt-get install python3 python3-venv" >&2
-    exit 1
+if ! usable; then
+    [ ! -e .venv ] || echo "Making .venv anew; its Python: $said."
+    find_python ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.14 python3.11
+    printf %s "$passed" | sed 's/^/Passed over /'
+    if [ -z "$found" ]; then
+        echo "No Python that can train was found. Get one, then run make again:" >&2
+        echo "  Mac:    brew install python@3.13      (or the installer from python.org)" >&2
+        echo "  Debian: sudo apt-get install python3 python3-venv" >&2
+        [ "$(uname -s)" != Darwin ] || mac_remedy >&2
+        exit 1
+    fi
+    echo "Making .venv with $found."
+    "$found" -m venv --clear .venv
 fi
-if [ "$(uname -s)-$(uname -m)" = Darwin-x86_64 ]; then
-    echo "This is an Intel Mac (or a Python under Rosetta): current torch has no builds for it." >&2
-    exit 1
-fi
-
-echo "Making .venv with $("$python" --version) and installing dependencies; a few minutes the first time."
-[ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+echo "Installing dependencies; a few minutes the first time."
+"$venv" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+echo "Loading them once: later it takes seconds, but the first time a Mac scans them for up to a minute."
+"$venv" distributed/hosts/first_import.py
 touch "$stamp"

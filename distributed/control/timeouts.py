@@ -19,7 +19,10 @@ class Timeouts:
     silence_max_s: float = 12.0
     # At least, while weights or clips travel: on a slow link heartbeats wait behind them.
     silence_busy_link_s: float = 6.0
-    # To read libraries from a slow disk holds up the heartbeats of one that still loads.
+    # The first time, a Mac scans each library as it is loaded: a minute for torch and the rest (Canner/WrenAI #2354),
+    # and the interpreter's lock is held meanwhile. The end of a process or of a connection is still noticed at once.
+    silence_importing_s: float = 90.0
+    # To read the model from a slow disk holds up the heartbeats of one that still loads.
     silence_loading_s: float = 15.0
     # The launcher's own turns count as no longer than this: if it slept, it was not the others who were silent.
     longest_turn_s: float = 1.0

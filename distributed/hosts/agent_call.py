@@ -44,31 +44,28 @@ for name, text in json.loads(sys.stdin.buffer.readline()):
     module.__package__ = name.rpartition(".")[0]
     exec(compile(text, name, "exec"), module.__dict__)
 module.main()"""
-# $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that does not run,
-# any other can still tell of disk, memory and clock, and the best one can make an environment: one with ensurepip,
-# which Debian's may lack; of these first of the minor version $3, then the newest. A shim (pyenv) is slow, so it is
-# asked once for the interpreter behind it. Without the command line tools, macOS's /usr/bin/python3 only opens a
-# dialogue: it is tried only after asking.
+# $0 is BOOT, $1 the seconds that the agent may live, $2 the Python that trains, or nothing. Where that cannot, any
+# other can still tell of disk, memory and clock, and the best one can make an environment: first of the minor version
+# $3, for which the master's packages are sure to have builds, then the newest. The agent is told which of these it is,
+# and which were passed over. The functions are those of find_python.sh.
 START = """
-fit() {
-    case "$1" in /usr/bin/python3) [ "$(uname)" != Darwin ] || xcode-select -p >/dev/null 2>&1 || return 1 ;; esac
-    "$1" -I -c "import sys, $2; sys.version_info < (3, 9) and sys.exit(1); print(sys.executable)" 2>/dev/null
-}
-[ -n "$2" ] && fit "$2" sys >/dev/null && exec "$2" -X utf8 -c "$0" "$1" training
-IFS=:
-for needed in ensurepip,venv sys; do
-    for name in "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9; do
-        for folder in $PATH /opt/homebrew/bin /usr/local/bin /usr/bin /opt/local/bin \
-            /Library/Frameworks/Python.framework/Versions/*/bin "$HOME"/.local/bin "$HOME"/.pyenv/versions/*/bin \
-            "$HOME"/.local/share/uv/python/*/bin; do
-            python="${folder%/}/$name"
-            [ -x "$python" ] && real=$(fit "$python" "$needed") && exec "$real" -X utf8 -c "$0" "$1"
-        done
-    done
-done
+if [ -n "$2" ]; then
+    judge "$2" && exec "$2" -X utf8 -c "$0" "$1" training
+    passed="$2: $said
+"
+fi
+find_python "python3.$3" python3.14 python3.13 python3.12 python3.11 python3 python3.10 python3.9
+[ -z "$found" ] || exec "$found" -X utf8 -c "$0" "$1" fitting "$passed"
+[ -z "$other" ] || exec "$other" -X utf8 -c "$0" "$1" other "$passed"
+echo "$passed" >&2
 exit 69
 """
 NO_PYTHON = 69
+# The minor version is the master's: for that its packages are sure to have builds.
+INSTALL_PYTHON = (
+    f"There: `/opt/homebrew/bin/brew install python@3.{sys.version_info.minor}` (Mac),"
+    " or `apt-get install python3 python3-venv` (Debian)."
+)
 ANSWER_S = 600.0  # once all is sent
 REMEDIES = {  # by the number of a system's error
     28: "The disk is full: free some space there, or set project_path to another disk. What has arrived stays: the next"
@@ -100,6 +97,8 @@ SHAPES: dict[str, Any] = {
         "libc": str,
         "memory": MEMORY,
         "training": bool,
+        "fitting": bool,
+        "passed": [str],
         "python": [int],
         "executable": str,
         "program": str,
@@ -147,7 +146,8 @@ def agent_call(
 
 
 def start_command(life: str, python: str = "") -> list[str]:
-    return ["/bin/sh", "-c", START, BOOT, life, python, str(sys.version_info.minor)]
+    find_python = (PROJECT / "distributed/hosts/find_python.sh").read_text(encoding="utf-8")
+    return ["/bin/sh", "-c", find_python + START, BOOT, life, python, str(sys.version_info.minor)]
 
 
 @functools.cache
@@ -199,8 +199,8 @@ def fits(value: Any, shape: Any) -> bool:
 def no_answer(name: str, status: int | None, said: str) -> HostError:
     """What to say of an agent that ended without an answer."""
     if status == NO_PYTHON:
-        remedy = "There: `brew install python@3.12` (Mac) or `apt-get install python3 python3-venv` (Debian)."
-        return HostError(name, "no Python 3.9 or later was found", remedy=remedy)
+        passed = "".join(f"; {line}" for line in said.split("\n") if line)
+        return HostError(name, f"no Python 3.9 or later was found{passed}", remedy=INSTALL_PYTHON)
     said = said.strip()[-1500:] or "it printed nothing"
     return HostError(name, f"its Python gave no answer (status {status}): {said}")
 

@@ -34,8 +34,9 @@ def code_items(project: Path = PROJECT) -> list[SyncItem]:
 
 
 def is_source(path: Path) -> bool:
+    # A shell script is read on the master only.
     hidden = "__pycache__" in path.parts or path.name.startswith(".")
-    return path.is_file() and not hidden and path.suffix not in {".pyc", ".part"}
+    return path.is_file() and not hidden and path.suffix not in {".pyc", ".part", ".sh"}
 
 
 def folder_items(folder: Path, remote: str) -> list[SyncItem]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -23,7 +24,7 @@ from whisper_tuner.errors import ConfigError, HostError
 from whisper_tuner.files import write_atomically
 
 from . import wheelhouse
-from .agent_call import agent_call
+from .agent_call import INSTALL_PYTHON, agent_call
 from .code import SyncItem
 from .each import on_each
 from .keep_awake import hosts_awake
@@ -34,17 +35,33 @@ from .wheelhouse import QUIET, Target, target_of
 LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
 REMOTE_WHEELS = ".wheelhouse"
+FIRST_IMPORT = PROJECT / "distributed" / "hosts" / "first_import.py"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
+FIRST_IMPORT_S = 600
+SHOWN = 3
 Say = Callable[[str, str], None]  # host, text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """direct: what pyproject.toml names; all: name -> version, with all that these need on this machine."""
+    """direct: what pyproject.toml names; all: name -> version, with all that these need on this machine.
+
+    python: as pyproject.toml asks; python_of: name -> what the version that is installed here asks.
+    """
 
     direct: tuple[str, ...]
     all: dict[str, str]
     python: SpecifierSet
+    python_of: dict[str, SpecifierSet] = field(default_factory=dict)
+
+    def unfit(self, version: Sequence[int]) -> str:
+        """Why these versions cannot be installed for such a Python; "" if they can."""
+        number = ".".join(map(str, version))
+        if not self.python.contains(number):
+            return f"needs {self.python}"
+        wrong = [name for name, python in sorted(self.python_of.items()) if not python.contains(number)]
+        named = [f"{name} {self.all[name]} needs {self.python_of[name]}" for name in wrong[:SHOWN]]
+        return f"of the packages as they are on the master, {', '.join(named)}" if named else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +86,7 @@ def own_pins(project: Path = PROJECT) -> Pins:
     settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     direct = [Requirement(text) for text in settings["dependencies"]]
     found: dict[str, str] = {}
+    python_of: dict[str, SpecifierSet] = {}
     queue, seen = list(direct), set()
     while queue:
         requirement = queue.pop()
@@ -79,10 +97,13 @@ def own_pins(project: Path = PROJECT) -> Pins:
             distribution = metadata.distribution(requirement.name)
         except metadata.PackageNotFoundError as error:
             raise ConfigError(f"{requirement.name} is not installed here", remedy="Run: make setup") from error
-        found[canonicalize_name(requirement.name)] = _public(distribution.version)
+        name = canonicalize_name(requirement.name)
+        found[name] = _public(distribution.version)
+        with suppress(InvalidSpecifier):  # which pip passes over as well
+            python_of[name] = SpecifierSet(distribution.metadata.get("Requires-Python") or "")
         queue += needs(distribution, requirement.extras)
     names = tuple(canonicalize_name(requirement.name) for requirement in direct)
-    return Pins(direct=names, all=found, python=SpecifierSet(settings["requires-python"]))
+    return Pins(direct=names, all=found, python=SpecifierSet(settings["requires-python"]), python_of=python_of)
 
 
 def needs(distribution: metadata.Distribution, extras: set[str]) -> list[Requirement]:
@@ -123,15 +144,18 @@ class _HostSetup:
         if not facts["training"] or unlike(self.pins, facts["versions"]):
             source = self.install(facts)
             self.verify()
+            self.import_once()
         seconds = time.monotonic() - begin
         self.say(f"environment {'is right' if source == 'unchanged' else 'ready'} ({seconds:.1f} s)")
         return Environment(host=self.remote.name, python=self.python, source=source, seconds=seconds)
 
-    def facts(self) -> dict[str, Any]:
-        """Of the Python that trains, if `training`; else of another one there."""
-        return agent_call(self.remote, "facts", python=self.python, names=list(self.pins.all), project=self.root)
+    def facts(self, *, of_another: bool = False) -> dict[str, Any]:
+        """Of the Python that trains, if `training`; else of the best other one there."""
+        python = "" if of_another else self.python
+        return agent_call(self.remote, "facts", python=python, names=list(self.pins.all), project=self.root)
 
     def install(self, facts: dict[str, Any]) -> str:
+        """What this brings is gigabytes: so whether it can be used is looked at before."""
         if not facts["training"]:
             self.make_venv(facts)
         elif not facts["venv"]:  # nothing is installed into a python that belongs to the system
@@ -141,6 +165,8 @@ class _HostSetup:
                 f" {', '.join(unlike(self.pins, facts['versions'])[:5])}",
                 remedy='Leave "python_env" out of the hosts file: then an environment is made.',
             )
+        elif why := self.pins.unfit(facts["python"]):
+            self.make_venv(self.facts(of_another=True), why)
         if self.remote.run([self.python, "-m", "pip", "--version"], timeout=60).returncode:  # as uv makes environments
             self.remote.run([self.python, "-m", "ensurepip"], timeout=300, check=True)
         lists = write_lists(self.pins)
@@ -155,32 +181,33 @@ class _HostSetup:
         self.pip("install", "--no-index", "--find-links", folder)
         return "wheelhouse"
 
-    def make_venv(self, facts: dict[str, Any]) -> None:
-        if self.python == self.remote.expand(self.remote.host.environment):
-            remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
-            raise HostError(self.remote.name, f"{self.python} does not run", remedy=remedy)
-        folder = str(PurePosixPath(self.python).parent.parent)
-        if self.remote.host.python_env and self.remote.run(["test", "-e", folder], timeout=30).returncode == 0:
-            raise HostError(  # whatever is in there is the user's own
-                self.remote.name,
-                f"{self.python} does not run, or is older than 3.9",
-                remedy=f'Remove {folder}, or name a folder that does not exist yet, or leave "python_env" out.',
-            )
+    def make_venv(self, facts: dict[str, Any], why: str = "") -> None:
+        """facts: of the Python to make it with; why: what is wrong with that of the environment, if it runs."""
+        if self.remote.host.python_env:
+            self.refuse_what_is_named(why or facts["passed"][0].removeprefix(f"{self.python}: "))
+        others = [line for line in facts["passed"] if not line.startswith(f"{self.python}: ")]
         best, version = facts["executable"], ".".join(map(str, facts["python"]))
-        if not self.pins.python.contains(version):
+        unfit = self.pins.unfit(facts["python"])
+        if unfit or not facts["fitting"]:
+            others = [f"{best}: {version}, {unfit}", *others] if facts["fitting"] else others
             raise HostError(
-                self.remote.name,
-                f"no Python {self.pins.python} was found, only {best} ({version})",
-                remedy="There: `brew install python@3.12` (Mac), or `apt-get install python3 python3-venv` (Debian).",
+                self.remote.name, f"no Python that can train was found: {'; '.join(others)}", remedy=INSTALL_PYTHON
             )
-        if self.remote.run([best, "-I", "-c", "import ensurepip, venv"], timeout=60).returncode:
-            raise HostError(
-                self.remote.name,
-                f"{best} cannot make a virtual environment: its ensurepip or venv is missing",
-                remedy="There: `apt-get install python3-venv` (Debian), or install another Python.",
-            )
+        for line in others:
+            self.say(f"passed over {line}")
+        folder = str(PurePosixPath(self.python).parent.parent)
         self.say(f"making {folder} with {best} ({version})")
         self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
+
+    def refuse_what_is_named(self, why: str) -> None:
+        """Whatever is in there is the user's own; where there is nothing, an environment is made. Raises HostError."""
+        if self.python == self.remote.expand(self.remote.host.environment):
+            remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
+            raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
+        folder = str(PurePosixPath(self.python).parent.parent)
+        if self.remote.run(["test", "-e", folder], timeout=30).returncode == 0:
+            remedy = f'Remove {folder}, or name a folder that does not exist yet, or leave "python_env" out.'
+            raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
 
     def reaches_registry(self) -> bool:
         """Whether pip there can fetch one small package."""
@@ -218,6 +245,13 @@ class _HostSetup:
             remedy = f"Remove the environment of {self.python} there, then run hosts setup again."
             listed = "; ".join(wrong[:5])
             raise HostError(self.remote.name, f"the environment is not right after installing: {listed}", remedy=remedy)
+
+    def import_once(self) -> None:
+        self.say("loading the packages once: later it takes seconds, but the first time a Mac scans them for a minute")
+        done = self.remote.run([self.python, "-c", FIRST_IMPORT.read_text(encoding="utf-8")], timeout=FIRST_IMPORT_S)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip()[-2000:]
+            raise HostError(self.remote.name, f"a package does not load: {said}", remedy="Run hosts setup again.")
 
 
 def write_lists(pins: Pins) -> tuple[Path, Path]:

@@ -51,6 +51,7 @@ class Event(Enum):
     NOBODY_THERE = auto()
     # from the worker
     HEARD = auto()
+    IMPORTED = auto()
     LOADED = auto()
     ACKNOWLEDGED = auto()
     CUT_OFF = auto()  # its connection has ended; it may live
@@ -74,6 +75,7 @@ class Liveness:
     """What is known of one worker. Times are the group's."""
 
     state: State = State.WAITING
+    imported: bool = False  # its libraries, which may hold up its heartbeats for longer than anything later
     loaded: bool = False
     busy: bool = False
     due: float = 0.0  # when to start it, or to connect to it again
@@ -136,7 +138,7 @@ def advance(before: Liveness, event: Event, now: float, timeouts: Timeouts) -> t
         return worker, action
     worker = replace(worker, state=state)
     if state is STARTING:
-        worker = replace(worker, loaded=False)
+        worker = replace(worker, imported=False, loaded=False)
     elif state is LOADING and event is Event.STARTED:
         worker = replace(worker, heard=now)
     elif state is SILENT and before.is_there:
@@ -165,6 +167,8 @@ def _noted(worker: Liveness, event: Event, now: float, timeouts: Timeouts) -> Li
         return replace(worker, busy=False, reached=None, tries=0)
     if event is Event.HEARD:
         return replace(worker, heard=now)
+    if event is Event.IMPORTED:
+        return replace(worker, imported=True)
     if event is Event.LOADED:
         return replace(worker, loaded=True)
     if event is Event.CUT_OFF:
@@ -186,11 +190,17 @@ def _waiting(worker: Liveness, event: Event, now: float, timeouts: Timeouts, *, 
     return replace(worker, state=state, failures=failures, due=now + pause)
 
 
+def silence_limit(worker: Liveness, silence_s: float, timeouts: Timeouts) -> float:
+    """For how long this worker, which is there, may say nothing."""
+    if worker.state is READY:
+        return silence_s
+    return timeouts.silence_loading_s if worker.imported else timeouts.silence_importing_s
+
+
 def due_event(worker: Liveness, now: float, silence_s: float, timeouts: Timeouts) -> Event | None:
     """What the clock brings. silence_s: for how long this worker may say nothing while it is ready."""
     if worker.is_there:
-        limit = silence_s if worker.state is READY else timeouts.silence_loading_s
-        return Event.SILENCE if now - worker.heard > limit else None
+        return Event.SILENCE if now - worker.heard > silence_limit(worker, silence_s, timeouts) else None
     has_time = worker.state is UNACKNOWLEDGED and now < worker.heard_again + timeouts.acknowledge_s
     if worker.is_lost and not has_time and not worker.busy and worker.reached is not None:
         may_answer_until = max(worker.lost + timeouts.replace_s, worker.reached + timeouts.listen_s)

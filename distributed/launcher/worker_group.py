@@ -178,7 +178,7 @@ class WorkerGroup:
         limit = self._training.silence_s(worker)
         event = liveness.due_event(worker.liveness, self.now, limit, self._timeouts)
         if event is Event.SILENCE:
-            seconds = limit if worker.liveness.state is State.READY else self._timeouts.silence_loading_s
+            seconds = liveness.silence_limit(worker.liveness, limit, self._timeouts)
             reason = f"nothing heard for {seconds:.0f} s: asleep, or its network is gone"
             self._advance(worker, event, reason, silent_for=seconds)
         elif event is Event.NOT_ACKNOWLEDGED or (event and self._training.wants_workers()):
@@ -237,7 +237,9 @@ class WorkerGroup:
             worker.audio.start([str(name) for name in event["files"]])
         else:
             self._training.heard(worker, event)
-            if event["type"] == "ready":
+            if event["type"] == "hello":
+                self._advance(worker, Event.IMPORTED)
+            elif event["type"] == "ready":
                 self._advance(worker, Event.LOADED)
 
     def _on_exited(self, worker: Worker, status: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from distributed.hosts.agent_call import INSTALL_PYTHON
 from distributed.hosts.environment import Pins, unlike
 from whisper_tuner.text import size
 
@@ -17,6 +18,7 @@ NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
 LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
+GONE = ": does not run"
 # Nothing that is documented tells how much of it can be had (eclecticlight.co, 2023: what Finder says is often wrong).
 MACS_SPACE = (
     " Finder may show more: it counts what macOS has not removed yet, mostly Time Machine's local snapshots."
@@ -65,17 +67,25 @@ class Checks:
         version = ".".join(map(str, facts["python"]))
         is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
-            what = f"there is no usable Python at {self.host.host.python}"
-            yield self.problem("python", what, f"Run: {self.mend}")
+            passed = facts["passed"][: 1 if facts["fitting"] else None]
+            what = f"there is no usable Python at {'; '.join(passed)}".removesuffix(GONE)
+            yield self.problem("python", what, self._new_python(is_gone=passed[0].endswith(GONE)))
             return
-        if not self.pins.python.contains(version):
-            what = f"Python {version} at {facts['executable']}; needs {self.pins.python}"
+        if why := self.pins.unfit(facts["python"]):
+            what = f"Python {version} at {facts['executable']}; {why}"
             folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
             yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
             yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.mend}")
+
+    def _new_python(self, *, is_gone: bool) -> str:
+        if not self.host.facts["fitting"]:
+            return INSTALL_PYTHON
+        if self.host.host.python_env and not is_gone:  # `hosts setup` clears no folder of the user's
+            return f"Remove {self.host.host.environment} there, and run: {self.mend}"
+        return f"Run: {self.mend}"
 
     def rivals(self) -> Iterator[Problem]:
         for name, place, wins in self.host.facts["rivals"]:
@@ -130,7 +140,8 @@ class Checks:
             self.host.device = "cpu"
         elif torch.get("late"):
             late = "importing torch took too long: its devices were not checked in time"
-            yield self.problem("device", late, "The run itself will wait for it.", severity=WARNING)
+            remedy = "The run itself will wait for it. The first time, a Mac scans torch for up to a minute."
+            yield self.problem("device", late, remedy, severity=WARNING)
         elif "failed" in torch:
             yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
         elif kind == "auto":

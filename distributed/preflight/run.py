@@ -185,7 +185,7 @@ class _Preflight:
     def _can_try_links(self, facts: dict) -> bool:
         """Whether it is the Python that trains, and not one so bad that this has been said already."""
         is_usable = facts and facts["training"] and "psutil" in facts["versions"]
-        return bool(is_usable and self.pins.python.contains(".".join(map(str, facts["python"]))))
+        return bool(is_usable and not self.pins.unfit(facts["python"]))
 
     def _judge(self, report: Report) -> list[Problem]:
         manifests, own = self.files or ([], [])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from distributed.preflight.report import HostFacts, Problem
 
 GB = 1_000_000_000
-LOOK_S = 60  # torch's first import after an installation may take half of it
+LOOK_S = 120  # torch's first import after an installation may take half of it
 MATMUL_FAULT = "torch before 2.14 on M1 and M2 sums wrongly past 32,766 terms (pytorch 177116): training keeps below"
 ENVIRONMENT = re.compile(
     r"PYTHONPATH|PYTHONHOME|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"

@@ -22,6 +22,7 @@ from distributed.hosts.code import code_items
 PYTHON = sys.executable
 CHECK = "hosts check --hosts hosts.json"
 TRAIN = "distributed-train both --hosts hosts.json"
+REMOVE = ("Remove ", "/venv there, and run: multimac hosts setup --hosts hosts.json")
 SETUP = "Run: multimac hosts setup --hosts hosts.json"
 
 
@@ -196,7 +197,7 @@ MISTAKES = {
     "no environment": (no_python, TRAIN, 5, "127.0.0.1: there is no usable Python at /no/such/environment", SETUP),
     "no packages": (no_packages, TRAIN, 5, ("127.0.0.1: packages differ", "accelerate is missing"), SETUP),
     "a package of another version": (another_version, TRAIN, 5, ("127.0.0.1", "peft 0.1 (here "), SETUP),
-    "Python is too old": (old_python, TRAIN, 5, ("127.0.0.1", "Python 3.9.6 at ", "needs >=3.11"), SETUP),
+    "Python is too old": (old_python, TRAIN, 5, ("127.0.0.1", "/venv/bin/python: 3.9, needs 3.11 to 3.14"), REMOVE),
     "another package of our name": (rival, TRAIN, 5, "127.0.0.1", "pip uninstall distributed"),
     "its shell prints a welcome": (
         shell_with_a_welcome,

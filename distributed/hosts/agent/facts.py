@@ -43,7 +43,9 @@ def facts(names: list, project: str) -> dict:
         "machine": platform.machine(),
         "libc": platform.libc_ver()[1],
         "memory": machine_memory(),
-        "training": "training" in sys.argv,
+        "training": "training" in sys.argv[2:3],
+        "fitting": "fitting" in sys.argv[2:3],
+        "passed": "".join(sys.argv[3:4]).splitlines(),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "program": real_python(),  # as a firewall knows it

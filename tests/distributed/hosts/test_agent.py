@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -70,30 +71,55 @@ def test_what_is_sent_can_be_read_by_old_pythons(name):
 @pytest.mark.parametrize(
     ("there", "chosen"),
     [
-        (["python3.77", "python3.14", "python3"], "python3.77"),  # of the master's minor version
-        (["python3.13", "python3.14", "python3"], "python3.14"),
-        (["broken python3.14", "python3.13"], "python3.13"),
+        (["python3.77", "python3.14", "python3"], "python3.77 fitting"),  # of the master's minor version
+        (["python3.13", "python3.14", "python3"], "python3.14 fitting"),
+        (["broken python3.14", "python3.13"], "python3.13 fitting"),
         (["python3.14", "training"], "training training"),
-        (["python3.14", "broken training"], "python3.14"),
-        (["bare python3.77", "python3.13"], "python3.13"),  # Debian without python3-venv
+        (["python3.14", "broken training"], "python3.14 fitting"),
+        (["python3.14", "intel training"], "python3.14 fitting"),
+        (["bare python3.77", "python3.13"], "python3.13 fitting"),  # Debian without python3-venv
         (["python3.14", "bare training"], "training training"),
+        (["intel python3.14", "python3.13"], "python3.13 fitting"),  # Homebrew for Intel in /usr/local
     ],
 )
 def test_which_python_of_a_host_runs_the_agent(tmp_path, there, chosen):
     """It says whether it is the one that trains; the best other one can make an environment."""
     for name in there:
         kind, _, program = name.rpartition(" ")
-        known = {"broken": "exit 1", "bare": 'case "$*" in *ensurepip*) exit 1 ;; esac; echo $0'}.get(kind, "echo $0")
-        (tmp_path / program).write_text(f'#!/bin/sh\n[ "$1" = -X ] && {{ echo {program} "$6"; exit; }}\n{known}\n')
+        known = {
+            "broken": "exit 127",
+            "bare": 'case "$*" in *ensurepip*) exit 3 ;; esac; echo $0',
+            "intel": "echo built for Intel; exit 3",
+        }
+        says = known.get(kind, "echo $0")
+        (tmp_path / program).write_text(f'#!/bin/sh\n[ "$1" = -X ] && {{ echo {program} "$6"; exit; }}\n{says}\n')
         (tmp_path / program).chmod(0o755)
-    command = ["/bin/sh", "-c", module.START, "BOOT", "60", str(tmp_path / "training"), "77"]
+    command = [*module.start_command("60", str(tmp_path / "training"))[:-1], "77"]
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert done.stdout.strip() == chosen
 
 
+def test_where_no_python_can_train_any_other_answers_and_tells_which_there_are(tmp_path):
+    (tmp_path / "old").write_text('#!/bin/sh\n[ "$1" = -I ] || { echo "$6"; echo "$7"; exit; }\necho 3.9; exit 3\n')
+    (tmp_path / "old").chmod(0o755)
+    command = start_only(tmp_path / "none", tmp_path / "old", training=tmp_path / "gone")
+    said = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    assert said[:3] == ["other", f"{tmp_path}/gone: does not run", f"{tmp_path}/old: 3.9"]
+    done = subprocess.run(start_only(tmp_path / "none", training=tmp_path / "gone"), capture_output=True, text=True)
+    error = module.no_answer("mini", done.returncode, done.stderr)
+    assert "mini: no Python 3.9 or later was found; " + f"{tmp_path}/gone: does not run" in str(error)
+
+
+def start_only(*pythons, training) -> list[str]:
+    """No other Python is looked for."""
+    _, _, script, *about = module.start_command("60", str(training))
+    names = " ".join(map(str, pythons))
+    return ["/bin/sh", "-c", re.sub(r"\nfind_python .*", f"\nfind_python {names}", script), *about]
+
+
 def test_a_folder_of_path_with_a_slash_at_its_end_is_the_same_folder():
     """Else the stub of macOS in /usr/bin would not be known."""
-    command = ["/bin/sh", "-xc", module.START, "import sys", "60", "", "77"]
+    command = ["/bin/sh", "-xc", *module.start_command("60")[2:-1], "77"]
     trace = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin/", "HOME": "/x"}).stderr
     assert "/usr/bin/python3.77" in trace
     assert "//python" not in trace
@@ -101,8 +127,8 @@ def test_a_folder_of_path_with_a_slash_at_its_end_is_the_same_folder():
 
 def test_an_old_python_without_packages_runs_the_agent(tmp_path):
     """On a machine that has 3.9 this is 3.9."""
-    find = ["/bin/sh", "-c", module.START, "import sys; print(sys.executable)", "60", "", "9"]
-    oldest = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
+    find = f'. {PROJECT}/distributed/hosts/find_python.sh; find_python python3.9; echo "$other"'
+    oldest = subprocess.run(["/bin/sh", "-c", find], capture_output=True, text=True).stdout.strip() or sys.executable
     (tmp_path / "x").write_bytes(b"x")
     digest = hashlib.sha256(b"x").hexdigest()
     project = {"project": str(tmp_path)}

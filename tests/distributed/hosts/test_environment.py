@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import zipfile
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 from loopback_sshd import SshServer
 from packaging.specifiers import SpecifierSet
+from test_find_python import REASONS, fake_python
 
-from distributed.hosts import environment, sync, wheelhouse
+from distributed.hosts import agent_call, environment, sync, wheelhouse
 from distributed.hosts.agent.facts import facts
 from distributed.hosts.environment import Pins, own_pins, setup, unlike
 from distributed.hosts.wheelhouse import target_of
@@ -37,6 +39,18 @@ def test_unlike_ignores_local_version_tags():
     pins = Pins(direct=("torch",), all={"torch": "2.13.0", "idna": "3.1"}, python=SpecifierSet(">=3.11"))
     assert unlike(pins, {"torch": "2.13.0+cpu", "idna": "3.1"}) == []
     assert unlike(pins, {"torch": "2.12.0"}) == ["idna is missing (here 3.1)", "torch 2.12.0 (here 2.13.0)"]
+
+
+def test_what_a_package_asks_of_python_is_known_before_it_is_fetched():
+    """numpy 2.5 and librosa 1.0, which a master with 3.12 has, cannot be installed for 3.11."""
+    of = {"numpy": SpecifierSet(">=3.12"), "torch": SpecifierSet(">=3.10"), "odd": SpecifierSet("")}
+    known = {"numpy": "2.5.5", "torch": "2.13.0", "odd": "1"}
+    pins = Pins(direct=("torch",), all=known, python=SpecifierSet(">=3.11,<3.15"), python_of=of)
+    assert pins.unfit([3, 12, 0]) == ""
+    assert pins.unfit([3, 11, 9]) == "of the packages as they are on the master, numpy 2.5.5 needs >=3.12"
+    assert pins.unfit([3, 15, 0]) == "needs <3.15,>=3.11"
+    own = own_pins()
+    assert own.unfit(sys.version_info[:3]) == "" and own.python_of["torch"].contains("3.10") and own.unfit([3, 9, 6])
 
 
 def test_targets():
@@ -100,6 +114,59 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         assert fetched.source == "registry"
 
 
+@pytest.mark.parametrize("fault", ["gone", "another version", "half made"])
+def test_an_environment_whose_python_does_not_fit_any_more_is_made_anew(ssh_server: SshServer, small_project, fault):
+    """`brew upgrade` removes a Python, or puts another version in its place; a connection ends while one is made."""
+    venv = Path(ssh_server.host.project_path, ".venv")
+    python, old = venv / "bin" / "python", venv / "lib" / "python3.77" / "site-packages"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    if fault == "gone":
+        python.unlink()
+        python.symlink_to("/opt/homebrew/opt/python@3.12/bin/python3.12")
+    elif fault == "another version":
+        next((venv / "lib").iterdir()).rename(old.parent)
+    said: list[str] = []
+    with Remote.connect(ssh_server.host) as remote:
+        [done] = setup([remote], lambda host, text: said.append(text))
+    assert done.source == "wheelhouse" and not old.exists()
+    assert any(line.startswith(f"making {venv} with /") for line in said) == (fault != "half made")
+    [first] = [line for line in said if line.startswith("loading the packages once")]
+    assert said.index(first) == len(said) - 2
+    assert subprocess.run([python, "-c", "import idna, pip"]).returncode == 0
+
+
+def test_a_python_that_the_packages_do_not_fit_is_told_before_anything_is_fetched(
+    ssh_server: SshServer, small_project, monkeypatch
+):
+    venv = Path(ssh_server.host.project_path, ".venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    pins = replace(own_pins(small_project), python_of={"idna": SpecifierSet(">=3.99")})
+    monkeypatch.setattr(environment, "own_pins", lambda: pins)
+    said: list[str] = []
+    with (
+        Remote.connect(ssh_server.host) as remote,
+        pytest.raises(HostError, match=r"no Python that can train was found: /.*, of the packages .*, idna 3.* needs"),
+    ):
+        setup([remote], lambda host, text: said.append(text))
+    assert not said and (venv / "bin" / "python").exists()
+    named = replace(ssh_server.host, python_env=str(venv))
+    with (
+        Remote.connect(named) as remote,
+        pytest.raises(HostError, match=f"{venv}/bin/python cannot be used: of the packages"),
+    ):
+        setup([remote], lambda host, text: said.append(text))
+    assert not said and (venv / "bin" / "python").exists()
+
+
+def test_a_package_that_does_not_load_is_told_when_the_environment_is_made(
+    ssh_server: SshServer, small_project, tmp_path, monkeypatch
+):
+    (tmp_path / "first.py").write_text("raise ImportError('incompatible architecture')")
+    monkeypatch.setattr(environment, "FIRST_IMPORT", tmp_path / "first.py")
+    with Remote.connect(ssh_server.host) as remote, pytest.raises(HostError, match="incompatible architecture"):
+        setup([remote], lambda host, text: None)
+
+
 def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshServer, small_project, tmp_path):
     host = replace(ssh_server.host, python_env=str(tmp_path / "none" / "bin" / "python"))
     with Remote.connect(host) as remote, pytest.raises(HostError, match="does not run") as caught:
@@ -121,29 +188,47 @@ def test_a_folder_of_the_user_is_never_cleared(ssh_server: SshServer, small_proj
         (mine / "bin" / "python").chmod(0o755)
     with (
         Remote.connect(replace(ssh_server.host, python_env=str(mine))) as remote,
-        pytest.raises(HostError, match="does not run, or is older than"),
+        pytest.raises(HostError, match="does not run"),
     ):
         setup([remote], lambda host, text: None)
     assert (mine / "work.txt").read_text() == "mine"
 
 
-def test_a_python_that_cannot_make_environments_leaves_no_half_one(ssh_server: SshServer, small_project, tmp_path):
-    bare = tmp_path / "python3.12"
-    bare.write_text('#!/bin/sh\ncase "$*" in *ensurepip*) exit 1 ;; esac\nmkdir -p "$4"\n')
-    bare.chmod(0o755)
-    with Remote.connect(ssh_server.host) as remote:
-        host = environment._HostSetup(remote, environment.own_pins(), lambda host, text: None, sync.no_progress)
-        with pytest.raises(HostError, match="cannot make a virtual environment") as caught:
-            host.make_venv({"executable": str(bare), "python": [3, 12, 1]})
-    assert "python3-venv" in str(caught.value)
+def test_a_python_that_cannot_make_environments_leaves_no_half_one(
+    ssh_server: SshServer, small_project, tmp_path, monkeypatch
+):
+    there_is_only(fake_python(tmp_path / "python3.12", "bare"), monkeypatch)
+    with (
+        Remote.connect(ssh_server.host) as remote,
+        pytest.raises(HostError, match="cannot make an environment") as caught,
+    ):
+        setup([remote], lambda host, text: None)
+    assert REASONS["bare"] in str(caught.value)
     assert not Path(ssh_server.host.project_path, ".venv").exists()
+
+
+@pytest.mark.parametrize("kind", ["old", "intel", "threaded"])
+def test_a_host_with_no_python_that_can_train_says_what_is_wrong_with_each(
+    ssh_server: SshServer, small_project, tmp_path, monkeypatch, kind
+):
+    python = fake_python(tmp_path / "python3.12", kind)
+    there_is_only(python, monkeypatch)
+    with Remote.connect(ssh_server.host) as remote, pytest.raises(HostError) as caught:
+        setup([remote], lambda host, text: None)
+    assert f"no Python that can train was found: {python}: {REASONS[kind]}" in str(caught.value)
+    assert f"brew install python@3.{sys.version_info.minor}" in str(caught.value)
+
+
+def there_is_only(python: Path, monkeypatch) -> None:
+    """No other Python is looked for on the hosts."""
+    monkeypatch.setattr(agent_call, "START", re.sub("find_python .*", f"find_python {python}", agent_call.START))
 
 
 def test_a_host_whose_pythons_are_all_too_old_says_which_it_has(ssh_server: SshServer, small_project):
     (small_project / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"\ndependencies = []\n')
     with (
         Remote.connect(ssh_server.host) as remote,
-        pytest.raises(HostError, match=r"no Python >=3.99 was found, only /"),
+        pytest.raises(HostError, match=r"no Python that can train was found: /.*: 3\.\d+\.\d+, needs >=3.99"),
     ):
         setup([remote], lambda host, text: None)
     assert not Path(ssh_server.host.project_path, ".venv").exists()

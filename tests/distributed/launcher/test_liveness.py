@@ -50,12 +50,28 @@ def test_the_first_start():
     assert after(worker, Event.LOADED).state is State.READY
 
 
-@pytest.mark.parametrize(("state", "limit"), [(State.LOADING, T.silence_loading_s), (State.READY, SILENCE_S)])
-def test_silence(state, limit):
-    assert due(STATES[state], NOW + limit) is None
-    assert due(STATES[state], NOW + limit + 0.1) is Event.SILENCE
-    heard = after(STATES[state], Event.HEARD, now=NOW + limit)
+IMPORTED = after(STATES[State.LOADING], Event.IMPORTED)
+
+
+@pytest.mark.parametrize(
+    ("worker", "limit"),
+    [
+        (STATES[State.LOADING], T.silence_importing_s),
+        (IMPORTED, T.silence_loading_s),
+        (STATES[State.READY], SILENCE_S),
+    ],
+    ids=["importing", "loading", "ready"],
+)
+def test_silence(worker, limit):
+    assert due(worker, NOW + limit) is None
+    assert due(worker, NOW + limit + 0.1) is Event.SILENCE
+    heard = after(worker, Event.HEARD, now=NOW + limit)
     assert due(heard, NOW + 2 * limit) is None
+
+
+def test_another_worker_imports_anew():
+    worker = after(IMPORTED, Event.EXITED, Event.DUE, Event.STARTED)
+    assert worker.state is State.LOADING and due(worker, NOW + T.silence_importing_s) is None
 
 
 @pytest.mark.parametrize("state", [State.LOADING, State.READY])

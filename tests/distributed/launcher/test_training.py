@@ -267,6 +267,65 @@ def test_one_that_still_loads_may_be_silent_for_longer():
     assert run.generations() == ["01"] and not run.of("lost")
 
 
+HELLO = {"type": "hello", "system": "Darwin", "source": "s", "awake": True}
+
+
+def holds_the_lock_for(seconds: float) -> Callable[[Toy], None]:
+    """As a worker on a Mac, whose first import of torch waits until its libraries are scanned."""
+
+    def body(toy: Toy) -> None:
+        def imported() -> None:
+            toy.thaw()
+            toy.say(HELLO)
+            toy.train()
+
+        toy.freeze()
+        toy.background.at(seconds, imported)
+
+    return body
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_that_holds_the_lock_for_40_s_while_it_imports_is_not_lost(which):
+    """Neither the master's own nor another."""
+    bodies = [holds_the_lock_for(40.0) if rank == which else train for rank in range(2)]
+    run = Run(*bodies)
+    run.at("commit", 3, run.stop)
+    run.run()
+    assert run.generations() == ["01"] and not run.of("lost")
+    assert run.hosts[which].again == [False] and run.background.time > 40.0
+
+
+def test_a_replacement_has_the_same_time():
+    """After a reinstallation on that host, for example; the others train meanwhile."""
+    run = Run(train, lambda toy: train(toy) if toy.life == 1 else holds_the_lock_for(40.0)(toy))
+    run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
+    run.at("generation", 3, run.stop)
+    run.run()
+    assert run.generations() == ["01", "0", "01"] and len(run.of("lost")) == 1
+    assert run.hosts[1].again == [False, True]
+
+
+@pytest.mark.parametrize("end", ["exits", "is cut off"])
+def test_one_that_is_gone_while_it_imports_is_noticed_at_once(end):
+    def body(toy: Toy) -> None:
+        toy.freeze()
+        toy.background.at(5.0, lambda: toy.exit(-9) if end == "exits" else toy.hear(None))
+
+    run = Run(train, at_first(body))
+    run.at("lost", 1, run.stop)
+    run.run()
+    assert run.background.time < 5.0 + LATE_S
+
+
+def test_one_that_is_frozen_while_it_imports_is_replaced_in_the_end():
+    run = Run(train, at_first(lambda toy: toy.freeze()))
+    run.at("generation", 2, run.stop)
+    run.run()
+    [lost] = run.of("lost")
+    assert lost["silent_for"] == T.silence_importing_s and run.generations() == ["0", "01"]
+
+
 def test_the_silence_of_a_launcher_that_slept_is_nobodys():
     """Its machine was asleep for an hour, and the others' lines have been waiting, or will come in a moment."""
     run = Run(train, train)

@@ -23,6 +23,8 @@ def facts(**changes) -> dict:
     return {
         "system": "Linux",
         "training": True,
+        "fitting": False,
+        "passed": [],
         "python": [3, 12, 1],
         "executable": "/env/bin/python",
         "venv": True,
@@ -92,6 +94,20 @@ def test_one_thing_is_wrong(changes, severity, said):
     (problem,) = problems(host(**changes))
     assert problem.severity == severity and said in str(problem) and str(problem).startswith("b: ")
     assert problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("passed", "fitting", "said", "remedy"),
+    [
+        (["/e/bin/python: does not run"], True, "at /e/bin/python", "Run: multimac hosts setup"),
+        (["/e/bin/python: 3.15, needs 3.11 to 3.14", "/b/python3: built for Intel"], True, "3.15, needs", "Run: "),
+        (["/e/bin/python: does not run", "/b/python3: built for Intel"], False, "python3: built for Intel", "brew"),
+    ],
+)
+def test_a_host_without_a_python_that_can_train_says_which_it_has(passed, fitting, said, remedy):
+    (problem,) = problems(host(training=False, passed=passed, fitting=fitting, versions={}))
+    assert said in str(problem) and remedy in problem.remedy
+    assert ("Intel" in str(problem)) == (not fitting)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def rows(monkeypatch, tmp_path):
     ("row", "changes", "state", "words"),
     [
         ("python", {}, State.OK, "python"),
-        ("python", {"python": [3, 9, 6]}, State.PROBLEM, "Python 3.9.6 at /env/bin/python; needs >=3.11"),
+        ("python", {"python": [3, 9, 6]}, State.PROBLEM, "Python 3.9.6 at /env/bin/python; needs <3.15,>=3.11"),
         ("rival packages", {"rivals": [["exogym", "/s", True]]}, State.PROBLEM, "another exogym would be loaded: /s"),
         ("rival packages", {"rivals": [["exogym", "/s", False]]}, State.WARNING, "another exogym is installed in /s"),
         ("disk", {}, State.OK, "400.0 GB free for /project; 500.0 GB free for /runs"),

@@ -1,0 +1,115 @@
+"""tools/setup.sh on a small project that needs no package index: which Python, and what becomes of a broken .venv."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distributed.hosts.paths import PROJECT
+
+sys.path.append(str(PROJECT / "tests" / "distributed" / "hosts"))
+from test_find_python import REASONS, fake_python
+
+FILES = ("tools/setup.sh", "distributed/hosts/find_python.sh")
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "small"
+version = "1"
+"""
+BACKEND = """
+import zipfile
+def build_editable(folder, *_, **__):
+    with zipfile.ZipFile(f"{folder}/small-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("small-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: small\\nVersion: 1\\n")
+        wheel.writestr("small-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("small-1.dist-info/RECORD", "")
+    return "small-1-py3-none-any.whl"
+"""
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    folder = tmp_path / "my project"
+    for name in FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / name, folder / name)
+    (folder / "distributed/hosts/first_import.py").write_text('print("imported")\n')
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "backend.py").write_text(BACKEND)
+    fake_python(tmp_path / "bin" / "python3", "good")
+    return folder
+
+
+def setup(project: Path, shell: str = "/bin/sh", **env: str) -> subprocess.CompletedProcess:
+    known = {"PATH": f"{project.parent}/bin:/usr/bin:/bin", "HOME": str(project.parent), "PIP_NO_INDEX": "1"}
+    return subprocess.run([shell, project / "tools/setup.sh"], capture_output=True, text=True, env=known | env)
+
+
+def made(project: Path) -> bool:
+    python = project / ".venv" / "bin" / "python"
+    return subprocess.run([python, "-m", "pip", "show", "-q", "small"]).returncode == 0
+
+
+def test_an_environment_is_made_its_packages_are_loaded_once_and_then_nothing_is_done(project):
+    done = setup(project)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"Making .venv with {project.parent}/bin/python3."
+    assert "the first time a Mac scans them" in done.stdout and done.stdout.endswith("imported\n")
+    again = setup(project)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "") and made(project)
+
+
+@pytest.mark.parametrize("fault", ["gone", "another version", "half made"])
+def test_an_environment_that_does_not_work_any_more_is_made_anew(project, fault):
+    """Also where the stamp says that all is installed: `brew upgrade` does not touch it."""
+    venv = project / ".venv"
+    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / "old").touch()
+    if fault == "gone":
+        (venv / "bin" / "python").unlink()
+        (venv / "bin" / "python").symlink_to("/opt/homebrew/opt/python@3.12/bin/python3.12")
+    elif fault == "another version":
+        next((venv / "lib").glob("python3*")).rename(venv / "lib" / "python3.77")
+    if fault != "half made":  # Ctrl-C while it was made: there is no stamp, and no pip
+        (venv / ".installed").touch()
+    done = setup(project)
+    assert done.returncode == 0, done.stderr
+    said = {"gone": "does not run", "another version": "are those of another version", "half made": "has no pip"}
+    assert done.stdout.startswith("Making .venv anew") and said[fault] in done.stdout.splitlines()[0]
+    assert made(project) and not (venv / "old").exists() and (venv / ".installed").exists()
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox", "zsh"])
+def test_what_is_said_where_no_python_can_train(project, tmp_path, shell):
+    """On a Mac with a Homebrew for Intel only; `PYTHON` names nothing else."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    shells = tmp_path / "shell"
+    shells.mkdir()
+    (shells / "sh").symlink_to(shutil.which(shell))
+    fake_python(tmp_path / "bin" / "python3", "intel")
+    find = project / "distributed/hosts/find_python.sh"
+    find.write_text(find.read_text().replace("for folder in $PATH", f'for folder in "{tmp_path}/bin" # ', 1))
+    text = find.read_text()
+    begin, end = text.index(" # "), text.index("; do\n            case")
+    find.write_text(text[:begin] + text[end:])
+    for name, script in {"uname": "echo Darwin", "sysctl": '[ "$2" = hw.optional.arm64 ] && echo 1'}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = setup(project, str(shells / "sh"))
+    assert done.returncode == 1 and not (project / ".venv").exists()
+    assert done.stdout == f"Passed over {tmp_path}/bin/python3: {REASONS['intel']}\n"
+    assert "No Python that can train was found" in done.stderr and "Homebrew in /opt/homebrew" in done.stderr
+
+
+def test_a_failed_import_is_an_error_each_time(project):
+    (project / "distributed/hosts/first_import.py").write_text("raise ImportError('incompatible architecture')\n")
+    for _ in range(2):
+        done = setup(project)
+        assert done.returncode == 1 and "incompatible architecture" in done.stderr
