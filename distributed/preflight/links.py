@@ -141,8 +141,8 @@ class Links:
             self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
 
     def _firewall(self, *numbers: int) -> str:
-        where = " and ".join(self.looks[number].name for number in numbers)
-        return f"Let the firewall of {where} pass connections from the other hosts.{self._allow(*numbers)}"
+        where, commands = " and ".join(self.looks[number].name for number in numbers), self._allow(*numbers)
+        return f"Let the firewall of {where} pass connections from the other hosts.{commands}"
 
     def _allow(self, *numbers: int) -> str:
         """The commands for those that are Macs."""
