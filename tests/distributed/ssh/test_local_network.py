@@ -99,6 +99,7 @@ def test_a_worker_that_may_not_reach_the_store_tells_it(mac, monkeypatch):
     mac(0)
     monkeypatch.setattr(rank_trainer, "JOIN_S", 0.5)
     meeting = SimpleNamespace(address="127.0.0.1", port=1, prefix="run")
-    trainer = RankTrainer(SimpleNamespace(rendezvous=meeting, interface=""), None, nn.Linear(1, 1), [])
+    spec, channel = SimpleNamespace(rendezvous=meeting, interface=""), SimpleNamespace(meeting=None)
+    trainer = RankTrainer(spec, channel, nn.Linear(1, 1), [])
     with pytest.raises(PeerLost, match=r"reach the others at 127\.0\.0\.1:1: macOS does not let this Python.*Terminal"):
         trainer._join(Generation(1, ("ada", "bob"), "first", False), 1, lambda: False)
