@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,31 @@ def test_the_faster_link_goes_away_and_comes_back(lab, runner):
     finally:
         lab.set_rate("h1", None)
     assert "cannot reach each other, though this machine reaches them" in out, out + err
+
+
+@pytest.mark.parametrize("host", ["h1", "h2"])
+def test_a_cable_that_takes_its_address_with_it_as_on_a_mac_is_left_for_the_slower_link(lab, runner, host):
+    """No SSH connection breaks: nobody is lost, but the group's connections are dead."""
+    lab.set_rate("h1", "20mbit")
+    try:
+        with cable.cable(lab, ["h1", "h2"]):
+            process = runner.start("long", "h2", text=LONG)
+            wait_until(lambda: len(runner.events("commit")) > 2, 40)
+            cable.lose_address(lab, host)
+            begun = time.time()
+            wait_until(lambda: together_since(runner, begun + 2), 60, tell=lambda: runner.events("warning"))
+            seconds = time.time() - begun
+            print(f"{seconds:.1f} s until the next round of both")
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    finally:
+        lab.set_rate("h1", None)
+    assert seconds < 40, out + err
+
+
+def together_since(runner, when: float) -> list[dict]:
+    rounds = runner.events("commit")
+    return [event for event in rounds if event["time"] > when and len(event["samples"]) == 2]
 
 
 def check(hosts: Path) -> list[str]:
