@@ -36,6 +36,11 @@ def set_cable(host: str, up: bool) -> None:
     network.in_namespace(host, "ip", "link", "set", INTERFACE, "up" if up else "down")
 
 
+def lose_address(lab: Lab, host: str) -> None:
+    """As on a Mac whose cable is out: the interface has no address any more."""
+    network.in_namespace(host, "ip", "addr", "flush", "dev", INTERFACE)
+
+
 def _plug_in(lab: Lab, host: str, rate: str | None) -> None:
     outside = f"{network.PREFIX}{host}-2"
     inside = ("peer", "name", INTERFACE, "netns", network.namespace(host))

@@ -24,7 +24,7 @@ class Meeting:
     """
 
     def __init__(self, address: str, interface: str = ""):
-        self._interface, self.line = interface, ""
+        self._interface, self._first, self.line = interface, address, ""
         self.place = self._listen(address, secrets.token_hex(16))
 
     def moved(self, connected: Iterable[str]) -> str:
@@ -33,15 +33,35 @@ class Meeting:
         connected: its own addresses on the connections to hosts, best first. To be called often.
         """
         before = self.place.address
-        if is_own(before):
+        if is_own(before) or not (address := self._move(connected)):
             return ""
+        return f"the address of this machine was {before}, and is now {address}: the hosts meet there"
+
+    def left(self, connected: Iterable[str]) -> str:
+        """The same if hosts do not reach each other where they meet: to the usual network, and back from there.
+
+        The fastest one, where a run begins, may be a cable that somebody pulls.
+        """
+        before = self.place.address
+        if not (address := self._move(connected)):
+            return ""
+        return f"not all hosts reach each other by {before}: they meet at {address} now"
+
+    def _move(self, connected: Iterable[str]) -> str:
         with contextlib.suppress(HostError, OSError, RuntimeError):  # the network may be on its way up, or down again
-            found = [address_on(self._interface, self._interface)] if self._interface else filter(is_own, connected)
-            if address := next(iter(found), None):
+            for address in self._others(connected):
                 self.place = self._listen(address, self.place.prefix)
                 self.line = json.dumps({"type": "meeting", "address": address, "port": self.place.port})
-                return f"the address of this machine was {before}, and is now {address}: the hosts meet there"
+                return address
         return ""
+
+    def _others(self, connected: Iterable[str]) -> list[str]:
+        """Of the host first in the file, or where the run began; the best first."""
+        if self._interface:
+            found = [address_on(self._interface, self._interface)]
+        else:
+            found = [*[address for address in connected if is_own(address)][:1], self._first]
+        return [address for address in found if address != self.place.address and is_own(address)]
 
     def _listen(self, address: str, prefix: str) -> Rendezvous:
         from torch.distributed import TCPStore

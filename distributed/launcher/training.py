@@ -24,6 +24,7 @@ PASSING = {"PeerLost", "HostError"}
 PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
 # Errors that come again when the run goes on from its checkpoints: they are the reason, or lead to it once more.
 LASTING = {"CheckpointError", "NotFinite"}
+STAYS_S = 30.0  # in one network, before hosts that do not reach each other meet in another: they may find their way
 
 
 class Refused(RunError):
@@ -68,6 +69,7 @@ class Training:
         self._pace = Pace(patience_s, self._timeouts)
         self._entering = 0  # the generation that has not come to one state yet
         self._committed = self._diverged = False
+        self._stays_until = 0.0  # where hosts meet that do not reach each other
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
@@ -183,16 +185,24 @@ class Training:
 
     def _follow_own_address(self) -> None:
         """Whoever knows only the old one reaches nobody, and would not be called: so they are told at once."""
-        connected = filter(None, (one.spawner.own_address for one in self._all))
-        if self._meeting and (what := self._meeting.moved(connected)):
+        if self._meeting is None:
+            return
+        connected = [address for one in self._all if (address := one.spawner.own_address)]
+        if what := self._meeting.moved(connected):
+            self.coordinator.stalled()  # connections from an address that is gone are dead, and gloo does not say so
+        elif self.coordinator.is_apart and self.group.now >= self._stays_until:
+            what = self._meeting.left(connected)
+        if what:
+            self._stays_until = self.group.now + STAYS_S
             for worker in self._all:
                 worker.tell(self._meeting.line)
-            if self.coordinator.is_syncing:
-                self.coordinator.stalled()
             self._events({"type": "warning", "what": what})
 
     def _on_listens(self, worker: Worker, event: dict) -> None:
-        worker.listens = endpoint(event["address"], event["port"])
+        before, worker.listens = worker.listens, endpoint(event["address"], event["port"])
+        generation = self.coordinator.generation
+        if before and before[0] != worker.listens[0] and generation and worker.name in generation.members:
+            self.coordinator.stalled()  # as above; if its old address is still good, they may vote before that counts
         for one in self._all:
             others = [list(other.listens) for other in self._all if other is not one and other.listens]
             one.tell(json.dumps({"type": "peers", "peers": others}))

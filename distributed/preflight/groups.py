@@ -13,6 +13,7 @@ from .look import Look
 from .report import WARNING, Problem
 
 LEAST_S = 1.0  # in which a healthy group forms, also between Macs that are busy
+AMPLE_S = 3.0  # in which it also forms over a Wi-Fi that saves power, and is full
 ANSWER_S = 0.5
 SILENT = "no answer"  # what the probe says of a pair that hangs
 WHAT_HELPS = (
@@ -84,6 +85,9 @@ class Groups:
         for a, b in pairs:
             if said[a] and said[b] and (what := _clearer(said[a].get(b, ""), said[b].get(a, ""))):
                 failed[what].append((a, b))
+        if seconds < AMPLE_S and (slow := failed.pop(SILENT, None)):
+            names = dict.fromkeys(self.links.looks[number].name for pair in slow for number in pair)
+            self.untried[f"there were only {seconds:.1f} s for it"] += names
         return failed
 
     def _answer(self, look: Look, request: int) -> dict[int, str]:

@@ -18,6 +18,7 @@ from .report import NOT_TRIED, WARNING, Pair, Problem
 CONNECT_S = 2.5  # a lost SYN is sent again after 1 s
 BURST_S = 0.4
 SHORTEST_BURST_S = 0.05
+SHARE = 2  # a burst takes so many times its seconds: to begin, and to end on a slow link
 BURST_BYTES = 8 << 20
 SLOW_MBIT = 20.0
 NO_ROUTE = {65, 113}  # EHOSTUNREACH on macOS and on Linux
@@ -30,9 +31,9 @@ class Links:
     token: one for all networks of a preflight.
     """
 
-    def __init__(self, looks: Sequence[Look], peer: str, deadline: float, token: str):
+    def __init__(self, looks: Sequence[Look], peer: str, deadline: float, token: str, *, connect_s: float = CONNECT_S):
         self.looks, self.peer, self.deadline = {look.number: look for look in looks}, peer, deadline
-        self.token = token
+        self.token, self.connect_s = token, connect_s
         self.places: dict[int, dict] = {}  # where each host listens: see PLACE
         self.pairs: dict[tuple[int, int], Pair] = {}
         self.problems: list[Problem] = []
@@ -46,6 +47,11 @@ class Links:
     def slowest_mbit(self) -> float:
         """0 where hosts do not reach each other, or nothing was measured."""
         return min((pair.mbit or 0.0 for pair in self.pairs.values()), default=0.0)
+
+    @property
+    def least_s(self) -> float:
+        """In which all pairs can be measured."""
+        return max(1, len(tournament(list(self.looks)))) * SHARE * SHORTEST_BURST_S
 
     def connect(self) -> None:
         self.open()
@@ -74,7 +80,7 @@ class Links:
         def request(look: Look) -> dict:
             others = {number: place for number, place in self.places.items() if number != look.number}
             peers = [[number, at["address"], at["port"], at["datagram_port"]] for number, at in others.items()]
-            return {"me": look.number, "peers": peers, "timeout": CONNECT_S}
+            return {"me": look.number, "peers": peers, "timeout": self.connect_s}
 
         for look, answer in self._call_all("connect", request):
             for target, result in answer["links"]:
@@ -162,7 +168,7 @@ class Links:
         turns = [turn for turn in tournament(list(self.looks)) if working & set(turn)]
         for position, turn in enumerate(turns):
             left = (deadline - time.monotonic()) / (len(turns) - position)
-            seconds = min(BURST_S, left / 2)
+            seconds = min(BURST_S, left / SHARE)
             if seconds < SHORTEST_BURST_S:
                 break
             pairs = working.intersection(turn)

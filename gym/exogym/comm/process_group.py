@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import socket
 import threading
@@ -24,7 +25,7 @@ POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # way in which it learns of a killed peer (libuv). Ranks may have to wait for long until the slowest has come, so what
 # waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at a megabit a second.
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
-Exchange = Callable[[Tensor, float], None]  # of a buffer, within so many seconds
+Start = Callable[[Tensor, float], dist.Work]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
 
@@ -65,23 +66,19 @@ class ProcessGroupComm(Comm):
 
     def all_reduce_(self, flat: Tensor) -> None:
         with self._counted(flat):
-            self._in_pieces(flat, self._reducing("all_reduce"), meet=self._reducing("all_reduce"))
+            self._in_pieces(flat, "all_reduce", self._reduce, meet=self._reduce)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        def cast(part: Tensor, limit: float) -> None:
+        def cast(part: Tensor, limit: float) -> dist.Work:
             options = _with_limit(dist.BroadcastOptions(), limit)
             options.rootRank, options.rootTensor = src, 0
-            self._wait(lambda: self._group.broadcast([part], options), "broadcast", limit, part)
+            return self._group.broadcast([part], options)
 
         with self._counted(*([flat] if src == self.rank else [])):
-            self._in_pieces(flat, cast, meet=self._reducing("broadcast"))
+            self._in_pieces(flat, "broadcast", cast, meet=self._reduce)
 
-    def _reducing(self, what: str) -> Exchange:
-        def reduce(part: Tensor, limit: float) -> None:
-            options = _with_limit(dist.AllreduceOptions(), limit)
-            self._wait(lambda: self._group.allreduce([part], options), what, limit, part)
-
-        return reduce
+    def _reduce(self, part: Tensor, limit: float) -> dist.Work:
+        return self._group.allreduce([part], _with_limit(dist.AllreduceOptions(), limit))
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """Of a few numbers: what is gathered is not cut into pieces."""
@@ -91,18 +88,18 @@ class ProcessGroupComm(Comm):
         return gathered
 
     def send(self, flat: Tensor, dst: int) -> None:
-        def send(part: Tensor, limit: float) -> None:
-            self._wait_whole(lambda: self._group.send([part], dst, 0), f"send to rank {dst}", limit, part)
+        def send(part: Tensor, _: float) -> dist.Work:
+            return self._group.send([part], dst, 0)
 
         with self._counted(flat):
-            self._in_pieces(flat, send, meet=send)
+            self._in_pieces(flat, f"send to rank {dst}", send, meet=send, wait=self._wait_whole)
 
     def recv(self, flat: Tensor, src: int) -> None:
-        def receive(part: Tensor, limit: float) -> None:
-            self._wait_whole(lambda: self._group.recv([part], src, 0), f"receive from rank {src}", limit, part)
+        def receive(part: Tensor, _: float) -> dist.Work:
+            return self._group.recv([part], src, 0)
 
         with self._counted():
-            self._in_pieces(flat, receive, meet=receive)
+            self._in_pieces(flat, f"receive from rank {src}", receive, meet=receive, wait=self._wait_whole)
 
     def close(self) -> None:
         if self._group is None:
@@ -115,21 +112,37 @@ class ProcessGroupComm(Comm):
         # Dropping one whose work is still in flight would block until its timeout.
         _abandoned[:] = [kept for kept in _abandoned if not kept[1].is_completed()]
 
-    def _in_pieces(self, flat: Tensor, exchange: Exchange, meet: Exchange) -> None:
+    def _in_pieces(
+        self, flat: Tensor, what: str, start: Start, *, meet: Start, wait: Callable[..., None] | None = None
+    ) -> None:
         """What is given up in here holds little memory, or not for long, and never `flat` itself.
 
         Ranks first wait for each other with a single value. Once all are there, a piece takes no longer than its way.
+        While one travels, the one before it goes home, and the next one gets ready.
         """
+        wait = wait or self._wait
         if flat.nbytes <= WHOLE_BYTES:
-            exchange(flat, self.timeout)
+            wait(lambda: start(flat, self.timeout), what, self.timeout, flat)
             return
-        meet(torch.zeros(1), self.timeout)
-        values = PIECE_BYTES // flat.element_size()
-        copy = torch.empty(min(values, flat.numel()), dtype=flat.dtype)
-        for piece in flat.split(values):
-            part = copy[: piece.numel()].copy_(piece)
-            exchange(part, min(self.timeout, PIECE_S))
-            piece.copy_(part)
+        met = torch.zeros(1)
+        wait(lambda: meet(met, self.timeout), what, self.timeout, met)
+        pieces, limit = flat.split(PIECE_BYTES // flat.element_size()), min(self.timeout, PIECE_S)
+        parts = [piece.clone() for piece in pieces[:1]] + [torch.empty_like(piece) for piece in pieces[1:2]]
+
+        def part_of(number: int) -> Tensor:
+            return parts[number % 2][: pieces[number].numel()]
+
+        def begin(number: int) -> dist.Work:
+            work = start(part_of(number), limit)
+            if number > 0:
+                pieces[number - 1].copy_(part_of(number - 1))
+            if number + 1 < len(pieces):
+                part_of(number + 1).copy_(pieces[number + 1])
+            return work
+
+        for number in range(len(pieces)):
+            wait(functools.partial(begin, number), what, limit, part_of(number))
+        pieces[-1].copy_(part_of(len(pieces) - 1))
 
     def _wait(self, start: Callable[[], dist.Work], what: str, limit: float, *buffers: Tensor) -> None:
         self._poll(start, what, limit, buffers, lambda work: _finished(work, POLL))

@@ -58,6 +58,11 @@ class Coordinator:
         """Whether a generation has been called, and not all of it have come to one state yet."""
         return self.generation is not None and self.state.vote == 0
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether hosts that are there do not reach each other."""
+        return bool(self.state.reach.told)
+
     # What the launcher tells.
 
     def ready(self, host: str, *, anew: bool = True) -> None:

@@ -69,6 +69,17 @@ def test_the_interface_that_the_user_named_is_waited_for(own, monkeypatch):
     assert meeting.moved(["127.0.0.3"]) and meeting.place.address == NEW
 
 
+def test_where_hosts_are_kept_apart_it_goes_to_the_usual_network_and_back(own):
+    meeting = Meeting(OLD)
+    assert not meeting.left([]) and not meeting.left([OLD])
+    own.add(NEW)
+    assert meeting.left([NEW, "127.0.0.3"]) == "not all hosts reach each other by 127.0.0.1: they meet at 127.0.0.2 now"
+    assert meeting.place.address == NEW and says(meeting) == b"here"
+    assert meeting.left([NEW]) and meeting.place.address == OLD and says(meeting) == b"here"
+    own.remove(OLD)
+    assert meeting.moved([NEW]) and not meeting.left([NEW])
+
+
 def test_an_address_that_goes_again_at_once_is_tried_later(own, monkeypatch):
     meeting = Meeting(OLD)
     own.clear()

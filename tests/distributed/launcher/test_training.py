@@ -593,6 +593,9 @@ class MovingMeeting:
         self.is_due, self.line = False, '{"type": "meeting", "address": "10.0.0.9", "port": 4000}'
         return "the address of this machine has changed"
 
+    def left(self, connected) -> str:
+        return ""
+
 
 def test_workers_are_told_where_to_meet_when_the_master_has_another_address():
     """Those that are there at once, one that starts later when it does: it must not look for the old place."""
@@ -621,6 +624,37 @@ def test_a_group_that_is_about_to_meet_at_the_old_place_is_called_anew():
     run.at("generation", 2, lambda: (run.hosts[1].toy.connect(), run.stop()))
     run.run()
     assert run.generations() == ["01", "01"] and not run.of("lost") and run.time_of("generation", 2) < 20
+
+
+def hangs_in_the_first_group(toy: Toy) -> None:
+    toy.is_stuck = lambda toy: toy.generation == 1 and len(toy.host.run.of("commit")) >= 3
+    toy.train()
+
+
+def test_a_group_whose_connections_went_with_an_address_is_called_anew():
+    """Over a second network: no SSH connection breaks, nobody is lost, and gloo says nothing."""
+    meeting = MovingMeeting()
+    run = Run(hangs_in_the_first_group, hangs_in_the_first_group, meeting=meeting)
+    run.at("commit", 3, lambda: setattr(meeting, "is_due", True))
+    run.at("generation", 2, run.stop)
+    run.run()
+    assert run.generations() == ["01", "01"] and not run.of("lost")
+    assert run.time_of("generation", 2) - run.time_of("commit", 3) < 10
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+def test_a_host_that_listens_at_another_address_has_left_its_group(is_member):
+    def at(address: str):
+        return lambda: run.hosts[1].toy.say({"type": "listens", "address": address, "port": 4000})
+
+    body = hangs_in_the_first_group if is_member else train
+    run = Run(body, body)
+    run.at("commit", 1, at("10.0.0.1"))
+    run.at("commit", 3, at("10.0.0.2" if is_member else "10.0.0.1"))
+    run.at("generation" if is_member else "commit", 2 if is_member else 9, run.stop)
+    run.run()
+    assert run.generations() == (["01", "01"] if is_member else ["01"]) and not run.of("lost")
+    assert not is_member or run.time_of("generation", 2) - run.time_of("commit", 3) < 10
 
 
 def test_an_error_of_the_programs_own_in_reaching_a_host_ends_no_run():
@@ -888,6 +922,36 @@ def apart(run: Run) -> None:
 def listens(toy: Toy) -> None:
     toy.say({"type": "listens", "address": "127.0.0.1", "port": 4000 + toy.host.rank})
     toy.train()
+
+
+class OtherNetwork(MovingMeeting):
+    """Where the hosts that are apart reach each other, or not."""
+
+    def __init__(self, helps):
+        super().__init__()
+        self.helps, self.run, self.left_at = helps, None, []
+
+    def left(self, connected) -> str:
+        self.left_at.append(self.run.background.time)
+        self.run.is_apart = self.run.is_apart and not self.helps
+        self.line = '{"type": "meeting", "address": "10.0.0.9", "port": 4000}'
+        return "they meet elsewhere"
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_hosts_that_are_apart_in_one_network_meet_in_another(helps):
+    meeting = OtherNetwork(helps)
+    meeting.run = run = Run(listens, listens, listens, meeting=meeting)
+    run.at("commit", 3, lambda: apart(run))
+    if helps:
+        run.at("generation", 3, run.stop)
+    else:
+        run.at("apart", 1, lambda: run.background.at(70, run.stop))
+    run.run()
+    assert run.generations() == (["012", "01", "012"] if helps else ["012", "01"]) and not run.of("lost")
+    assert len(run.of("warning")) == len(meeting.left_at) == (1 if helps else 3)
+    assert all(after - before >= 30 for before, after in itertools.pairwise(meeting.left_at))
+    assert meeting.line in run.hosts[2].toy.heard
 
 
 def test_two_who_cannot_reach_each_other_are_parted_until_they_can():

@@ -86,6 +86,20 @@ def test_a_peer_that_freezes_in_gloo_is_waited_for_no_longer_than_there_is_time(
     assert problem.what == "no gloo group was tried with cleo: no answer in time (form_groups)"
 
 
+def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(links, monkeypatch):
+    for look in links.looks.values():
+        answer = look.session.answer
+        silent = {"groups": [[number, "no answer"] for number in range(3) if number != look.number]}
+        take = lambda request, op, deadline, answer=answer, silent=silent: (  # noqa: E731
+            silent if op == "form_groups" else answer(request, op, deadline)
+        )
+        monkeypatch.setattr(look.session, "answer", take)
+    (hurried,), (problem,) = problems(links, 2.5), problems(links, 8.0)
+    assert hurried.severity == WARNING and set(hurried.hosts) == set(NAMES)
+    assert hurried.what.startswith("no gloo group was tried with ada, ben, cleo: there were only 2.0 s for it")
+    assert problem.severity == ERROR and problem.what.endswith("no answer")
+
+
 def test_where_torch_is_not_imported_in_time_it_says_so(links):
     links.looks[1].facts.torch = {"late": True}
     (problem,) = problems(links)

@@ -67,6 +67,35 @@ def test_threads_and_real_processes_agree():
             assert flat == pytest.approx(threaded, rel=1e-5, abs=1e-6)
 
 
+PIECE = 64  # values
+
+
+def pieces_of_all_sizes(comm):
+    """What differs from a sum, or from rank 1's values, by size and kind; and the hash of the sums."""
+    process_group.WHOLE_BYTES, process_group.PIECE_BYTES = 16, 4 * PIECE
+    wrong, hashes = [], []
+    for size in (0, 1, 5, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 1, 9 * PIECE - 1):
+        for kind in (torch.float32, torch.float64, torch.int64, torch.uint8):
+            base = torch.arange(size).remainder(50).to(kind)
+            mine = base * (comm.rank + 1)
+            reduced, cast, passed = mine.clone(), mine.clone(), mine.clone()
+            comm.all_reduce_(reduced)
+            comm.broadcast_(cast, src=1)
+            comm.send(passed, dst=0) if comm.rank else comm.recv(passed, src=1)
+            wrong += [(size, kind)] if not reduced.equal(base * 3) or not cast.equal(base * 2) else []
+            wrong += [(size, kind, "sent")] if not passed.equal(base * 2) else []
+        uneven = torch.rand(size, generator=torch.Generator().manual_seed(comm.rank))
+        comm.all_reduce_(uneven)
+        hashes.append(digest(uneven))
+    return wrong, hashes
+
+
+def test_payloads_of_any_size_arrive_whole_in_pieces_with_the_same_bits():
+    with Processes(2, pieces_of_all_sizes) as processes:
+        (wrong, hashes), other = processes.result(0), processes.result(1)
+    assert (wrong, hashes) == other and not wrong
+
+
 def meet_then_fault(comm, fault):
     comm.all_reduce_(torch.zeros(1))
     if comm.rank == 1 and fault == "kill":
