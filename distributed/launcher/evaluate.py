@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,14 +13,17 @@ from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import Evaluation, evaluate
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.export.final import load_model
 from whisper_tuner.files import write_atomically
 
 # Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
-# for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325).
+# for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325). A CPU is no faster with more
+# (8, 16 or 32: within 5 %); a card of NVIDIA's, which waits for its next small kernel at each token, is.
 WINDOWS_AT_ONCE = 16
+REMEDY = "The model is in final/. Close other programs; `multimac evaluate --batch-size 1` measures it."
 
 
 def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> None:
@@ -30,20 +34,22 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
     samples = check_manifest(test, profile.max_duration_s, Path(spec.cache_dir).parent).samples
     device = devices.choose(spec.wanted_device)
     figures, folder = {}, Path(spec.run_dir)
+    at_once = profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE)
     for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
         model, processor = load_model(path)
-        result = evaluate(
-            model.to(device),
-            processor,
-            samples,
-            language=profile.language or None,
-            task=profile.task,
-            batch_size=min(profile.batch_size, WINDOWS_AT_ONCE),
-            features=FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor),
-            progress=lambda done, total, when=when: events(
-                {"type": "evaluating", "model": when, "done": done, "total": total}
-            ),
-        )
+        with _out_of_memory_told():
+            result = evaluate(
+                model.to(device),
+                processor,
+                samples,
+                language=profile.language or None,
+                task=profile.task,
+                batch_size=at_once,
+                features=FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor),
+                progress=lambda done, total, when=when: events(
+                    {"type": "evaluating", "model": when, "done": done, "total": total}
+                ),
+            )
         for problem in result.problems:
             events({"type": "problem", "what": str(problem)})
         name = "base" if when == "before" else "final"
@@ -51,6 +57,17 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
         figures[when] = summary(result)
         events({"type": "evaluation", "when": when, **figures[when]})
     write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
+
+
+@contextmanager
+def _out_of_memory_told() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        what = f"memory ran out while evaluating: {devices.told_out_of_memory(error)}"
+        raise RunError(what, remedy=REMEDY) from error
 
 
 def summary(result: Evaluation) -> dict:

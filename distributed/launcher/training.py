@@ -141,7 +141,8 @@ class Training:
         passing = PASSING | PASSING_LATER if self._committed else PASSING
         if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
             raise (Refused if kind in LASTING else RunError)(f"{worker.name}: {reason}")
-        return Event.SHORT_OF_MEMORY if kind in PASSING_LATER else Event.EXITED
+        is_short = kind in PASSING_LATER and not worker.liveness.loaded  # it costs the others nothing to try it again
+        return Event.SHORT_OF_MEMORY if is_short else Event.EXITED
 
     def silence_s(self, worker: Worker) -> float:
         """For how long this one may say nothing while it is ready."""

@@ -154,7 +154,7 @@ def fit_into_memory(
     of the model is changed but where it is: on the device that trains. Raises TooLittleMemory.
     """
     model.to(share.device)
-    _keep_sums_short(share.device, train, validation)
+    _suit(share.device, train, validation)
     began = time.perf_counter()
     longest = train.longest()
     trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
@@ -182,11 +182,13 @@ def fit_into_memory(
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
 
 
-def _keep_sums_short(device: torch.device, train: ShardBatches, validation: ShardBatches | None) -> None:
-    if most := devices.most_terms(device):
-        train.limit_positions(most)
-        if validation:  # sums right without gradients, but no array of Metal's may have 4 GiB (pytorch 149261)
-            validation.limit_positions(most)
+def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
+    for batches in filter(None, samples):
+        if devices.compiles_shapes(device):
+            batches.use_few_lengths()
+        # Validation sums rightly, being without gradients, but no array of Metal's may have 4 GiB (pytorch 149261).
+        if most := devices.most_terms(device):
+            batches.limit_positions(most)
 
 
 @contextmanager

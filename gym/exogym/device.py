@@ -88,6 +88,11 @@ def most_terms(device: torch.device) -> int | None:
     return MPS_TERMS if device.type == "mps" else None
 
 
+def compiles_shapes(device: torch.device) -> bool:
+    """Whether each new shape of a batch costs time: mps compiles its graphs for it."""
+    return device.type == "mps"
+
+
 def memory_in_use(device: torch.device) -> int:
     """Bytes that this process holds: of the accelerator's memory, by its driver; on the cpu the resident ones."""
     if device.type == "mps":
@@ -134,8 +139,10 @@ class PeakMemory:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        synchronize(self.device)
-        self._over.set()
+        try:
+            synchronize(self.device)
+        finally:
+            self._over.set()
         if self.device.type != "cuda":
             self._sampler.join()
         now = memory_in_use(self.device) if self.device.type != "cuda" else torch.cuda.max_memory_allocated(self.device)

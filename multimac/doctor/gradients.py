@@ -207,7 +207,7 @@ def _samples(profile: Profile | None) -> tuple[Sequence[Sample], str]:
 
 
 def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *, tidy: bool = True) -> Finding:
-    """Run the batches in order. tidy: empty the accelerator's cache at each new shape, as training does."""
+    """Run the batches in order. tidy: empty the accelerator's cache at each new shape."""
     steps: list[Step] = []
     for number, shape in enumerate(shapes, 1):
         tell(f"batch {number} of {len(shapes)}: {shape.clips} clips x {shape.frames // 2} positions")

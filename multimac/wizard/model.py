@@ -43,6 +43,7 @@ LEARNING_RATES = (
     (1e9, 6.25e-6, 5e-4),
     (1e12, 5e-6, 1e-4),
 )
+SHORT_S = 10.0  # of speech: nobody has told yet how long the clips are
 SETTINGS = {
     "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
@@ -73,13 +74,12 @@ def ask_language(questions: Questions, draft: Draft) -> str:
 
 
 def ask_method(questions: Questions, model: Model) -> str:
-    here, choices = memory_here(), []
+    here, choices, fitting = memory_here(), [], _fitting(model)
     for method, words in METHODS.items():
         needed = memory_needed(model, method)
-        unfit = f"needs {size(needed)}, this machine has {size(here)}" if needed > here else ""
+        unfit = f"needs {size(needed)}, this machine has {size(here)}" if method not in fitting else ""
         cost = f" ({size(needed)})" if needed > 4e9 else ""
         choices.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
-    fitting = _fitting(model)
     default = "lora" if "lora" in fitting else fitting[0]
     if 0 < memory_needed(model, "full") <= here / 2:
         default = "full"
@@ -110,14 +110,14 @@ def options(models: dict[str, Model]) -> list[Option]:
     return [_option(name, model) for name, model in models.items()]
 
 
-def memory_needed(model: Model, method: str, batch_size: int = 1) -> int:
-    """Bytes; 0 if the model's size is not known here."""
+def memory_needed(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> int:
+    """Bytes; 0 if the model's size is not known here. clip_s: 30 if not given."""
     profile = Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size)
-    return profile_memory(profile, device="mps" if _has_apple_gpu() else "cpu") or 0
+    return profile_memory(profile, longest_s=clip_s, device="mps" if _has_apple_gpu() else "cpu") or 0
 
 
-def fits(model: Model, method: str, batch_size: int = 1) -> bool:
-    return memory_needed(model, method, batch_size) <= memory_here()
+def fits(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> bool:
+    return memory_needed(model, method, batch_size, clip_s) <= memory_here()
 
 
 def is_multilingual(model: Model) -> bool:
@@ -197,16 +197,21 @@ def _option(name: str, model: Model) -> Option:
     method = _fitting(model)[0]
     limit = {"full": "", "lora": "LoRA only: ", "decoder": "decoder only: "}[method]
     needs = f"{limit}needs {size(memory_needed(model, method))}"
+    if not fits(model, method):
+        needs = f"clips of {SHORT_S:.0f} s: {size(memory_needed(model, method, clip_s=SHORT_S))}"
     return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")
 
 
 def _fitting(model: Model) -> list[str]:
-    """The methods for which there is enough memory, in the order of METHODS."""
-    return [method for method in METHODS if fits(model, method)]
+    """The methods for which there is enough memory, in the order of METHODS; if for none, those for short clips."""
+    for clip_s in (None, SHORT_S):
+        if fitting := [method for method in METHODS if fits(model, method, clip_s=clip_s)]:
+            return fitting
+    return []
 
 
 def _unfit(model: Model) -> str:
-    least = min(memory_needed(model, method) for method in METHODS)
+    least = min(memory_needed(model, method, clip_s=SHORT_S) for method in METHODS)
     return f"does not fit: needs {size(least)} of memory, this machine has {size(memory_here())}"
 
 

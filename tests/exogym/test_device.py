@@ -113,14 +113,27 @@ def test_a_peak_on_mps_has_what_metal_took_for_a_while(metal):
     assert peak.bytes == 7 * 10**9
 
 
+def test_no_thread_goes_on_looking_after_an_error_of_metals(metal, monkeypatch):
+    def fail():
+        raise RuntimeError("the command buffer was not executed")
+
+    monkeypatch.setattr(torch.mps, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="command buffer"), PeakMemory(MPS) as peak:
+        pass
+    peak._sampler.join(5)
+    assert not peak._sampler.is_alive()
+
+
 def test_only_mps_sums_over_few_terms():
     assert devices.most_terms(MPS) == 32_766
+    assert devices.compiles_shapes(MPS) and not devices.compiles_shapes(CPU)
     assert devices.most_terms(CPU) is devices.most_terms(torch.device("cuda")) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep the highest value")
 def test_a_peak_is_seen_though_the_sampler_is_not_given_a_turn(monkeypatch):
     monkeypatch.setattr(devices, "SAMPLE_S", 60.0)
+    devices.empty_cache(CPU)  # or `before` has what earlier tests have freed, and the context gives it back
     before = devices.memory_in_use(CPU)
     with devices.PeakMemory(CPU) as peak:
         torch.ones(50_000_000)

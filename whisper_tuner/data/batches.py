@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data.batch_shapes import clips_within, equal_part, padded_tokens
+from whisper_tuner.data.batch_shapes import LABEL_GRID, clips_within, equal_part, padded_tokens
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache, pad_log_mel
 from whisper_tuner.data.labels import IGNORED, LabelEncoder
@@ -105,6 +105,7 @@ class ShardBatches:
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most: int | None = None
         self._most_positions: int | None = None
+        self._label_grid = 1
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -128,6 +129,10 @@ class ShardBatches:
         """The same, of clips times positions (see `clips_within`): more short clips than long ones."""
         self._most_positions = most
 
+    def use_few_lengths(self) -> None:
+        """Pad labels to few lengths, for a device on which each shape of a batch has its price."""
+        self._label_grid = LABEL_GRID
+
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) that a clip can have here."""
         seconds, tokens = max(sample.duration_s for sample in self.samples), 0
@@ -137,7 +142,7 @@ class ShardBatches:
                 break  # Whisper's tokens are byte-level: never more of them than bytes
             with contextlib.suppress(DataError):  # it is left out when its turn comes
                 tokens = max(tokens, len(self._labels.encode(text)))
-        return self._frames(seconds * self._frames_per_s), padded_tokens(tokens, self._labels.max_tokens)
+        return self._frames(seconds * self._frames_per_s), self._tokens(tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -238,11 +243,15 @@ class ShardBatches:
             return self._full_frames
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
+    def _tokens(self, tokens: int) -> int:
+        """The length that labels of so many tokens are padded to."""
+        return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
+
     def _shape(self, clips: Sequence[Clip]) -> tuple[int, int]:
         """(mel frames, label tokens) that these clips are padded to."""
         _, mels, labels = zip(*clips, strict=True)
         frames = self._frames(max(mel.shape[1] for mel in mels))
-        return frames, padded_tokens(max(map(len, labels)), self._labels.max_tokens)
+        return frames, self._tokens(max(map(len, labels)))
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         ready = [clip for sample in samples if (clip := self._clip(sample, given_up))]

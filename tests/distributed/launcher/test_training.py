@@ -370,6 +370,19 @@ def test_too_little_memory_is_no_failure_and_is_tried_again_later():
     assert all(later - sooner > T.back_off_s[-1] - LATE_S for sooner, later in itertools.pairwise(times[1:]))
 
 
+def test_memory_that_runs_out_in_training_each_time_is_a_failure():
+    """The others form a group with it each time, and lose what they have trained of the round."""
+
+    def body(toy):
+        toy.train(rounds=2 if toy.life == 1 else 0, then=lambda toy: fails(toy, "TooLittleMemory", "memory ran out"))
+
+    run = Run(train, body)
+    run.at("lost", 3, run.stop)
+    run.run()
+    assert [lost["given_up"] for lost in run.of("lost")] == [False, False, True]
+    assert "memory ran out" in run.of("lost")[-1]["reason"]
+
+
 def test_a_run_ends_when_every_worker_is_given_up():
     def body(toy):
         toy.print("no disk")

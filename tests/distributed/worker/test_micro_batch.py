@@ -303,6 +303,16 @@ def test_little_memory_and_few_terms_are_both_obeyed(work, few_terms):
     assert 3 < own.batches.clips_at_once < 12 and own.batches.at_once(*own.batches.longest()) in (2, 3)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_labels_have_few_lengths_where_each_shape_has_a_price(work, monkeypatch, compiles):
+    monkeypatch.setattr("exogym.device.compiles_shapes", lambda device: compiles)
+    own, validation = work(5.0, 4.0), work(5.0, 4.0).batches  # the second has a longer text
+    _, bare = own.batches.longest()
+    own.fit(PLENTY, validation)
+    expected = -(-bare // 8) * 8 if compiles else bare
+    assert bare % 8 and own.batches.longest()[1] == validation.longest()[1] == expected
+
+
 def test_memory_that_runs_out_is_told_with_figures_and_a_remedy():
     full = "MPS backend out of memory (MPS allocated: 9.10 GiB, other allocations: 1.20 GiB, max allowed: 10.67 GiB). "
     with pytest.raises(TooLittleMemory) as caught, out_of_memory_told():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -156,6 +157,23 @@ def test_on_a_mac_a_model_has_what_metal_recommends_and_takes_more(monkeypatch):
     monkeypatch.setattr(model, "memory_here", model.memory_here.__wrapped__)
     assert model.memory_here() == 11_200_000_000
     assert model.memory_needed(small, "lora") - elsewhere == pytest.approx(1.7e9, rel=0.2)
+
+
+def test_a_small_mac_may_train_on_short_clips_what_clips_of_30_s_make_too_large(tmp_path, monkeypatch):
+    """Nobody has told yet how long the clips are; the preflight knows."""
+    monkeypatch.setattr(model, "memory_here", lambda: int(6e9))
+    monkeypatch.setattr(model, "_has_apple_gpu", lambda: True)
+    (tmp_path / "config.ini").write_text("")
+    offered = {option.value: option for option in model.options(model.offered(ConfigFile(tmp_path / "config.ini")))}
+    small = offered["openai/whisper-small"]
+    assert not small.unfit and small.title.endswith("clips of 10 s: 3.2 GB")
+    assert "does not fit: needs" in offered["openai/whisper-large-v3"].unfit
+    choices = []
+    model.ask_method(
+        SimpleNamespace(select=lambda key, message, options, default: choices.extend(options) or default),
+        Model(base_model="openai/whisper-small", shape=model.shape_of("openai/whisper-small")),
+    )
+    assert [choice.value for choice in choices if not choice.unfit] == ["lora"]
 
 
 def broken_model(folder: Path) -> Path:

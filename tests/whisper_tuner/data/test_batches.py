@@ -22,6 +22,7 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache
 from whisper_tuner.data.labels import IGNORED, label_encoder
 from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.model.base_model import prepare
 
 HOSTS = ["ada.local", "bob.local", "cy.local", "dee.local"]
 FIVE = [*HOSTS, "eve.local"]
@@ -478,24 +479,36 @@ def test_no_batch_is_larger_than_a_blank_one(make_batches, clips, context):
     assert blank["labels"].dtype == read_ones[0]["labels"].dtype
 
 
-def test_labels_are_padded_to_few_lengths(make_batches, clips):
+def test_labels_are_padded_to_few_lengths_where_shapes_have_a_price(make_batches, clips):
     texts = [replace(clip, text="a" * (1 + 2 * number)) for number, clip in enumerate(clips)]
     batches = make_batches(texts, batch_size=2)
+    parts = [part["labels"] for step in read(batches) for part in step]
+    assert all((labels != IGNORED).any(dim=0).all() for labels in parts)
+    planned_by = batches.plan_settings()
+    batches.use_few_lengths()
+    assert batches.plan_settings() == planned_by
     lengths = {part["labels"].shape[1] for epoch in range(3) for step in read(batches, epoch) for part in step}
     own = {len(batches._labels.encode(text.text)) for text in texts}
     assert len(lengths) <= 1 + max(own) // 8 < len(own) == 20
     assert max(lengths) == batches.longest()[1] == min(-(-max(own) // 8) * 8, batches._labels.max_tokens)
 
 
-def test_more_padding_changes_no_loss(make_batches, clips, multilingual):
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_more_padding_changes_neither_loss_nor_gradient(make_batches, clips, multilingual, profile_of, method):
     model, processor = multilingual
-    batches = make_batches(clips, batch_size=4)
-    [batch, *_] = next(iter(read(batches)))
-    wrapper = WhisperModelWrapper(model.eval(), processor, "cpu")
-    longest = int((batch["labels"] != IGNORED).sum(dim=1).max())
-    (padded, tokens), (bare, same) = wrapper(batch), wrapper(batch | {"labels": batch["labels"][:, :longest]})
-    assert tokens == same and longest < batch["labels"].shape[1]
-    torch.testing.assert_close(padded, bare, rtol=1e-6, atol=0)
+    wrapper = WhisperModelWrapper(prepare(model, profile_of(method=method)).eval(), processor, "cpu")
+    batches, results = make_batches(clips, batch_size=4), []
+    for pad in (lambda: None, batches.use_few_lengths):
+        pad()
+        [batch, *_] = next(iter(read(batches)))
+        loss, tokens = wrapper(batch)
+        loss.backward()
+        gradients = [weight.grad for weight in wrapper.parameters() if weight.grad is not None]
+        wrapper.zero_grad()
+        results.append((batch["labels"].shape[1], tokens, loss, gradients))
+    (bare, *expected), (padded, *told) = results
+    assert bare < padded
+    torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_limit_of_positions_leaves_more_short_clips_together_than_long_ones(make_batches, clips):
