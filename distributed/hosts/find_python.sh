@@ -40,8 +40,9 @@ judge() {
             return 1
         fi ;;
     esac
-    said=$("$judged" -I -c "$JUDGE" "$@" 2>/dev/null) && return
-    set -- $?
+    said=$("$judged" -I -c "$JUDGE" "$@" 2>/dev/null) && set -- 0 || set -- $?
+    said=${said##*"
+"} # whatever its site packages print before
     [ -n "$said" ] || said="does not run"
     return "$1"
 }
