@@ -5,6 +5,7 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -40,6 +41,9 @@ FIRST_IMPORT = PROJECT / "distributed" / "hosts" / "first_import.py"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
 FIRST_IMPORT_S = 600
 NEWEST_MINOR = 30
+ANEW = 'Remove its environment ("python_env", or .venv in "project_path"), then run hosts setup again.'
+# `pip download --python-version` reads the markers of requirements by the Python that runs it (pypa/pip 6117).
+OTHER_MINOR = f"The wheels are those that the master's Python needs. {INSTALL_PYTHON} {ANEW}"
 TAKE_LINK_AWAY = '[ ! -L "$0" ] || rm "$0"'  # --clear would empty what it leads to, which may be the user's own
 SHOWN = 3
 Say = Callable[[str, str], None]  # host, text
@@ -146,7 +150,6 @@ class _HostSetup:
         self.python = remote.expand(remote.host.python)
         self.root = remote.expand(remote.host.project_path)
         self.say = lambda text: say(remote.name, text)
-        self.anew = f"Remove the environment of {self.python} there, then run hosts setup again."
 
     def run(self) -> Environment:
         begin = time.monotonic()
@@ -187,9 +190,10 @@ class _HostSetup:
             self.say("installing from the package registry")
             self.pip("install")
             return "registry"
-        folder = self.push_wheels(target_of(self.facts()), lists)
+        target = target_of(self.facts())
+        folder = self.push_wheels(target, lists)
         self.say("installing from the wheelhouse")
-        self.pip("install", "--no-index", "--find-links", folder)
+        self.pip("install", "--no-index", "--find-links", folder, other=target.python != sys.version_info[:2])
         return "wheelhouse"
 
     def make_venv(self, facts: dict[str, Any], why: str = "") -> None:
@@ -241,22 +245,23 @@ class _HostSetup:
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
         return str(PurePosixPath(self.root, REMOTE_WHEELS))
 
-    def pip(self, *command: str) -> None:
+    def pip(self, *command: str, other: bool = False) -> None:
+        """other: the wheels were fetched by a Python of another minor version."""
         line = [self.python, "-m", "pip", *command, *QUIET, "--no-compile"]
         folder = PurePosixPath(self.root, REMOTE_LISTS)
         files = ["--requirement", str(folder / "requirements.txt"), "--constraint", str(folder / "constraints.txt")]
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:]
-            remedy = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
-            raise HostError(self.remote.name, f"pip failed: {said}", remedy=remedy)
+            fix = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
+            raise HostError(self.remote.name, f"pip failed: {said}", remedy=OTHER_MINOR if other else fix)
 
     def verify(self) -> None:
         facts = self.facts()
         if wrong := unlike(self.pins, facts["versions"] if facts["training"] else {}):
             listed = "; ".join(wrong[:5])
             what = f"the environment is not right after installing: {listed}"
-            raise HostError(self.remote.name, what, remedy=self.anew)
+            raise HostError(self.remote.name, what, remedy=ANEW)
 
     def import_once(self) -> None:
         self.say("loading the packages once: later it takes seconds, but the first time a Mac scans them for a minute")
@@ -264,7 +269,7 @@ class _HostSetup:
         done = self.remote.run([self.python, "-I", "-c", program], timeout=FIRST_IMPORT_S, title="the first import")
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:] or f"status {done.returncode}"
-            raise HostError(self.remote.name, f"a package does not load: {said}", remedy=self.anew)
+            raise HostError(self.remote.name, f"a package does not load: {said}", remedy=ANEW)
 
 
 def write_lists(pins: Pins) -> tuple[Path, Path]:

@@ -190,7 +190,20 @@ def test_a_package_that_does_not_load_is_told_when_the_environment_is_made(
         (Path(remote.home) / "calendar.py").write_text("raise SyntaxError")
         with pytest.raises(HostError, match="incompatible architecture") as caught:
             setup([remote], lambda host, text: None)
-    assert "Remove the environment" in str(caught.value)  # another setup would find all versions as they should be
+    assert "Remove its environment" in str(caught.value)  # another setup would find all versions as they should be
+
+
+def test_where_wheels_were_fetched_by_another_python_what_is_missing_is_explained(
+    ssh_server: SshServer, small_project, monkeypatch
+):
+    """As librosa's standard-aifc is, which only 3.13 needs, where the master has 3.11 and the host no internet."""
+    other = (3, sys.version_info.minor + 1)
+    monkeypatch.setattr(environment, "target_of", lambda facts: replace(target_of(facts), python=other))
+    monkeypatch.setattr(wheelhouse, "fill", lambda *about: [])
+    with Remote.connect(ssh_server.host) as remote, pytest.raises(HostError, match="pip failed: ") as caught:
+        setup([remote], lambda host, text: None)
+    assert "idna" in str(caught.value) and environment.OTHER_MINOR in str(caught.value)
+    assert f"brew install python@3.{sys.version_info.minor}" in str(caught.value)
 
 
 def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshServer, small_project, tmp_path):
