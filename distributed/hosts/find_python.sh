@@ -41,8 +41,9 @@ judge() {
         fi ;;
     esac
     said=$("$judged" -I -c "$JUDGE" "$@" 2>/dev/null) && set -- 0 || set -- $?
+    # Only the last line: its site packages may print something before.
     said=${said##*"
-"} # whatever its site packages print before
+"}
     [ -n "$said" ] || said="does not run"
     return "$1"
 }
