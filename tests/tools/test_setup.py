@@ -118,7 +118,7 @@ def test_what_is_said_where_no_python_can_train(project, tmp_path, shell):
     find = project / "distributed/hosts/find_python.sh"
     find.write_text(find.read_text().replace("for folder in $PATH", f'for folder in "{tmp_path}/bin" # ', 1))
     text = find.read_text()
-    begin, end = text.index(" # "), text.index("; do\n            case")
+    begin, end = text.index(" # ", text.index("for folder")), text.index("; do\n            case")
     find.write_text(text[:begin] + text[end:])
     for name, script in {"uname": "echo Darwin", "sysctl": '[ "$2" = hw.optional.arm64 ] && echo 1'}.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
