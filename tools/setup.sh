@@ -20,11 +20,16 @@ mac_remedy() {
     fi
 }
 
-# Its Python may be gone, or another version than it was (brew upgrade), or the making of it was interrupted.
+has_pip() {
+    "$venv" -m pip --version >/dev/null 2>&1
+}
+
+# Its Python may be gone, or another version than it was (brew upgrade), or the making of it was interrupted. One that
+# uv has made comes without pip.
 usable() {
     judge "$venv" || return
     said="has no pip"
-    "$venv" -m pip --version >/dev/null 2>&1
+    has_pip || { "$venv" -m ensurepip >/dev/null 2>&1 && has_pip; }
 }
 
 if ! usable; then
@@ -39,10 +44,11 @@ if ! usable; then
         exit 1
     fi
     echo "Making .venv with $found."
+    [ ! -L .venv ] || rm .venv # and not what it leads to, which may be another project's
     "$found" -m venv --clear .venv
 fi
 echo "Installing dependencies; a few minutes the first time."
 "$venv" -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 echo "Loading them once: later it takes seconds, but the first time a Mac scans them for up to a minute."
-"$venv" distributed/hosts/first_import.py
+"$venv" -I distributed/hosts/first_import.py # -I: beside it are modules with names of the library's
 touch "$stamp"

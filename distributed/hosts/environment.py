@@ -5,6 +5,7 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -38,13 +40,18 @@ REMOTE_WHEELS = ".wheelhouse"
 FIRST_IMPORT = PROJECT / "distributed" / "hosts" / "first_import.py"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
 FIRST_IMPORT_S = 600
+NEWEST_MINOR = 30
+ANEW = 'Remove its environment ("python_env", or .venv in "project_path"), then run hosts setup again.'
+# `pip download --python-version` reads the markers of requirements by the Python that runs it (pypa/pip 6117).
+OTHER_MINOR = f"The wheels are those that the master's Python needs. {INSTALL_PYTHON} {ANEW}"
+TAKE_LINK_AWAY = '[ ! -L "$0" ] || rm "$0"'  # --clear would empty what it leads to, which may be the user's own
 SHOWN = 3
 Say = Callable[[str, str], None]  # host, text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """direct: what pyproject.toml names; all: name -> version, with all that these need on this machine.
+    """direct: what pyproject.toml names; all: name -> version, with all that these need here, whatever the Python.
 
     python: as pyproject.toml asks; python_of: name -> what the version that is installed here asks.
     """
@@ -85,6 +92,7 @@ def own_pins(project: Path = PROJECT) -> Pins:
     """The versions that this machine runs, without local tags (+cpu). Raises ConfigError if one is missing."""
     settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     direct = [Requirement(text) for text in settings["dependencies"]]
+    python = SpecifierSet(settings["requires-python"])
     found: dict[str, str] = {}
     python_of: dict[str, SpecifierSet] = {}
     queue, seen = list(direct), set()
@@ -101,15 +109,21 @@ def own_pins(project: Path = PROJECT) -> Pins:
         found[name] = _public(distribution.version)
         with suppress(InvalidSpecifier):  # which pip passes over as well
             python_of[name] = SpecifierSet(distribution.metadata.get("Requires-Python") or "")
-        queue += needs(distribution, requirement.extras)
+        queue += needs(distribution, requirement.extras, python)
     names = tuple(canonicalize_name(requirement.name) for requirement in direct)
-    return Pins(direct=names, all=found, python=SpecifierSet(settings["requires-python"]), python_of=python_of)
+    return Pins(direct=names, all=found, python=python, python_of=python_of)
 
 
-def needs(distribution: metadata.Distribution, extras: set[str]) -> list[Requirement]:
+def needs(distribution: metadata.Distribution, extras: set[str], python: SpecifierSet) -> list[Requirement]:
+    """Without what only some of these Pythons need: a host's may be another than this one (librosa's standard-aifc)."""
+    fitting = [f"3.{minor}" for minor in range(NEWEST_MINOR) if python.contains(f"3.{minor}.0")]
+    pythons = [{}, *({"python_version": version, "python_full_version": f"{version}.0"} for version in fitting)]
+
+    def applies(marker: Marker) -> bool:
+        return all(any(marker.evaluate(of | {"extra": extra}) for extra in ("", *extras)) for of in pythons)
+
     requirements = map(Requirement, distribution.requires or [])
-    wanted = ["", *extras]
-    return [r for r in requirements if not r.marker or any(r.marker.evaluate({"extra": extra}) for extra in wanted)]
+    return [requirement for requirement in requirements if not requirement.marker or applies(requirement.marker)]
 
 
 def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
@@ -176,15 +190,16 @@ class _HostSetup:
             self.say("installing from the package registry")
             self.pip("install")
             return "registry"
-        folder = self.push_wheels(target_of(self.facts()), lists)
+        target = target_of(self.facts())
+        folder = self.push_wheels(target, lists)
         self.say("installing from the wheelhouse")
-        self.pip("install", "--no-index", "--find-links", folder)
+        self.pip("install", "--no-index", "--find-links", folder, other=target.python != sys.version_info[:2])
         return "wheelhouse"
 
     def make_venv(self, facts: dict[str, Any], why: str = "") -> None:
         """facts: of the Python to make it with; why: what is wrong with that of the environment, if it runs."""
         if self.remote.host.python_env:
-            self.refuse_what_is_named(why or facts["passed"][0].removeprefix(f"{self.python}: "))
+            self.refuse_what_is_named(why or "".join(facts["passed"][:1]).removeprefix(f"{self.python}: "))
         others = [line for line in facts["passed"] if not line.startswith(f"{self.python}: ")]
         best, version = facts["executable"], ".".join(map(str, facts["python"]))
         unfit = self.pins.unfit(facts["python"])
@@ -197,6 +212,7 @@ class _HostSetup:
             self.say(f"passed over {line}")
         folder = str(PurePosixPath(self.python).parent.parent)
         self.say(f"making {folder} with {best} ({version})")
+        self.remote.run(["/bin/sh", "-c", TAKE_LINK_AWAY, folder], timeout=30, check=True)
         self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
 
     def refuse_what_is_named(self, why: str) -> None:
@@ -229,29 +245,31 @@ class _HostSetup:
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
         return str(PurePosixPath(self.root, REMOTE_WHEELS))
 
-    def pip(self, *command: str) -> None:
+    def pip(self, *command: str, other: bool = False) -> None:
+        """other: the wheels were fetched by a Python of another minor version."""
         line = [self.python, "-m", "pip", *command, *QUIET, "--no-compile"]
         folder = PurePosixPath(self.root, REMOTE_LISTS)
         files = ["--requirement", str(folder / "requirements.txt"), "--constraint", str(folder / "constraints.txt")]
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:]
-            remedy = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
-            raise HostError(self.remote.name, f"pip failed: {said}", remedy=remedy)
+            fix = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
+            raise HostError(self.remote.name, f"pip failed: {said}", remedy=OTHER_MINOR if other else fix)
 
     def verify(self) -> None:
         facts = self.facts()
         if wrong := unlike(self.pins, facts["versions"] if facts["training"] else {}):
-            remedy = f"Remove the environment of {self.python} there, then run hosts setup again."
             listed = "; ".join(wrong[:5])
-            raise HostError(self.remote.name, f"the environment is not right after installing: {listed}", remedy=remedy)
+            what = f"the environment is not right after installing: {listed}"
+            raise HostError(self.remote.name, what, remedy=ANEW)
 
     def import_once(self) -> None:
         self.say("loading the packages once: later it takes seconds, but the first time a Mac scans them for a minute")
-        done = self.remote.run([self.python, "-c", FIRST_IMPORT.read_text(encoding="utf-8")], timeout=FIRST_IMPORT_S)
+        program = FIRST_IMPORT.read_text(encoding="utf-8")  # -I: not what lies in the user's home
+        done = self.remote.run([self.python, "-I", "-c", program], timeout=FIRST_IMPORT_S, title="the first import")
         if done.returncode:
-            said = (done.stderr or done.stdout).strip()[-2000:]
-            raise HostError(self.remote.name, f"a package does not load: {said}", remedy="Run hosts setup again.")
+            said = (done.stderr or done.stdout).strip()[-2000:] or f"status {done.returncode}"
+            raise HostError(self.remote.name, f"a package does not load: {said}", remedy=ANEW)
 
 
 def write_lists(pins: Pins) -> tuple[Path, Path]:

@@ -40,8 +40,10 @@ judge() {
             return 1
         fi ;;
     esac
-    said=$("$judged" -I -c "$JUDGE" "$@" 2>/dev/null) && return
-    set -- $?
+    said=$("$judged" -I -c "$JUDGE" "$@" 2>/dev/null) && set -- 0 || set -- $?
+    # Only the last line: its site packages may print something before.
+    said=${said##*"
+"}
     [ -n "$said" ] || said="does not run"
     return "$1"
 }

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from whisper_tuner.errors import HostError
 
+from .each import on_each
+
 if TYPE_CHECKING:  # a worker needs no paramiko
     from distributed.ssh.connection import Remote
     from distributed.ssh.machine import Process
@@ -49,15 +51,18 @@ def awake() -> Iterator[None]:
 @contextlib.contextmanager
 def hosts_awake(remotes: Iterable[Remote]) -> Iterator[None]:
     """Hosts, until this is left or the connections end. Where nothing can do that, they are used as they are."""
-    held: list[Process] = []
-    for remote in remotes:
-        with contextlib.suppress(HostError):
-            held.append(remote.start(["/bin/sh", "-c", HOLD, CAFFEINATE]))
+    held = on_each(list(remotes), _hold_on)
     try:
         yield
     finally:
-        for process in held:
+        for process in filter(None, held):
             process.close_stdin()
+
+
+def _hold_on(remote: Remote) -> Process | None:
+    with contextlib.suppress(HostError):
+        return remote.start(["/bin/sh", "-c", HOLD, CAFFEINATE])
+    return None
 
 
 def keeper(pid: int, system: str, *, systemd: bool) -> Sequence[str]:

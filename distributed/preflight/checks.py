@@ -69,7 +69,7 @@ class Checks:
         if not facts["training"]:
             passed = facts["passed"][: 1 if facts["fitting"] else None]
             what = f"there is no usable Python at {'; '.join(passed)}".removesuffix(GONE)
-            yield self.problem("python", what, self._new_python(is_gone=passed[0].endswith(GONE)))
+            yield self.problem("python", what, self._new_python(is_gone="".join(passed[:1]).endswith(GONE)))
             return
         if why := self.pins.unfit(facts["python"]):
             what = f"Python {version} at {facts['executable']}; {why}"

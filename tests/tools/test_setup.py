@@ -65,24 +65,45 @@ def test_an_environment_is_made_its_packages_are_loaded_once_and_then_nothing_is
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "") and made(project)
 
 
-@pytest.mark.parametrize("fault", ["gone", "another version", "half made"])
+@pytest.mark.parametrize("fault", ["gone", "another version"])
 def test_an_environment_that_does_not_work_any_more_is_made_anew(project, fault):
     """Also where the stamp says that all is installed: `brew upgrade` does not touch it."""
-    venv = project / ".venv"
-    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", venv], check=True)
-    (venv / "old").touch()
+    venv = without_pip(project / ".venv")
     if fault == "gone":
         (venv / "bin" / "python").unlink()
         (venv / "bin" / "python").symlink_to("/opt/homebrew/opt/python@3.12/bin/python3.12")
-    elif fault == "another version":
+    else:
         next((venv / "lib").glob("python3*")).rename(venv / "lib" / "python3.77")
-    if fault != "half made":  # Ctrl-C while it was made: there is no stamp, and no pip
-        (venv / ".installed").touch()
+    (venv / ".installed").touch()
     done = setup(project)
     assert done.returncode == 0, done.stderr
-    said = {"gone": "does not run", "another version": "are those of another version", "half made": "has no pip"}
+    said = {"gone": "does not run", "another version": "are those of another version"}
     assert done.stdout.startswith("Making .venv anew") and said[fault] in done.stdout.splitlines()[0]
     assert made(project) and not (venv / "old").exists() and (venv / ".installed").exists()
+
+
+def test_one_without_pip_gets_it_and_keeps_what_it_has(project):
+    """As uv makes them, or after Ctrl-C while it was made."""
+    venv = without_pip(project / ".venv")
+    done = setup(project)
+    assert done.returncode == 0, done.stderr
+    assert "Making" not in done.stdout and made(project) and (venv / "old").exists()
+
+
+def test_a_link_is_taken_away_and_not_what_it_leads_to(project, tmp_path):
+    """As a second working tree may have one, to share the environment."""
+    theirs = without_pip(tmp_path / "theirs")
+    (theirs / "bin" / "python").unlink()
+    (project / ".venv").symlink_to(theirs)
+    done = setup(project)
+    assert done.returncode == 0, done.stderr
+    assert made(project) and not (project / ".venv").is_symlink() and (theirs / "old").exists()
+
+
+def without_pip(venv: Path) -> Path:
+    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / "old").touch()
+    return venv
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox", "zsh"])
@@ -97,7 +118,7 @@ def test_what_is_said_where_no_python_can_train(project, tmp_path, shell):
     find = project / "distributed/hosts/find_python.sh"
     find.write_text(find.read_text().replace("for folder in $PATH", f'for folder in "{tmp_path}/bin" # ', 1))
     text = find.read_text()
-    begin, end = text.index(" # "), text.index("; do\n            case")
+    begin, end = text.index(" # ", text.index("for folder")), text.index("; do\n            case")
     find.write_text(text[:begin] + text[end:])
     for name, script in {"uname": "echo Darwin", "sysctl": '[ "$2" = hw.optional.arm64 ] && echo 1'}.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -109,7 +130,9 @@ def test_what_is_said_where_no_python_can_train(project, tmp_path, shell):
 
 
 def test_a_failed_import_is_an_error_each_time(project):
-    (project / "distributed/hosts/first_import.py").write_text("raise ImportError('incompatible architecture')\n")
+    (project / "distributed/hosts/code.py").write_text("raise SyntaxError")
+    first = "import code\nraise ImportError('incompatible architecture')\n"
+    (project / "distributed/hosts/first_import.py").write_text(first)
     for _ in range(2):
         done = setup(project)
         assert done.returncode == 1 and "incompatible architecture" in done.stderr

@@ -5,6 +5,7 @@ import zipfile
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loopback_sshd import SshServer
@@ -13,7 +14,7 @@ from test_find_python import REASONS, fake_python
 
 from distributed.hosts import agent_call, environment, sync, wheelhouse
 from distributed.hosts.agent.facts import facts
-from distributed.hosts.environment import Pins, own_pins, setup, unlike
+from distributed.hosts.environment import Pins, needs, own_pins, setup, unlike
 from distributed.hosts.wheelhouse import target_of
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import ConfigError, HostError
@@ -51,6 +52,27 @@ def test_what_a_package_asks_of_python_is_known_before_it_is_fetched():
     assert pins.unfit([3, 15, 0]) == "needs <3.15,>=3.11"
     own = own_pins()
     assert own.unfit(sys.version_info[:3]) == "" and own.python_of["torch"].contains("3.10") and own.unfit([3, 9, 6])
+
+
+def test_what_only_some_pythons_need_is_not_asked_of_every_host():
+    """A master with 3.13 has librosa's standard-aifc and with it audioop-lts, which cannot be installed for 3.12."""
+    minor = sys.version_info.minor
+    own = f'python_version == "3.{minor}"'
+    texts = [
+        "idna",
+        f"packaging; {own}",
+        f"rich; {own} and extra == 'x'",
+        "psutil; extra == 'x'",
+        "numpy>=2; python_version > '3'",
+    ]
+    distribution = SimpleNamespace(requires=texts)
+    of = SpecifierSet(f">=3.{minor - 1},<3.{minor + 2}")
+    assert [found.name for found in needs(distribution, {"x"}, of)] == ["idna", "psutil", "numpy"]
+    assert [found.name for found in needs(distribution, set(), SpecifierSet(f"==3.{minor}.*"))] == [
+        "idna",
+        "packaging",
+        "numpy",
+    ]
 
 
 def test_targets():
@@ -161,10 +183,27 @@ def test_a_python_that_the_packages_do_not_fit_is_told_before_anything_is_fetche
 def test_a_package_that_does_not_load_is_told_when_the_environment_is_made(
     ssh_server: SshServer, small_project, tmp_path, monkeypatch
 ):
-    (tmp_path / "first.py").write_text("raise ImportError('incompatible architecture')")
+    """A file of the user's with a library's name, in the folder where sessions begin, is not loaded instead."""
+    (tmp_path / "first.py").write_text("import calendar\nraise ImportError('incompatible architecture')")
     monkeypatch.setattr(environment, "FIRST_IMPORT", tmp_path / "first.py")
-    with Remote.connect(ssh_server.host) as remote, pytest.raises(HostError, match="incompatible architecture"):
+    with Remote.connect(ssh_server.host) as remote:
+        (Path(remote.home) / "calendar.py").write_text("raise SyntaxError")
+        with pytest.raises(HostError, match="incompatible architecture") as caught:
+            setup([remote], lambda host, text: None)
+    assert "Remove its environment" in str(caught.value)  # another setup would find all versions as they should be
+
+
+def test_where_wheels_were_fetched_by_another_python_what_is_missing_is_explained(
+    ssh_server: SshServer, small_project, monkeypatch
+):
+    """As librosa's standard-aifc is, which only 3.13 needs, where the master has 3.11 and the host no internet."""
+    other = (3, sys.version_info.minor + 1)
+    monkeypatch.setattr(environment, "target_of", lambda facts: replace(target_of(facts), python=other))
+    monkeypatch.setattr(wheelhouse, "fill", lambda *about: [])
+    with Remote.connect(ssh_server.host) as remote, pytest.raises(HostError, match="pip failed: ") as caught:
         setup([remote], lambda host, text: None)
+    assert "idna" in str(caught.value) and environment.OTHER_MINOR in str(caught.value)
+    assert f"brew install python@3.{sys.version_info.minor}" in str(caught.value)
 
 
 def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshServer, small_project, tmp_path):
@@ -176,6 +215,17 @@ def test_a_python_that_the_user_named_is_never_made_or_changed(ssh_server: SshSe
     system = replace(host, python_env=str(Path(sys.base_prefix, "bin", "python3")))
     with Remote.connect(system) as remote, pytest.raises(HostError, match="not in a virtual environment"):
         setup([remote], lambda host, text: None)
+
+
+def test_a_link_is_taken_away_and_not_what_it_leads_to(ssh_server: SshServer, small_project, tmp_path):
+    theirs, venv = tmp_path / "theirs", Path(ssh_server.host.project_path, ".venv")
+    theirs.mkdir()
+    (theirs / "work.txt").write_text("mine")
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    venv.symlink_to(theirs)
+    with Remote.connect(ssh_server.host) as remote:
+        setup([remote], lambda host, text: None)
+    assert (theirs / "work.txt").read_text() == "mine" and not venv.is_symlink()
 
 
 @pytest.mark.parametrize("python", ["#!/bin/sh\nexit 1\n", None], ids=["too old or broken", "none"])

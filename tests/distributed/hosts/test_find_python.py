@@ -21,6 +21,7 @@ INTEL = MAC + "platform.machine = lambda: 'x86_64'; sysconfig.get_platform = lam
 BASE = sys._base_executable  # in no environment
 KINDS = {
     "good": "import sys; sys.version_info = (3, 13, 1)",
+    "noisy": "import sys; sys.version_info = (3, 13, 1); print('from a .pth file')",
     "arm64": MAC + "platform.machine = lambda: 'arm64'",
     "old": "import sys; sys.version_info = (3, 9, 6)",
     "ancient": "import sys; sys.version_info = (3, 8, 18)",
@@ -84,7 +85,7 @@ def test_the_range_is_that_of_the_project():
 
 def test_one_that_cannot_train_is_passed_over_and_it_is_said_why(shell, tmp_path):
     bad = [fake_python(tmp_path / "a" / f"python-{kind}", kind) for kind in REASONS]
-    good = fake_python(tmp_path / "b" / "python-good", "good")
+    good = fake_python(tmp_path / "b" / "python-good", "noisy")
     found, other, passed = find(shell, tmp_path, *(python.name for python in bad), "python-good")
     assert passed == [f"{python}: {reason}" for python, reason in zip(bad, REASONS.values(), strict=True)]
     assert (found, other) == (str(good), str(bad[0]))

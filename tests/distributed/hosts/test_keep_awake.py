@@ -12,6 +12,7 @@ from waiting import wait_until
 
 from distributed.hosts import environment
 from distributed.hosts import keep_awake as module
+from distributed.ssh import connection
 from distributed.ssh.connection import Remote
 from multimac import commands
 from multimac.view import transfers
@@ -113,6 +114,19 @@ def test_a_host_that_knows_nothing_of_the_kind_is_used_as_it_is(ssh_server, monk
     monkeypatch.setattr(module, "CAFFEINATE", "/nowhere/caffeinate")
     with Remote.connect(ssh_server.host) as remote, module.hosts_awake([remote]):
         assert remote.run(["printf", "on"]).stdout == "on"
+
+
+def test_hosts_that_do_not_answer_are_waited_for_together(ssh_server, monkeypatch):
+    """They have fallen asleep since they were connected to."""
+    monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 2.0)
+    with contextlib.ExitStack() as stack:
+        remotes = [stack.enter_context(Remote.connect(ssh_server.host)) for _ in range(4)]
+        for process in psutil.Process(ssh_server.process.pid).children(recursive=True):
+            process.suspend()
+            stack.callback(process.resume)
+        began = time.monotonic()
+        with module.hosts_awake(remotes):
+            assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
