@@ -65,6 +65,7 @@ def all_are_in_again(run: Watched, after: float) -> float:
     return min(event["time"] for event in rounds() if event["time"] > lost) - after
 
 
+@pytest.mark.slow
 def test_a_host_with_another_address_is_found_by_its_name(runner, named):
     run = Watched(runner, "h2", epochs=14)
     run.wait_for("commit", 2)

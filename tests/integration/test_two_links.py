@@ -80,6 +80,7 @@ def test_the_faster_link_goes_away(lab, runner):
     assert "not all hosts reach each other by {}: they meet at {} now".format(*addresses) in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["h1", "h2"])
 def test_a_cable_that_takes_its_address_with_it_as_on_a_mac_is_left_for_the_slower_link(lab, runner, host):
     """No SSH connection breaks: nobody is lost, but the group's connections are dead."""
