@@ -9,6 +9,8 @@ from importlib import metadata
 
 import psutil
 
+from distributed.hosts.firewall import real_python
+
 from .programs import said_by
 
 PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors", "paramiko", "psutil")
@@ -34,6 +36,7 @@ def system(request: dict) -> dict:
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "executable": running,
+        "is_real_python": real_python() == running,  # the path that the firewall's remedy names
         "packages": {name: version(name) for name in PACKAGES},
         "programs": {name: said_by(command) for name, command in programs.items()},
     }

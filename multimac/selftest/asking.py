@@ -34,13 +34,17 @@ def _to_nobody(text: str) -> None:
 
 @dataclass(kw_only=True)
 class Place:
-    """One machine. `model` is the bundled Whisper there; `address`, its own one on the network of the run."""
+    """One machine. `model` is the bundled Whisper there; `address`, its own one on the network of the run.
+
+    name: the one that is looked up to reach it.
+    """
 
     letter: str
     host: Host
     machine: Machine
     model: str = str(PROJECT / "bundled" / "model")
     address: str = ""
+    name: str = ""
 
     def own_address(self) -> str:
         if not self.address:
