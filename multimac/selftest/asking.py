@@ -21,6 +21,7 @@ from distributed.ssh.machine import Machine, Process
 from .sanitize import Sanitizer
 
 PROBE = "distributed.selftest.probe"
+FORGET_S = 5.0
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -70,6 +71,7 @@ class Desk:
     machine_workers: tuple[int, ...] = ()
     tell: Callable[[str], None] = _to_nobody  # which check is running
     ask_user: Callable[[str], None] = _to_nobody
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # until the end of the command
 
     def letter(self, host: Host) -> str:
         return LETTERS[self.hosts.all.index(host)]
@@ -156,12 +158,21 @@ class Asking:
             act.join(10.0)  # a host that is gone must not hold up the others
 
     def start(self, place: Place, probe: str, **request: Any) -> Asked:
-        env = environment(place.project)
-        process = place.machine.start([place.python, "-m", PROBE, probe], env=env, cwd=place.project)
-        self.at_end(process.kill)
-        asked = Asked(place, process, lambda secrets: self._learn(place, secrets))
+        asked = self._begin(place, probe)
+        self.at_end(asked.process.kill)
         asked.write({"life_s": self._life_s, **request})
         return asked
+
+    def forget(self, place: Place, run: str) -> None:
+        """Remove what this check's run has left there: also when the check is over."""
+        asked = self._begin(place, "forget")
+        asked.write({"life_s": FORGET_S, "run": run})
+        asked.next("answer", timeout=FORGET_S)
+
+    def _begin(self, place: Place, probe: str) -> Asked:
+        env = environment(place.project)
+        process = place.machine.start([place.python, "-m", PROBE, probe], env=env, cwd=place.project)
+        return Asked(place, process, lambda secrets: self.desk.learn(secrets, place.letter))
 
     def ask(self, place: Place, probe: str, **request: Any) -> Any:
         return self.start(place, probe, **request).next("answer")["answer"]
@@ -185,9 +196,6 @@ class Asking:
         for thread in threads:  # daemons: a machine that hangs must not hold up the end of the command
             thread.join()
         return answers
-
-    def _learn(self, place: Place, secrets: dict) -> None:
-        self.desk.learn(secrets, place.letter)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from distributed.ssh.local_network import WAYS_OUT
+
 from .judge_machine import each
 from .rows import Row, failed, passed, unknown
 
@@ -11,10 +13,6 @@ SLOW_NAME_S = 2.0
 SLOW_MBIT = 20.0
 NOTICED_S = 1.0  # before gloo's time-out: so early only gloo itself notices
 EHOSTUNREACH = {65, 113}  # macOS, Linux
-LOCAL_NETWORK = (
-    "Local Network privacy of macOS: allow the terminal in System Settings > Privacy & Security > Local Network, use "
-    "Terminal.app, or `ssh localhost` first"
-)
 
 
 def ssh(answers: list[dict]) -> list[Row]:
@@ -116,7 +114,7 @@ def _connect(name: str, link: dict) -> Row:
         error = link["python"]
         text = f"Python: {error['said']} ({error['errno']})"
         if error["errno"] in EHOSTUNREACH and _by_nc(link):
-            return failed(name, f"{text}, but nc connects: {LOCAL_NETWORK}")
+            return failed(name, f"{text}, but nc connects: Local Network privacy of macOS. {WAYS_OUT}")
         if _by_nc(link):
             return failed(name, f"{text}, but nc connects: something blocks this Python (firewall, privacy)")
         return failed(name, f"{text}{'' if link['nc'] is None else '; nc too'}: a firewall, or no way to that host")

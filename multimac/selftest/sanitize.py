@@ -17,6 +17,8 @@ PUBLIC = set(ORDINARY.split())
 INSTALLER = "another installer of Python"
 # Of a path only its kind stays. The first that fits.
 KINDS = [
+    (r"/opt/homebrew/opt/.*", "Homebrew, opt"),
+    (r"/opt/homebrew/Cellar/.*", "Homebrew, Cellar"),
     (r"/opt/homebrew(/.*)?", "Homebrew"),
     (r"/usr/local(/.*)?", "usr local"),
     (r"/Library/Frameworks/Python\.framework(/.*)?", "python.org"),

@@ -24,6 +24,7 @@ import pytest
 from waiting import wait_until
 
 from distributed.selftest import processes, services
+from distributed.selftest.programs import PROBE
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine, LocalProcess
 from multimac.selftest import asking, gather, judge_machine, lid, run
@@ -95,6 +96,19 @@ def test_connections(desk, tmp_path, monkeypatch):
     (tmp_path / "nc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     fails(rows(desk, "connect"), "but nc connects: something blocks this Python")
+
+
+def test_the_process_whose_parent_is_gone_ends_with_its_asker():
+    """It is in a group of its own, and would not be killed with the others."""
+    begin = [*PROBE, "orphan"]
+    process = subprocess.Popen(begin, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    about = {"targets": [], "parent": os.getpid(), "life_s": 30}  # it waits 5 s for this process to be gone
+    process.stdin.write(json.dumps(about).encode() + b"\n")
+    process.stdin.flush()
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(2.0) == 1
 
 
 @pytest.mark.slow

@@ -81,6 +81,7 @@ def test_of_a_path_only_its_kind_stays(parts):
         ("ether 8:0:20:1:2:3", "ether <hardware address>"),
         ("enx00e04c680001", "enx"),
         ("/opt/homebrew/bin/python3.12", "<path: Homebrew>"),
+        ("/opt/homebrew/opt/python@3.12/bin/python3.12", "<path: Homebrew, opt>"),
         ("/Users/anna/.local/share/uv/python/x/bin/python", "<path: another installer of Python>"),
         ("Serial Number (system): C02XYZ\nfine", "<removed>\nfine"),
         ("   VLAN User Defined Name: Anna's net", "<removed>"),
