@@ -101,11 +101,14 @@ class Asked:
                 raise ProbeLost(f"{self.place.letter}: no word within {timeout:g} s") from None
             if event is None:
                 self.has_ended = True
-                raise ProbeLost(f"{self.place.letter}: it ended without an answer: {self._last[-300:]}")
+                raise ProbeLost(f"{self.place.letter}: it ended without an answer{self._last_words()}")
             if event["type"] == "failed":
                 raise ProbeLost(f"{self.place.letter}: {event['message']}")
             if event["type"] in kinds:
                 return event
+
+    def _last_words(self) -> str:
+        return f": {self._last[-300:]}" if self._last else ", perhaps with its connection"
 
     def write(self, message: dict) -> None:
         self.process.write(json.dumps(message).encode() + b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 import subprocess
@@ -27,12 +28,13 @@ from .asking import Asking, Place
 from .gather import reached
 
 ROUNDS, ALONE = 2, 2
+NAME = f"selftest-{os.getpid()}"  # another one may run at the same time, also on the same hosts
 STOP_S = 4.0
 
 
 def code(asks: Asking) -> list[dict]:
     """Send the code, the bundled model and clips, as a run does. Who cannot take them is left out from here on."""
-    with _scratch(asks) as folder, new_run(folder, "selftest", keep=False) as run_dir:
+    with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         prepared = _prepare(asks, run_dir)
         models = {rank.host: rank.spec.profile.base_model for rank in prepared.launch.ranks if rank.host}
 
@@ -49,7 +51,7 @@ def code(asks: Asking) -> list[dict]:
 
 
 def demo(asks: Asking) -> dict:
-    with _scratch(asks) as folder, new_run(folder, "selftest", keep=False) as run_dir:
+    with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         began = time.monotonic()
         prepared = _prepare(asks, run_dir)
         sync([place.machine for place in asks.places[1:]], prepared.items, prune=PRUNED)
