@@ -135,7 +135,7 @@ def _zombie(name: str, errors: dict) -> Row:
 
 
 def services(answers: list[dict]) -> list[Row]:
-    judges = {"open files, addresses": _limits, "disk": _disk, "keeping awake": _awake}
+    judges = {"limits": _limits, "disk": _disk, "keeping awake": _awake}
     return [row for name, judge in judges.items() for row in each(name, answers, judge)]
 
 
