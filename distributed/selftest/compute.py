@@ -14,10 +14,13 @@ from torch import nn
 from exogym import device as devices
 from whisper_tuner.config import Profile
 from whisper_tuner.model.base_model import load_base, prepare, whisper_of
+from whisper_tuner.model.memory import TOKENS_PER_S, shape_of, training_memory
 
 COUNT = 1 << 20
 CLIPS = 2
 FIXED = [(400, 20)] * 6  # frames of log-mel, tokens: 4 s of speech
+LONGEST_S = 30.0  # of a clip
+LITTLE = 0.01  # of the GPU's memory
 VARYING = [(400 + 60 * n, 20 + 3 * n) for n in (-3, 2, -1, 3, -2, 1)]  # as many in all, no two alike
 
 
@@ -57,6 +60,42 @@ def shapes(request: dict) -> dict:
     }
 
 
+def memory(request: dict) -> dict:
+    """Bytes that a clip of 30 s adds to a training step's peak, estimated and taken; and what torch says at its limit.
+
+    Of a small model: what attention keeps is most of it there, too.
+    """
+    path = Path(request["model"]).expanduser()
+    device = devices.choose(request.get("device"))
+    model = _trainable(path).to(device).train()
+    profile, shape = Profile(base_model=str(path), train=path), shape_of(str(path))
+    frames, tokens = int(100 * LONGEST_S), min(shape.max_target_positions, int(TOKENS_PER_S * LONGEST_S))
+    _steps(model, device, [(frames, tokens)], 1)
+    few, many = (1, 3) if device.type == "cpu" else (2, 8)
+    peaks = {}
+    for clips in (few, many):
+        with devices.PeakMemory(device) as peak:
+            _steps(model, device, [(frames, tokens)], clips)
+        peaks[clips] = peak.bytes
+    estimates = [training_memory(shape, profile, clips=n, clip_s=LONGEST_S, device=device.type) for n in (few, many)]
+    taken, estimated = peaks[many] - peaks[few], estimates[1] - estimates[0]
+    sizes = {"taken": taken // (many - few), "estimated": estimated // (many - few)}
+    return {"device": device.type, **sizes, "beyond": _beyond(device)}
+
+
+def _beyond(device: torch.device) -> dict | None:
+    """An allocation beyond the limit of torch's, which is set low for that: nobody else's memory is touched."""
+    if device.type == "cpu":
+        return None
+    getattr(torch, device.type).set_per_process_memory_fraction(LITTLE)
+    try:
+        torch.empty(int(2 * LITTLE * devices.own_memory(device)[1]), dtype=torch.uint8, device=device)
+    except Exception as error:
+        is_known = device.type != "mps" or bool(devices.MPS_FULL.search(str(error)))
+        return {"is_full": devices.is_out_of_memory(error), "is_known": is_known, "said": str(error)[:400]}
+    return {"is_full": False, "is_known": False, "said": ""}
+
+
 def _trainable(path: Path) -> nn.Module:
     from distributed.worker.whisper_wrapper import WhisperModelWrapper
 
@@ -64,12 +103,12 @@ def _trainable(path: Path) -> nn.Module:
     return WhisperModelWrapper(prepare(model, Profile(base_model=str(path), train=path)), processor, "cpu")
 
 
-def _steps(model: nn.Module, device: torch.device, wanted: Sequence[tuple[int, int]]) -> dict:
+def _steps(model: nn.Module, device: torch.device, wanted: Sequence[tuple[int, int]], clips: int = CLIPS) -> dict:
     config = whisper_of(model.model).config
     before, milliseconds, losses = devices.memory_in_use(device), [], []
     for frames, tokens in wanted:
-        features = torch.zeros(CLIPS, config.num_mel_bins, frames)
-        labels = torch.ones(CLIPS, tokens, dtype=torch.long)
+        features = torch.zeros(clips, config.num_mel_bins, frames)
+        labels = torch.ones(clips, tokens, dtype=torch.long)
         devices.synchronize(device)
         began = time.perf_counter()
         model.zero_grad(set_to_none=True)

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 from distributed.control.messages import send_event
@@ -40,12 +41,18 @@ def connect(request: dict) -> list[dict]:
 
 
 def orphan(request: dict) -> list[dict]:
-    """The same, once this process's parent is gone."""
+    """The same, once this process's parent is gone; as long as stdin is open, for no group of the asker's has it."""
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     deadline = time.monotonic() + ORPHAN_S
     while os.getppid() == request["parent"] and time.monotonic() < deadline:
         time.sleep(0.02)
     alone = os.getppid() != request["parent"]
     return [{**_both(address, port), "alone": alone} for _, address, port in request["targets"]]
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def _from_orphan(request: dict) -> list[dict]:

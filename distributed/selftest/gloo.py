@@ -1,7 +1,8 @@
-"""Two ranks over gloo, each bound to its own address: how fast, and when a killed one is noticed."""
+"""Two ranks over gloo, each bound to its own address: how fast, and when a killed or a silent one is noticed."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import socket
@@ -21,6 +22,7 @@ WHOLE = 64 << 20  # bytes
 SMALL = 1 << 20
 MEASURE_S = 4.0  # of one transfer, at most: over Wi-Fi less than 64 MB are sent
 PAUSE_S = 0.05
+LATE_S = 5.0
 
 
 def speed(request: dict) -> dict:
@@ -50,6 +52,23 @@ def survivor(request: dict) -> dict:
             time.sleep(PAUSE_S)
     except PeerLost as error:
         return {"noticed": str(error)}
+
+
+def silent(request: dict) -> dict:
+    """Rank 1 takes no part, as if it were frozen: when gloo gives an operation up whose time-out is below its group's.
+
+    Until then it keeps what was to be sent.
+    """
+    _, comm = _joined(request)
+    comm.all_reduce_(torch.zeros(1))
+    comm.timeout, began = request["operation_s"], time.monotonic()
+    if comm.rank == 1:
+        time.sleep(request["timeout_s"])
+    with contextlib.suppress(PeerLost):  # whoever waits gives up by its own clock; gloo is asked below
+        comm.all_reduce_(torch.zeros(1))
+    while not (has_ended := comm._work.is_completed()) and time.monotonic() < began + comm.timeout + LATE_S:
+        time.sleep(PAUSE_S)
+    return {"has_ended": has_ended, "seconds": time.monotonic() - began, "operation_s": comm.timeout}
 
 
 def _joined(request: dict) -> tuple[TCPStore, ProcessGroupComm]:

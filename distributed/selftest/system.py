@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import sysconfig
 from importlib import metadata
 
 import psutil
+
+from distributed.hosts.firewall import real_python
 
 from .programs import said_by
 
@@ -15,6 +18,7 @@ PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors", "paramiko",
 MAC = {
     "sw_vers": ["/usr/bin/sw_vers"],
     "chip": ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+    "xcode_select": ["/usr/bin/xcode-select", "-p"],
     "translated": ["/usr/sbin/sysctl", "-n", "sysctl.proc_translated"],
 }
 
@@ -34,6 +38,9 @@ def system(request: dict) -> dict:
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "executable": running,
+        "base": sys._base_executable,
+        "platform": sysconfig.get_platform(),
+        "is_real_python": real_python() == running,  # the path that the firewall's remedy names
         "packages": {name: version(name) for name in PACKAGES},
         "programs": {name: said_by(command) for name, command in programs.items()},
     }

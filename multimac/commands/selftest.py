@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
 from distributed.selftest.probe import secrets
 from distributed.ssh.host import Host, Hosts
@@ -25,11 +27,11 @@ STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yel
 VERDICT_WIDTH, NAME_WIDTH = 9, 22
 
 
+@awake()
 def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     hosts = load_hosts(hosts_file) if hosts_file else Hosts(master=Host(address="localhost"), workers=())
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out}: there is no such folder", remedy="Name another file with --out.")
+    _check_writable(out)
     desk = Desk(hosts=hosts)
     _introduce(console, desk)
     entries: list[dict] = []
@@ -40,6 +42,7 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitSt
         interrupted = True
         console.print("stopped; what was started is ended on all hosts")
     finally:
+        desk.held.close()
         for place in desk.places:
             place.machine.close()
         entries = [cleaned(desk, entry) for entry in entries]  # later checks may have made more names known
@@ -47,6 +50,17 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitSt
     rows = [row for entry in entries for row in rows_of(entry)]
     _sum_up(console, rows, out, time.monotonic() - began)
     return ExitStatus.INTERRUPTED if interrupted else exit_status(rows)
+
+
+def _check_writable(out: Path) -> None:
+    """Before five minutes of work. Raises ConfigError."""
+    remedy = "Name another file with --out."
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder", remedy=remedy)
+    try:
+        tempfile.TemporaryFile(dir=out.absolute().parent).close()
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}", remedy=remedy) from error
 
 
 def _introduce(console: Console, desk: Desk) -> None:

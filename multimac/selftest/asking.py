@@ -21,6 +21,7 @@ from distributed.ssh.machine import Machine, Process
 from .sanitize import Sanitizer
 
 PROBE = "distributed.selftest.probe"
+FORGET_S = 5.0
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -34,13 +35,17 @@ def _to_nobody(text: str) -> None:
 
 @dataclass(kw_only=True)
 class Place:
-    """One machine. `model` is the bundled Whisper there; `address`, its own one on the network of the run."""
+    """One machine. `model` is the bundled Whisper there; `address`, its own one on the network of the run.
+
+    name: the one that is looked up to reach it.
+    """
 
     letter: str
     host: Host
     machine: Machine
     model: str = str(PROJECT / "bundled" / "model")
     address: str = ""
+    name: str = ""
 
     def own_address(self) -> str:
         if not self.address:
@@ -66,6 +71,7 @@ class Desk:
     machine_workers: tuple[int, ...] = ()
     tell: Callable[[str], None] = _to_nobody  # which check is running
     ask_user: Callable[[str], None] = _to_nobody
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # until the end of the command
 
     def letter(self, host: Host) -> str:
         return LETTERS[self.hosts.all.index(host)]
@@ -95,11 +101,14 @@ class Asked:
                 raise ProbeLost(f"{self.place.letter}: no word within {timeout:g} s") from None
             if event is None:
                 self.has_ended = True
-                raise ProbeLost(f"{self.place.letter}: it ended without an answer: {self._last[-300:]}")
+                raise ProbeLost(f"{self.place.letter}: it ended without an answer{self._last_words()}")
             if event["type"] == "failed":
                 raise ProbeLost(f"{self.place.letter}: {event['message']}")
             if event["type"] in kinds:
                 return event
+
+    def _last_words(self) -> str:
+        return f": {self._last[-300:]}" if self._last else ", perhaps with its connection"
 
     def write(self, message: dict) -> None:
         self.process.write(json.dumps(message).encode() + b"\n")
@@ -152,12 +161,21 @@ class Asking:
             act.join(10.0)  # a host that is gone must not hold up the others
 
     def start(self, place: Place, probe: str, **request: Any) -> Asked:
-        env = environment(place.project)
-        process = place.machine.start([place.python, "-m", PROBE, probe], env=env, cwd=place.project)
-        self.at_end(process.kill)
-        asked = Asked(place, process, lambda secrets: self._learn(place, secrets))
+        asked = self._begin(place, probe)
+        self.at_end(asked.process.kill)
         asked.write({"life_s": self._life_s, **request})
         return asked
+
+    def forget(self, place: Place, run: str) -> None:
+        """Remove what this check's run has left there: also when the check is over."""
+        asked = self._begin(place, "forget")
+        asked.write({"life_s": FORGET_S, "run": run})
+        asked.next("answer", timeout=FORGET_S)
+
+    def _begin(self, place: Place, probe: str) -> Asked:
+        env = environment(place.project)
+        process = place.machine.start([place.python, "-m", PROBE, probe], env=env, cwd=place.project)
+        return Asked(place, process, lambda secrets: self.desk.learn(secrets, place.letter))
 
     def ask(self, place: Place, probe: str, **request: Any) -> Any:
         return self.start(place, probe, **request).next("answer")["answer"]
@@ -181,9 +199,6 @@ class Asking:
         for thread in threads:  # daemons: a machine that hangs must not hold up the end of the command
             thread.join()
         return answers
-
-    def _learn(self, place: Place, secrets: dict) -> None:
-        self.desk.learn(secrets, place.letter)
 
 
 @contextlib.contextmanager

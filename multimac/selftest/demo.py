@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 import subprocess
@@ -27,12 +28,13 @@ from .asking import Asking, Place
 from .gather import reached
 
 ROUNDS, ALONE = 2, 2
-STOP_S = 8.0
+NAME = f"selftest-{os.getpid()}"  # another one may run at the same time, also on the same hosts
+STOP_S = 4.0
 
 
 def code(asks: Asking) -> list[dict]:
     """Send the code, the bundled model and clips, as a run does. Who cannot take them is left out from here on."""
-    with _scratch(asks) as folder, new_run(folder, "selftest", keep=False) as run_dir:
+    with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         prepared = _prepare(asks, run_dir)
         models = {rank.host: rank.spec.profile.base_model for rank in prepared.launch.ranks if rank.host}
 
@@ -49,19 +51,16 @@ def code(asks: Asking) -> list[dict]:
 
 
 def demo(asks: Asking) -> dict:
-    with _scratch(asks) as folder, new_run(folder, "selftest", keep=False) as run_dir:
+    with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         began = time.monotonic()
         prepared = _prepare(asks, run_dir)
         sync([place.machine for place in asks.places[1:]], prepared.items, prune=PRUNED)
         dataclasses.replace(prepared.launch, evaluate=False).save(run_dir)
         launcher = start_launcher(run_dir)
-        asks.at_end(lambda: _stop(launcher))
+        asks.at_end(lambda: _end(asks, launcher, run_dir.name))
         launcher.wait()
         letters = {place.host.address: place.letter for place in asks.places}
-        answer = {"seconds": time.monotonic() - began, **_summary(run_dir, letters)}
-        for place in asks.places[1:]:
-            asks.ask(place, "forget", run=run_dir.name)
-        return answer
+        return {"seconds": time.monotonic() - began, **_summary(run_dir, letters)}
 
 
 @contextlib.contextmanager
@@ -91,8 +90,8 @@ def _prepare(asks: Asking, run_dir: Path) -> Prepared:
     return prepare_run(_job(run_dir.parent), run_dir, hosts=hosts, address=address, machine_workers=workers)
 
 
-def _stop(launcher: subprocess.Popen) -> None:
-    """Twice means at once; it then kills its workers, on all hosts."""
+def _end(asks: Asking, launcher: subprocess.Popen, run: str) -> None:
+    """Stop it, and remove what the hosts have of it. Twice means at once; it then kills its workers, on all hosts."""
     for _ in range(2):
         if launcher.poll() is None:
             launcher.send_signal(signal.SIGTERM)
@@ -101,6 +100,7 @@ def _stop(launcher: subprocess.Popen) -> None:
         launcher.wait(STOP_S)
     if launcher.poll() is None:
         launcher.kill()
+    asks.on_all(lambda place: asks.forget(place, run), asks.places[1:])
 
 
 def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:

@@ -9,6 +9,7 @@ import time
 from functools import partial
 
 from distributed.hosts.interfaces import interface_with
+from distributed.hosts.keep_awake import hosts_awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.preflight.run import preflight
@@ -23,7 +24,9 @@ CONNECT_S = 8.0
 GLOO_S = 10.0  # gloo's own time-out in the tests
 KILLED_S = 8.0
 NOTICE_S = 10.0  # after gloo's time-out
+GROUP_S, OPERATION_S = 60.0, 5.0  # of a silent peer: a group's time-out, and that of a single operation in it
 READY_S, FORMED_S, SPEED_S = 25.0, 15.0, 30.0
+MOST_PAIRS = 6  # over slow Wi-Fi one takes 15 s; of many hosts, the master with each comes first
 
 
 def ssh(asks: Asking) -> list[dict]:
@@ -40,12 +43,14 @@ def ssh(asks: Asking) -> list[dict]:
 
     answers = asks.on_all(connect, waiting)
     desk.places = [master, *(place for place in waiting if place.machine)]
+    desk.held.enter_context(hosts_awake([each.machine for each in desk.places[1:]]))
     return [{"host": "A", "answer": "this machine"}, *answers]
 
 
 def _learn(asks: Asking, place: Place) -> None:
-    """What ~/.ssh/config makes of a host: messages name it so."""
+    """What ~/.ssh/config makes of a host: messages name it so. Behind a jump its name is looked up there."""
     settings = resolve(place.host)
+    place.name = "" if settings.jumps or settings.proxy_command else settings.hostname
     asks.desk.sanitizer.learn([settings.hostname], place.letter)
     asks.desk.sanitizer.learn([settings.user], "USER")
     for jump in settings.jumps:
@@ -74,7 +79,9 @@ def reached(asks: Asking) -> tuple:
 
 
 def names(asks: Asking) -> list[dict]:
-    return asks.ask_all("names", names=[host.address for host in asks.desk.hosts.all])
+    """On the master, the only one that looks names up, and of hosts those under which ssh does."""
+    wanted = [asks.desk.hosts.master.address, *(each.name for each in asks.places[1:] if each.name)]
+    return asks.on_all(lambda each: asks.ask(each, "names", names=wanted), asks.places[:1])
 
 
 def hosts_check(asks: Asking) -> dict | None:
@@ -110,12 +117,12 @@ def connect(asks: Asking) -> list[dict]:
 
 
 def gloo(asks: Asking) -> list[dict]:
-    """Each pair of hosts, one pair after the other; alone, two processes on this machine's own address."""
+    """Pairs of hosts, one after the other; alone, two processes on this machine's own address."""
     return [{"pair": [a.letter, b.letter], **told(partial(_speed, asks, a, b))} for a, b in pairs(asks)]
 
 
 def pairs(asks: Asking) -> list[tuple[Place, Place]]:
-    return list(itertools.combinations(asks.places, 2)) or [(asks.places[0], asks.places[0])]
+    return list(itertools.combinations(asks.places, 2))[:MOST_PAIRS] or [(asks.places[0], asks.places[0])]
 
 
 def _speed(asks: Asking, a: Place, b: Place) -> dict:
@@ -127,9 +134,9 @@ def _speed(asks: Asking, a: Place, b: Place) -> dict:
             asked.process.kill()
 
 
-def _pair(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float) -> tuple[Asked, Asked]:
+def _pair(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float, **more: float) -> tuple[Asked, Asked]:
     first, second = (
-        asks.start(place, probe, rank=rank, address=place.own_address(), timeout_s=timeout_s)
+        asks.start(place, probe, rank=rank, address=place.own_address(), timeout_s=timeout_s, **more)
         for rank, place in enumerate((a, b))
     )
     for asked in (first, second):
@@ -151,6 +158,12 @@ def killed_peer(asks: Asking) -> dict:
     return {"seconds": time.monotonic() - began, "timeout_s": KILLED_S, "noticed": noticed}
 
 
+def silent_peer(asks: Asking) -> dict:
+    """Of a pair, one takes no part: seconds until gloo itself gives the operation up."""
+    first, _ = _pair(asks, "silent", *pairs(asks)[0], GROUP_S, operation_s=OPERATION_S)
+    return first.next("answer", timeout=FORMED_S + OPERATION_S + NOTICE_S)["answer"]
+
+
 def process_group(asks: Asking) -> list[dict]:
     """Start a process with a child in its group as a worker is started, kill it, and look who is left."""
 
@@ -166,7 +179,15 @@ def process_group(asks: Asking) -> list[dict]:
 
 
 def shapes(asks: Asking) -> list[dict]:
-    return asks.on_all(lambda each: asks.ask(each, "shapes", model=each.model, device=each.host.device))
+    return _with_model(asks, "shapes")
+
+
+def memory(asks: Asking) -> list[dict]:
+    return _with_model(asks, "memory")
+
+
+def _with_model(asks: Asking, probe: str) -> list[dict]:
+    return asks.on_all(lambda each: asks.ask(each, probe, model=each.model, device=each.host.device))
 
 
 def doctor(asks: Asking) -> dict:

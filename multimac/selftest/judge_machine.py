@@ -16,6 +16,8 @@ SEND = "Please send report.json."
 NEWEST, OLDEST = (3, 14), (3, 11)
 SLOWER = 4.0  # times as slow at varying shapes as at a fixed one; on mps it was 12 (pytorch: the cache is not emptied)
 GROWTH = 2_000_000_000  # bytes of driver memory in six steps of a model of 1.5 million parameters
+TOO_LOW = 2.0  # times what was estimated; of the small model on a CPU it is 1.4
+OPEN_FILES = 3900  # beside those that Python itself has open
 OFF = 1e-4  # relative; rounding is 1e-7
 
 
@@ -68,6 +70,8 @@ def _python(name: str, about: dict) -> Row:
     version = tuple(map(int, about["python"].split(".")[:2]))
     if not OLDEST <= version <= NEWEST:
         return failed(name, f"{text}: torch has wheels for Python 3.11 to 3.14")
+    if not about["is_real_python"]:
+        return failed(name, f"{text}: doctor's lines for the firewall name another program than the one that runs")
     if about["system"] != "Darwin":
         return passed(name, f"{text}, {about['executable']}")
     return _signature(name, text, about["programs"].get("codesign", {}).get("output", ""))
@@ -93,13 +97,11 @@ def _imports(name: str, both: list[dict]) -> Row:
     seconds = [one["whole_s"] for one in both]
     gap = max(one["gap_s"] for one in both)
     parent = max(one["parent_gap_s"] for one in both)
-    limit = Timeouts().silence_loading_s
+    limit = Timeouts().silence_importing_s
     text = f"first {seconds[0]:.1f} s, second {seconds[1]:.1f} s; longest gap between beats {gap:.1f} s"
     figures = {"seconds": seconds, "gap_s": gap, "parent_gap_s": parent}
-    if parent > limit:
-        return failed(name, f"{text}; its parent stood still for {parent:.1f} s: a run would call it lost", **figures)
-    if gap > limit:
-        what = f"{text}: longer than the {limit:g} s after which a loading host counts as lost; only its parent beats"
+    if max(gap, parent) > limit:
+        what = f"{text}, of its parent {parent:.1f} s: after {limit:g} s a host that imports torch counts as lost"
         return failed(name, what, **figures)
     return passed(name, f"{text}, of its parent {parent:.1f} s", **figures)
 
@@ -130,6 +132,52 @@ def _zombie(name: str, errors: dict) -> Row:
     if errors["unreaped"] in ("", "EPERM", "ESRCH") and errors["reaped"] in ("ESRCH", "EPERM"):
         return passed(name, text, **errors)
     return failed(name, f"{text}: the code expects EPERM (macOS), ESRCH or none", **errors)
+
+
+def services(answers: list[dict]) -> list[Row]:
+    judges = {"limits": _limits, "disk": _disk, "keeping awake": _awake}
+    return [row for name, judge in judges.items() for row in each(name, answers, judge)]
+
+
+def _limits(name: str, about: dict) -> Row:
+    files, foreign = about["open_files"], about["foreign_address"]
+    if why := files.get("failed") or foreign.get("failed"):
+        return failed(name, why)
+    if min(files["after"], files["opened"]) < OPEN_FILES:
+        text = f"{files['opened']} files at once: a run that loses hosts often may need more"
+        return failed(name, text, **files)
+    if not foreign["error"]:
+        return failed(name, "another machine's address can be listened on: a run would not notice that its own is lost")
+    return passed(name, f"{files['opened']} files at once; another's address gives {foreign['error']}", **files)
+
+
+def _disk(name: str, about: dict) -> Row:
+    folder = about["folder"]
+    if "failed" in folder:
+        return failed(name, folder["failed"])
+    sync, backups = folder["sync"], folder["backups"]
+    if sync["error"]:
+        return failed(name, f"{sync['how']} of a folder: {sync['error']}; a power cut may undo the last checkpoint")
+    text = f"{sync['how']} of a folder took {1000 * sync['seconds']:.0f} ms"
+    if backups is None:
+        return passed(name, text)
+    if (backups["before"], backups["after"]) == ("Included", "Excluded"):
+        return passed(name, f"{text}; Time Machine leaves out what it is told to")
+    said = f"{backups['before'] or 'nothing'}, then {backups['after'] or 'nothing'} (status {backups['status']})"
+    return failed(name, f"{text}; of a folder that was excluded, `tmutil` says {said}: backups may be large")
+
+
+def _awake(name: str, about: dict) -> Row:
+    holder = about["awake"]
+    if holder is None:
+        return unknown(name, "checked on a Mac only")
+    if "failed" in holder:
+        return failed(name, holder["failed"])
+    if not holder["shown"]:
+        return failed(name, "`pmset -g assertions` does not show `caffeinate`: a host may fall asleep", **holder)
+    if not holder["ended"] or holder["left"]:
+        return failed(name, "`caffeinate` outlives its command: a host would never sleep again", **holder)
+    return passed(name, "`caffeinate` keeps it awake, and ends with its connection", **holder)
 
 
 def arithmetic(answers: list[dict]) -> list[Row]:
@@ -177,6 +225,25 @@ def _shapes(name: str, about: dict) -> Row:
     if about["device"] != "cpu" and (varying["median_ms"] > SLOWER * fixed["median_ms"] or grown > GROWTH):
         return passed(name, f"{text}: changing ones are dear, so runs keep to few shapes", **about)
     return passed(name, text, **about)
+
+
+def memory(answers: list[dict]) -> list[Row]:
+    return each("memory", answers, _memory)
+
+
+def _memory(name: str, about: dict) -> Row:
+    taken, estimated, beyond = about["taken"], about["estimated"], about["beyond"]
+    text = f"{about['device']}: a clip of 30 s takes {size(taken)}, estimated were {size(estimated)}"
+    if about["device"] != "cpu" and taken > TOO_LOW * estimated:
+        return failed(name, f"{text}: what fits into memory is told wrongly before a run", **about)
+    if beyond is None:
+        return passed(name, text, **about)
+    if not beyond["is_full"]:
+        said = beyond["said"] or "nothing"
+        return failed(name, f"{text}; past its limit torch says {said}: a run would not know that memory is full")
+    if not beyond["is_known"]:
+        return unknown(name, f"{text}; past its limit torch says {beyond['said']}. {SEND}", **about)
+    return passed(name, f"{text}; past its limit torch says that memory is full", **about)
 
 
 def doctor(report: dict) -> list[Row]:

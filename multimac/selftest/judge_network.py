@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from distributed.ssh.local_network import WAYS_OUT
+
 from .judge_machine import each
 from .rows import Row, failed, passed, unknown
 
@@ -11,10 +13,6 @@ SLOW_NAME_S = 2.0
 SLOW_MBIT = 20.0
 NOTICED_S = 1.0  # before gloo's time-out: so early only gloo itself notices
 EHOSTUNREACH = {65, 113}  # macOS, Linux
-LOCAL_NETWORK = (
-    "Local Network privacy of macOS: allow the terminal in System Settings > Privacy & Security > Local Network, use "
-    "Terminal.app, or `ssh localhost` first"
-)
 
 
 def ssh(answers: list[dict]) -> list[Row]:
@@ -116,7 +114,7 @@ def _connect(name: str, link: dict) -> Row:
         error = link["python"]
         text = f"Python: {error['said']} ({error['errno']})"
         if error["errno"] in EHOSTUNREACH and _by_nc(link):
-            return failed(name, f"{text}, but nc connects: {LOCAL_NETWORK}")
+            return failed(name, f"{text}, but nc connects: Local Network privacy of macOS. {WAYS_OUT}")
         if _by_nc(link):
             return failed(name, f"{text}, but nc connects: something blocks this Python (firewall, privacy)")
         return failed(name, f"{text}{'' if link['nc'] is None else '; nc too'}: a firewall, or no way to that host")
@@ -165,6 +163,14 @@ def killed_peer(about: dict) -> list[Row]:
     if seconds < limit - NOTICED_S:
         return [passed("killed peer", f"{text}, by gloo itself", **about)]
     return [passed("killed peer", f"{text}, only at gloo's time-out: a run relies on its launcher's word", **about)]
+
+
+def silent_peer(about: dict) -> list[Row]:
+    asked, text = about["operation_s"], f"gloo gave an operation up after {about['seconds']:.1f} s"
+    if about["has_ended"]:
+        return [passed("silent peer", f"{text}; {asked:g} s were asked for", **about)]
+    what = f"gloo does not keep to a single operation's time-out ({asked:g} s): it holds what was to be sent for longer"
+    return [failed("silent peer", what, **about)]
 
 
 def demo(about: dict) -> list[Row]:

@@ -52,10 +52,13 @@ CHECKS = [
     Check("connect", 60, gather.connect, judge_network.connect),
     Check("gloo", 120, gather.gloo, judge_network.gloo),
     Check("killed peer", 70, gather.killed_peer, judge_network.killed_peer),
+    Check("silent peer", 70, gather.silent_peer, judge_network.silent_peer),
     Check("process group", 40, gather.process_group, judge_machine.process_group),
     Check("kill of a zombie", 20, asked("zombie"), judge_machine.zombie),
+    Check("services", 40, asked("services"), judge_machine.services),
     Check("arithmetic", 60, asked("arithmetic"), judge_machine.arithmetic),
     Check("changing shapes", 120, gather.shapes, judge_machine.shapes),
+    Check("memory", 60, gather.memory, judge_machine.memory),
     Check("doctor", 180, gather.doctor, judge_machine.doctor),
     Check("demo", 180, demo.demo, judge_network.demo),
 ]

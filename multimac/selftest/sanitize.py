@@ -8,23 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 # Names of machines and users that tell nothing, and that stand in answers as words of their own.
-PUBLIC = {
-    "localhost",
-    "root",
-    "admin",
-    "user",
-    "mac",
-    "macos",
-    "apple",
-    "python",
-    "terminal",
-    "linux",
-    "darwin",
-    "none",
-}
+ORDINARY = """
+localhost root admin user mac macos apple python terminal linux darwin none ipv4 ipv6 private public shared link local
+loopback multicast any mask path key home temporary system disk external removed ok warning problem skipped error cpu
+mps cuda arm64 x86_64 eperm esrch included excluded
+"""
+PUBLIC = set(ORDINARY.split())
 INSTALLER = "another installer of Python"
 # Of a path only its kind stays. The first that fits.
 KINDS = [
+    (r"/opt/homebrew/opt/.*", "Homebrew, opt"),
+    (r"/opt/homebrew/Cellar/.*", "Homebrew, Cellar"),
     (r"/opt/homebrew(/.*)?", "Homebrew"),
     (r"/usr/local(/.*)?", "usr local"),
     (r"/Library/Frameworks/Python\.framework(/.*)?", "python.org"),
@@ -48,7 +42,9 @@ LONG_KEY = re.compile(r"(?<![\w+/])[\w+/]{40,}={0,2}")
 LINES = re.compile(r"^.*\b(Serial Number|Hardware UUID|Provisioning UDID|User Defined Name|SSID)\b.*$", re.I | re.M)
 UUID = re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
-TEAM = re.compile(r"^(Authority=[^:\n]+):.*$", re.MULTILINE)  # "Apple Development: NAME (TEAM)"
+# "Authority=Apple Development: NAME (TEAM)", "Hardware Port: NAME's iPhone", programs such as a VPN's
+OWN = re.compile(r"^(Authority=[^:\n]+|TeamIdentifier(?==)|Hardware Port(?=:.*['’]))[:=].*$", re.MULTILINE)
+KEPT_AWAKE = re.compile(r"(?<=kept awake right now) by [^)\n]*")
 HARDWARE = re.compile(r"(?<![\w:-])[0-9a-f]{1,2}([:-])(?:[0-9a-f]{1,2}\1){4,}[0-9a-f]{1,2}(?!\w)", re.I)
 INTERFACE = re.compile(r"\b((?:en|wl)x)[0-9a-f]{12}\b")  # Linux: named after its hardware address
 IPV6 = re.compile(r"(?<![\w:.])(?=[\da-f:]*:)[\da-f:]*:[\da-f:.]*[\da-f:](?:%[\w.-]+)?(?!\w)", re.IGNORECASE)
@@ -64,16 +60,16 @@ class Sanitizer:
         self._pattern: re.Pattern[str] | None = None
 
     def learn(self, names: Iterable[str], as_word: str) -> None:
-        """A host's names and addresses, or a user's. A name with dots is also known by its first part."""
+        """A host's names and addresses, or a user's. Of a name with dots the first part is enough."""
         for name in names:
             kind = kind_of_address(name)
             for part in (name,) if kind else (name, name.split(".")[0]):
                 if len(part.strip()) > 1 and part.lower() not in PUBLIC:
                     self._names.setdefault(part.lower(), f"{as_word} ({kind})" if kind else as_word)
         known = sorted(self._names, key=len, reverse=True)
-        words = "|".join(map(re.escape, known))
+        words = "|".join(map(re.escape, known))  # and what follows after a dot is a domain of the owner's
         self._pattern = (
-            re.compile(rf"(?<![a-z0-9])(?:{words})(?:\.local\b)?(?![a-z0-9])", re.IGNORECASE) if known else None
+            re.compile(rf"(?<![a-z0-9])({words})(?:\.[a-z0-9-]+)*(?![a-z0-9])", re.IGNORECASE) if known else None
         )
 
     def learn_folders(self, folders: Iterable[str], kind: str) -> None:
@@ -102,14 +98,13 @@ class Sanitizer:
             rest = r"(?![\w-])(?:[^\s'\"`,;:|<>()]|[ ](?=[^'\"`,;:|<>()\n]*/))*"
             text = re.sub(rf"(?<![\w/]){re.escape(folder)}{rest}", lambda found: self._kind_of_path(found[0]), text)
         text = PATH.sub(lambda found: self._kind_of_path(found[0]), text)
-        text = LONG_KEY.sub("<key>", TEAM.sub(r"\1", text))  # a path may be as long as a key
+        text = LONG_KEY.sub("<key>", text)  # a path may be as long as a key
         if self._names:
             text = self._pattern.sub(self._word, text)
         return _without_addresses(E_MAIL.sub("<e-mail>", text))
 
     def _word(self, found: re.Match[str]) -> str:
-        name = found[0].lower()
-        return self._names.get(name) or self._names[name.removesuffix(".local")]
+        return self._names[found[1].lower()]
 
     def _kind_of_path(self, path: str) -> str:
         own = [kind for folder, kind in self._folders.items() if (path + "/").startswith(folder + "/")]
@@ -119,7 +114,7 @@ class Sanitizer:
 
 
 def _without_keys(text: str) -> str:
-    text = UUID.sub("<UUID>", LINES.sub("<removed>", text))
+    text = KEPT_AWAKE.sub("", OWN.sub(r"\1", UUID.sub("<UUID>", LINES.sub("<removed>", text))))
     for pattern in KEYS:
         text = pattern.sub("<key>", text)
     return text

@@ -71,6 +71,7 @@ def mac(**changes) -> dict:
         "python": "3.12.9",
         "implementation": "CPython",
         "executable": "/opt/homebrew/bin/python3.12",
+        "is_real_python": True,
         "packages": {"torch": "2.13.0"},
         "programs": {
             "sw_vers": said(SW_VERS),

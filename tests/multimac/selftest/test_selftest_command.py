@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import loopback_sshd
@@ -96,9 +97,24 @@ def test_not_the_master_of_the_hosts_file(selftest, tmp_path):
     assert "is not this machine" in said and "192.0.2.9" not in json.dumps(report)
 
 
-def test_nowhere_to_write(selftest, tmp_path):
-    status, said, report = selftest("--out", str(tmp_path / "no" / "report.json"))
-    assert status == 3 and "there is no such folder" in said and not report
+@pytest.mark.parametrize("out", ["no/report.json", ".", "/proc/report.json"])
+def test_nowhere_to_write(selftest, tmp_path, out):
+    """It is said at once, not after five minutes."""
+    status, said, report = selftest("--out", str(tmp_path / out))
+    assert status == 3 and "Name another file with --out" in said and "ssh" not in said and not report
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_broken_off_leaves_nothing_on_the_host(selftest, hosts, ssh_server, monkeypatch):
+    def cut(check):
+        return dataclasses.replace(check, limit_s=6) if check.name == "demo" else check
+
+    names = ("ssh", "code", "own address", "demo")
+    monkeypatch.setattr(command, "CHECKS", [cut(check) for check in run.CHECKS if check.name in names])
+    status, said, _ = selftest("--hosts", hosts())
+    assert status == 5 and "no end within 6 s" in said
+    assert (ssh_server.folder / "project" / "runs").is_dir(), "the run had begun there"
+    assert not list((ssh_server.folder / "project" / "runs").iterdir())
 
 
 def test_ctrl_c_keeps_what_is_known(selftest, monkeypatch):
