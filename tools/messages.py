@@ -63,8 +63,9 @@ def collect(paths: Iterable[Path]) -> set[Message]:
 def _imported_constants(tree: ast.Module, trees: Iterable[ast.Module]) -> dict[str, str]:
     names = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     reader = _Reader({}, {})
-    for node in (node for other in trees if other is not tree for node in other.body if isinstance(node, ast.Assign)):
-        if (name := ast.unparse(node.targets[0])).isupper() and name in names:
+    for node in (node for other in trees if other is not tree for node in other.body):
+        is_constant = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in {n for n in names if n.isupper()}
+        if is_constant or (isinstance(node, ast.FunctionDef) and node.name in names):
             reader.visit(node)
     return reader.texts
 
@@ -132,12 +133,12 @@ class _Reader(ast.NodeVisitor):
         source = f"{_name(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
         known = self.texts.get(source, "")
         is_telling = _says_something(known) or (known and source.isupper())
-        return known if is_telling else f"<{_name(node).strip('_').replace('_', ' ')}>"
+        return known if is_telling else f"<{_name(node).strip('_').replace('_', ' ').lower()}>"
 
 
 def _name(node: ast.expr) -> str:
     """The last word: `strerror` of `error.strerror`, `known` of `", ".join(sorted(known))`."""
-    source = re.sub(r"\[[^]]*:[^]]*\]", "", ast.unparse(node))  # a slice does not say what is cut
+    source = re.sub(r"\[[^]]*:[^]]*\]|\.strip\(\)", "", ast.unparse(node))  # neither says of what
     return (re.findall(r"[^\W\d]\w*", source) or ["..."])[-1]
 
 

@@ -220,7 +220,7 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
     wrong = [n for n, step in enumerate(steps) if step.wrong_parameters or _loss_is_wrong(parity, step)]
     most = devices.most_terms(parity.device)
     if wrong and most and all(steps[number].shape.positions > most for number in wrong):
-        no_harm = f"Training computes {most:,} positions at most at once on this GPU: it is not affected."
+        no_harm = f"On this GPU training computes at most {most:,} positions at once: it is not affected."
         return warning(_describe(parity, steps, wrong), no_harm, **figures)
     if wrong:
         return problem(_describe(parity, steps, wrong), _remedy(parity), **figures)
@@ -237,7 +237,8 @@ def _loss_is_wrong(parity: Parity, step: Step) -> bool:
 def _describe(parity: Parity, steps: Sequence[Step], wrong: Sequence[int]) -> str:
     step = steps[wrong[0]]
     before = f", after {steps[wrong[0] - 1].shape}" if wrong[0] else ""
-    where = f"{parity.device}, batch {wrong[0] + 1} of {len(steps)} ({step.shape}{before})"
+    number = wrong[0] + 1
+    where = f"{parity.device}, batch {number} of {len(steps)} ({step.shape}{before})"
     off = f"off by {step.worst_error:.2g} times its size (limit {GRADIENT_LIMIT[parity.precision]:g})"
     others = f"{step.wrong_parameters} of {step.parameters} parameters wrong, {len(wrong)} of {len(steps)} batches"
     loss = f"the loss is {step.loss_error:.1e} off" if _loss_is_wrong(parity, step) else "the loss is right"
