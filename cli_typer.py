@@ -146,9 +146,9 @@ def doctor(
 def selftest(
     hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
     out: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("report.json"),
-    lid: Annotated[bool, typer.Option("--lid", help="Also watch a minute in which you close a lid.")] = False,
+    lid: Annotated[bool, typer.Option("--lid", help="Then watch for a minute in which you close a lid.")] = False,
 ) -> int:
-    """Prove on your machines what this program assumes of them: under 5 minutes, with a report to send us."""
+    """Check what this program assumes of your machines: about 5 minutes, with a report to send us."""
     return commands.selftest.selftest(hosts, out, lid=lid)
 
 

@@ -33,9 +33,9 @@ usable() {
 }
 
 if ! usable; then
-    [ ! -e .venv ] || echo "Making .venv anew; its Python: $said."
+    [ ! -e .venv ] || echo "Making a new .venv; the Python of the old one: $said."
     find_python ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.14 python3.11
-    printf %s "$passed" | sed 's/^/Passed over /'
+    printf %s "$passed" | sed 's/^/Skipped /'
     if [ -z "$found" ]; then
         echo "No Python that can train was found. Get one, then run make again:" >&2
         echo "  Mac:    brew install python@3.13      (or the installer from python.org)" >&2

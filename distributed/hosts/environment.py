@@ -209,7 +209,7 @@ class _HostSetup:
                 self.remote.name, f"no Python that can train was found: {'; '.join(others)}", remedy=INSTALL_PYTHON
             )
         for line in others:
-            self.say(f"passed over {line}")
+            self.say(f"skipped {line}")
         folder = str(PurePosixPath(self.python).parent.parent)
         self.say(f"making {folder} with {best} ({version})")
         self.remote.run(["/bin/sh", "-c", TAKE_LINK_AWAY, folder], timeout=30, check=True)

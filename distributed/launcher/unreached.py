@@ -7,12 +7,12 @@ import ipaddress
 LOCAL_NETWORK_ERRNO = 65  # a Mac's EHOSTUNREACH: also what a program gets that may not use the local network
 TRIES = 10  # by then a host that only sleeps or starts has had half a minute
 TERMINAL_CLOSED = (
-    "no route to it (errno 65). Was the terminal closed that this run was started in? macOS may then keep the run from"
+    "no route to it (errno 65). Was the terminal closed in which this run was started? macOS may then keep the run off"
     " the local network: docs/lost-hosts.md#the-terminal-was-closed-and-no-host-is-found"
 )
 BY_ADDRESS = (
-    "still not reached. Has it got another address? A run finds a host again by its name, not by an address: name it"
-    " in the hosts file, such as mac-mini.local, and go on with --resume and --hosts"
+    "still not reached. Has it got another address? Only a host given by its name, such as mac-mini.local, is found"
+    " again at a new one: write its name into the hosts file, and go on with --resume and --hosts"
 )
 
 

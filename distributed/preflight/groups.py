@@ -17,8 +17,8 @@ AMPLE_S = 3.0  # in which it also forms over a Wi-Fi that saves power, and is fu
 ANSWER_S = 0.5
 SILENT = "no answer"  # what the probe says of a pair that hangs
 WHAT_HELPS = (
-    "The hosts train over such groups. Give them the same torch (multimac hosts setup), and let their firewalls pass"
-    ' all ports between them; or name other interfaces with "interface" in the hosts file.'
+    "The hosts train over such groups. Give them the same torch (multimac hosts setup), and open all ports between them"
+    ' in their firewalls; or name other interfaces with "interface" in the hosts file.'
 )
 
 

@@ -148,7 +148,7 @@ class Links:
 
     def _firewall(self, *numbers: int) -> str:
         where, commands = " and ".join(self.looks[number].name for number in numbers), self._allow(*numbers)
-        return f"Let the firewall of {where} pass connections from the other hosts.{commands}"
+        return f"In the firewall of {where}, allow connections from the other hosts.{commands}"
 
     def _allow(self, *numbers: int) -> str:
         """The commands for those that are Macs."""

@@ -17,8 +17,8 @@ SELF_ASSIGNED = 0.7  # what such an address counts for: a Mac changes it as it l
 THUNDERBOLT = "bridge0"
 # macOS has one route for all of 169.254.0.0/16, often by Wi-Fi (targetBridge #130).
 BRIDGE_UNUSED = (
-    "the Thunderbolt Bridge (bridge0) is not used: by its self-assigned addresses it is slower, or not reached. Give it"
-    " addresses of its own, such as 10.10.0.1 and 10.10.0.2 with the mask 255.255.255.0: System Settings > Network >"
+    "the Thunderbolt Bridge (bridge0) is not used: with self-assigned addresses it is slower, or not reached. Give each"
+    " Mac a fixed one, such as 10.10.0.1 and 10.10.0.2 with the mask 255.255.255.0: System Settings > Network >"
     " Thunderbolt Bridge > Details > TCP/IP > Manually"
 )
 MOST = 3  # networks besides the usual one that are tried

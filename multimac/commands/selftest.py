@@ -70,7 +70,7 @@ def _introduce(console: Console, desk: Desk) -> None:
         desk.sanitizer.learn([host.user] if host.user else [], "USER")
     desk.learn(secrets(), "A")
     named = ", ".join(f"{desk.letter(host)} is {host.address}" for host in desk.hosts.all)
-    console.print(f"{named}. This takes up to 5 minutes; Ctrl-C ends it everywhere.")
+    console.print(f"{named}. This takes about 5 minutes; Ctrl-C ends it everywhere.")
 
 
 def _show_all(console: Console, desk: Desk, checks: Sequence[Check], entries: list[dict]) -> None:
@@ -96,5 +96,5 @@ def _line(row: Row) -> Table:
 def _sum_up(console: Console, rows: Sequence[Row], out: Path, seconds: float) -> None:
     count = Counter(row.verdict for row in rows)
     console.print(", ".join(f"{verdict}: {count[verdict]}" for verdict in Verdict) + f" ({seconds:.0f} s)")
-    what = "it holds no names, addresses, keys or paths. Please look at it, and send it to us: docs/mac.md"
+    what = "it contains no names, addresses, keys or paths. Please look through it, and send it to us: docs/mac.md"
     console.print(f"{out}: {what}", soft_wrap=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GB = 1_000_000_000
 LOOK_S = 120  # torch's first import after an installation may take half of it
-MATMUL_FAULT = "torch before 2.14 on M1 and M2 sums wrongly past 32,766 terms (pytorch 177116): training keeps below"
+MATMUL_FAULT = "torch before 2.14 on M1 and M2 sums wrongly past 32,766 terms (pytorch 177116): training stays below"
 ENVIRONMENT = re.compile(
     r"PYTHONPATH|PYTHONHOME|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
     r"OMP_NUM_THREADS|MKL_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TORCH_\w+|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
@@ -100,7 +100,7 @@ def judged(problems: Sequence[Problem], found: Finding) -> Finding:
 def found_python() -> Finding:
     found = f"{platform.python_version()} ({platform.machine()}), {short(Path(sys.executable))}"
     if macos.is_macos() and platform.machine() == "x86_64" and macos.translated():
-        remedy = "Remove .venv, `brew install python@3.12` in a Terminal without Rosetta, then `make setup`."
+        remedy = "Remove .venv, `brew install python@3.13` in a Terminal without Rosetta, then `make setup`."
         return problem(f"{found}: an Intel Python under Rosetta, for which there is no current torch", remedy)
     if sys.prefix == sys.base_prefix:
         return warning(f"{found}: no virtual environment", "Run `make setup`, then use .venv/bin/python.")

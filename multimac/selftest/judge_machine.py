@@ -113,8 +113,8 @@ def process_group(answers: list[dict]) -> list[Row]:
 def _leader(name: str, sits: dict) -> Row:
     shells = f"login shell {sits['shells']['login'] or 'unknown'}"
     if sits["announced"] == sits["group"]:
-        return passed(name, f"the command leads the group that was announced ({shells})")
-    return failed(name, f"the group that was announced is not the command's: it cannot be killed ({shells})")
+        return passed(name, f"the command leads its own process group ({shells})")
+    return failed(name, f"the command is not in the group that it reported, so it cannot be killed ({shells})")
 
 
 def _left(name: str, sits: dict) -> Row:
@@ -147,8 +147,9 @@ def _limits(name: str, about: dict) -> Row:
         text = f"{files['opened']} files at once: a run that loses hosts often may need more"
         return failed(name, text, **files)
     if not foreign["error"]:
-        return failed(name, "another machine's address can be listened on: a run would not notice that its own is lost")
-    return passed(name, f"{files['opened']} files at once; another's address gives {foreign['error']}", **files)
+        return failed(name, "listening on another machine's address works: a run would not notice that its own is lost")
+    text = f"{files['opened']} files at once; listening on another machine's address gives {foreign['error']}"
+    return passed(name, text, **files)
 
 
 def _disk(name: str, about: dict) -> Row:
@@ -223,7 +224,7 @@ def _shapes(name: str, about: dict) -> Row:
     if fixed["memory"] - fixed["memory_before"] > GROWTH:
         return failed(name, f"{text}: memory grows at one shape too, so a run would take all of it", **about)
     if about["device"] != "cpu" and (varying["median_ms"] > SLOWER * fixed["median_ms"] or grown > GROWTH):
-        return passed(name, f"{text}: changing ones are dear, so runs keep to few shapes", **about)
+        return passed(name, f"{text}: changing ones cost time, so runs use few shapes", **about)
     return passed(name, text, **about)
 
 
@@ -233,9 +234,9 @@ def memory(answers: list[dict]) -> list[Row]:
 
 def _memory(name: str, about: dict) -> Row:
     taken, estimated, beyond = about["taken"], about["estimated"], about["beyond"]
-    text = f"{about['device']}: a clip of 30 s takes {size(taken)}, estimated were {size(estimated)}"
+    text = f"{about['device']}: a clip of 30 s takes {size(taken)}, the estimate was {size(estimated)}"
     if about["device"] != "cpu" and taken > TOO_LOW * estimated:
-        return failed(name, f"{text}: what fits into memory is told wrongly before a run", **about)
+        return failed(name, f"{text}: the estimate of memory before a run is wrong", **about)
     if beyond is None:
         return passed(name, text, **about)
     if not beyond["is_full"]:

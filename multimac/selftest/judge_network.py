@@ -162,14 +162,14 @@ def killed_peer(about: dict) -> list[Row]:
     text = f"noticed after {seconds:.1f} s"
     if seconds < limit - NOTICED_S:
         return [passed("killed peer", f"{text}, by gloo itself", **about)]
-    return [passed("killed peer", f"{text}, only at gloo's time-out: a run relies on its launcher's word", **about)]
+    return [passed("killed peer", f"{text}, only at gloo's time-out: in a run, the launcher is quicker", **about)]
 
 
 def silent_peer(about: dict) -> list[Row]:
     asked, text = about["operation_s"], f"gloo gave an operation up after {about['seconds']:.1f} s"
     if about["has_ended"]:
         return [passed("silent peer", f"{text}; {asked:g} s were asked for", **about)]
-    what = f"gloo does not keep to a single operation's time-out ({asked:g} s): it holds what was to be sent for longer"
+    what = f"gloo does not keep to a single operation's time-out ({asked:g} s): it keeps buffers for longer"
     return [failed("silent peer", what, **about)]
 
 

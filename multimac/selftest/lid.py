@@ -13,7 +13,7 @@ WATCH_S = 60.0
 BACK_S = 30.0  # for a host to answer again, after that
 SILENCE_S = 3.0
 AGAIN_S = 2.0  # for a new connection, as a run tries it
-ASK = "Now close the lid of one Mac, wait 20 seconds, and open it again. A minute is watched; without a lid, just wait."
+ASK = "Now close the lid of one Mac, wait 20 seconds, and open it again. This takes a minute; without a lid, just wait."
 
 
 def lid(asks: Asking) -> list[dict]:

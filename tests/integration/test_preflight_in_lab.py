@@ -126,7 +126,7 @@ def test_a_host_that_lets_nobody_connect_but_by_ssh(lab, checked):
     (said,) = checked("h2", "h3")["errors"]
     h1, h2, h3 = (lab[name].address for name in ("h1", "h2", "h3"))
     assert said.startswith(f"{h1}, {h2} -> {h3}: no answer from {h3} (en0); {h3} -> {h1}, {h2} works")
-    assert f"Let the firewall of {h3} pass" in said
+    assert f"In the firewall of {h3}, allow" in said
 
 
 def test_an_interface_that_the_others_cannot_reach(lab, checked):

@@ -78,7 +78,7 @@ def test_an_environment_that_does_not_work_any_more_is_made_anew(project, fault)
     done = setup(project)
     assert done.returncode == 0, done.stderr
     said = {"gone": "does not run", "another version": "are those of another version"}
-    assert done.stdout.startswith("Making .venv anew") and said[fault] in done.stdout.splitlines()[0]
+    assert done.stdout.startswith("Making a new .venv") and said[fault] in done.stdout.splitlines()[0]
     assert made(project) and not (venv / "old").exists() and (venv / ".installed").exists()
 
 
@@ -125,7 +125,7 @@ def test_what_is_said_where_no_python_can_train(project, tmp_path, shell):
         (tmp_path / "bin" / name).chmod(0o755)
     done = setup(project, str(shells / "sh"))
     assert done.returncode == 1 and not (project / ".venv").exists()
-    assert done.stdout == f"Passed over {tmp_path}/bin/python3: {REASONS['intel']}\n"
+    assert done.stdout == f"Skipped {tmp_path}/bin/python3: {REASONS['intel']}\n"
     assert "No Python that can train was found" in done.stderr and "Homebrew in /opt/homebrew" in done.stderr
 
 

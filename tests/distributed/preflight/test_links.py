@@ -88,7 +88,7 @@ def test_a_firewall_between_two_hosts():
     pair, back = (0, 1), (1, 0)
     (problem,) = said(Network({pair: SILENT, back: SILENT}, lost=[pair, back]))
     assert problem.startswith("ada <-> ben: nothing gets through either way (192.0.2.0 (en0), 192.0.2.1 (en0))")
-    assert "Let the firewall of ada and ben pass" in problem
+    assert "In the firewall of ada and ben, allow" in problem
     (problem,) = said(Network({pair: SILENT, back: SILENT}))
     assert problem.startswith("ada <-> ben: TCP fails both ways, although datagrams arrive")
 
@@ -113,7 +113,7 @@ def test_packets_that_are_lost_one_way():
 @pytest.mark.parametrize(
     ("result", "words", "remedy"),
     [
-        (SILENT, "no answer from 192.0.2.2 (en0)", "Let the firewall of cleo pass"),
+        (SILENT, "no answer from 192.0.2.2 (en0)", "In the firewall of cleo, allow"),
         (
             {"failed": "refused", "errno": 61},
             "192.0.2.2 (en0) refuses the connection",

@@ -174,7 +174,7 @@ def test_a_fault_that_training_keeps_away_from_is_a_warning(whisper, faulty, mon
     past, below = [Shape(2, 200, 8), Shape(4, 200, 8)], [Shape(4, 200, 8), Shape(2, 200, 8)]
     found = compare(Parity(whisper, CPU), past, "test", quiet)
     assert found.state is State.WARNING and "batch 2 of 2 (4 x 100, after 2 x 100)" in found.detail
-    assert found.remedy == "Training computes 300 positions at most at once on this GPU: it is not affected."
+    assert found.remedy == "On this GPU training computes at most 300 positions at once: it is not affected."
     assert compare(Parity(whisper, CPU), below, "test", quiet).state is State.PROBLEM
 
 

@@ -254,7 +254,7 @@ def test_what_a_run_asks_of_the_system(changes, words):
 
 
 def test_memory():
-    one(FAIL, "told wrongly", of("memory", {**MEMORY, "taken": 500_000_000}))
+    one(FAIL, "estimate of memory", of("memory", {**MEMORY, "taken": 500_000_000}))
     other = {"is_full": True, "is_known": False, "said": "MPS: out of memory"}
     one(UNKNOWN, "MPS: out of memory", of("memory", {**MEMORY, "beyond": other}))
     one(FAIL, "would not know", of("memory", {**MEMORY, "beyond": {**other, "is_full": False}}))
@@ -262,7 +262,7 @@ def test_memory():
 
 
 def test_process_groups():
-    one(FAIL, "not the command's", of("process group", {**SITS, "group": 70, "pid": 70}), "process group")
+    one(FAIL, "not in the group that it reported", of("process group", {**SITS, "group": 70, "pid": 70}), "process group")
     one(FAIL, "1 of 2 processes outlived", of("process group", {**SITS, "left": 1}), "group kill")
     one(FAIL, "EINVAL", of("kill of a zombie", {"unreaped": "EINVAL", "reaped": "ESRCH"}))
 
