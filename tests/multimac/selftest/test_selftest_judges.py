@@ -262,7 +262,7 @@ def test_memory():
 
 
 def test_process_groups():
-    one(FAIL, "not in the group that it reported", of("process group", {**SITS, "group": 70, "pid": 70}), "process group")
+    one(FAIL, "not in the group", of("process group", {**SITS, "group": 70, "pid": 70}), "process group")
     one(FAIL, "1 of 2 processes outlived", of("process group", {**SITS, "left": 1}), "group kill")
     one(FAIL, "EINVAL", of("kill of a zombie", {"unreaped": "EINVAL", "reaped": "ESRCH"}))
 
@@ -276,7 +276,7 @@ def test_arithmetic():
 
 def test_shapes():
     dear = {**STEPS, "median_ms": 1100.0, "memory": 72 * 10**9}
-    one(PASS, "runs keep to few shapes", of("changing shapes", {**SHAPES, "varying": dear}))
+    one(PASS, "runs use few shapes", of("changing shapes", {**SHAPES, "varying": dear}))
     grown = {**STEPS, "memory": 9 * 10**9}
     one(FAIL, "memory grows at one shape", of("changing shapes", {**SHAPES, "fixed": grown}))
     one(FAIL, "not finite", of("changing shapes", {**SHAPES, "varying": {**STEPS, "is_finite": False}}))
