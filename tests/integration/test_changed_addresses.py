@@ -78,6 +78,7 @@ def test_a_host_with_another_address_is_found_by_its_name(runner, named):
     assert len(run.of("hello", host="h2.local")) == 1
 
 
+@pytest.mark.slow
 def test_a_master_with_another_address_calls_its_hosts_together_there(runner, named):
     run = Watched(runner, "h2", epochs=14)
     run.wait_for("commit", 2)

@@ -163,6 +163,7 @@ def test_a_host_that_was_cut_off_for_long_is_started_anew(runner):
     assert len(run.of("hello", host=run.address["h2"])) == 2
 
 
+@pytest.mark.slow
 def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
     run = Watched(runner, "h2", epochs=3)
     run.wait_for("checkpoint", 4)

@@ -61,6 +61,7 @@ def test_a_slower_second_link_and_one_that_a_third_host_lacks_are_left_alone(lab
         assert done.returncode == 0 and "training uses" not in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_faster_link_goes_away(lab, runner):
     """Its addresses stay. The run goes on with whom it has, and takes the other one back by the slower link."""
     lab.set_rate("h1", "20mbit")

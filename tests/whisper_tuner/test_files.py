@@ -195,5 +195,6 @@ def test_no_other_file_of_these_packages_renames_into_place():
         for path in (project / package).rglob("*.py")
         if any(word in path.read_text(encoding="utf-8") for word in ("os.replace(", "os.fsync(", "mkstemp("))
     }
-    found = {name for name in found if "/hosts/agent/" not in name}  # its parts arrive under names of their own
+    # The agent's parts arrive under names of their own; the self-test asks whether a disk can sync at all.
+    found = {name for name in found if "/hosts/agent/" not in name and "/selftest/" not in name}
     assert found == {"whisper_tuner/files.py"}
