@@ -177,7 +177,7 @@ def test_a_shell_that_stays_before_the_command(desk, monkeypatch):
         return start(self, [sys.executable, "-c", BEHIND, *command], **more)
 
     monkeypatch.setattr(LocalMachine, "start", behind_a_shell)
-    fails(rows(desk, "process group"), "not the command's: it cannot be killed")
+    fails(rows(desk, "process group"), "not in the group that it reported")
 
 
 def test_a_zombie(desk, monkeypatch):
