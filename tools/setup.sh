@@ -15,8 +15,8 @@ mac_remedy() {
         echo "This is an Intel Mac: current torch has no builds for it."
     elif [ "$(sysctl -n sysctl.proc_translated 2>/dev/null)" = 1 ]; then
         echo "This terminal runs under Rosetta. Start one that does not, for example with: arch -arm64 zsh"
-    else
-        echo "On this Mac, only the Homebrew in /opt/homebrew brings a Python that fits, not the one in /usr/local."
+    elif [ ! -x /opt/homebrew/bin/brew ]; then
+        echo "First get the Homebrew in /opt/homebrew, from https://brew.sh: one in /usr/local is for Intel Macs."
     fi
 }
 

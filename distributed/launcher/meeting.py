@@ -7,7 +7,6 @@ import json
 import secrets
 import socket
 from collections.abc import Iterable
-from datetime import timedelta
 
 from distributed.hosts.interfaces import address_on
 from distributed.plan.run_spec import Rendezvous
@@ -64,19 +63,10 @@ class Meeting:
         return [address for address in found if address != self.place.address and is_own(address)]
 
     def _listen(self, address: str, prefix: str) -> Rendezvous:
-        from torch.distributed import TCPStore
+        from exogym.comm.process_group import open_store
 
-        listener = socket.create_server((address, 0), backlog=128)
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=OPEN_S),
-            master_listen_fd=listener.detach(),
-        )
-        return Rendezvous(address=address, port=port, prefix=prefix)
+        self._store = open_store(address, OPEN_S)
+        return Rendezvous(address=address, port=self._store.port, prefix=prefix)
 
 
 def is_own(address: str) -> bool:

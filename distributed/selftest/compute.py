@@ -90,7 +90,7 @@ def _beyond(device: torch.device) -> dict | None:
     getattr(torch, device.type).set_per_process_memory_fraction(LITTLE)
     try:
         torch.empty(int(2 * LITTLE * devices.own_memory(device)[1]), dtype=torch.uint8, device=device)
-    except Exception as error:
+    except RuntimeError as error:
         is_known = device.type != "mps" or bool(devices.MPS_FULL.search(str(error)))
         return {"is_full": devices.is_out_of_memory(error), "is_known": is_known, "said": str(error)[:400]}
     return {"is_full": False, "is_known": False, "said": ""}

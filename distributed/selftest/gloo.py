@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from distributed.control.messages import send_event
-from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.process_group import ProcessGroupComm, open_store
 from exogym.errors import PeerLost
 
 WHOLE = 64 << 20  # bytes
@@ -78,21 +77,19 @@ def _joined(request: dict) -> tuple[TCPStore, ProcessGroupComm]:
     """
     send_event({"type": "ready"})
     request = request | json.loads(sys.stdin.buffer.readline())
-    timeout, address = timedelta(seconds=request["timeout_s"]), request["address"]
+    timeout_s, address = request["timeout_s"], request["address"]
     if request["rank"] == 0:
-        listener = socket.create_server((address, 0))
-        port = listener.getsockname()[1]
-        how = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-        store = TCPStore(address, port, timeout=timeout, **how)
-        send_event({"type": "listening", "port": port})
+        store = open_store(address, timeout_s)
+        send_event({"type": "listening", "port": store.port})
     else:
-        store = TCPStore(request["meeting"], request["port"], is_master=False, timeout=timeout)
+        wait = timedelta(seconds=timeout_s)
+        store = TCPStore(request["meeting"], request["port"], is_master=False, timeout=wait)
     return store, ProcessGroupComm(
         rank=request["rank"],
         world_size=2,
         store=PrefixStore("selftest", store),
         address=address,
-        timeout=request["timeout_s"],
+        timeout=timeout_s,
     )
 
 

@@ -9,6 +9,7 @@ import time
 import psutil
 
 from distributed.hosts.interfaces import UNFIT, own_interfaces, route_to
+from whisper_tuner.errors import HostError
 
 from .programs import said_by
 
@@ -57,7 +58,7 @@ def place(request: dict) -> dict:
         return route_to(request["peer"], interface=request.get("interface") or None)._asdict()
     try:
         return route_to(ELSEWHERE)._asdict()
-    except Exception:  # no default route, or a VPN has it
+    except HostError:  # no default route, or a VPN has it
         fit = [(name, own[0]) for name, own in own_interfaces().items() if own and not UNFIT.fullmatch(name)]
         name, address = next(iter(fit), ("loopback", "127.0.0.1"))
         return {"address": address, "interface": name}

@@ -74,7 +74,8 @@ class Desk:
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # until the end of the command
 
     def letter(self, host: Host) -> str:
-        return LETTERS[self.hosts.all.index(host)]
+        number = self.hosts.all.index(host)
+        return f"{LETTERS[number % len(LETTERS)]}{number // len(LETTERS) or ''}"
 
     def learn(self, secrets: dict, letter: str) -> None:
         """What a machine says of its owner, see distributed/selftest/probe.py."""

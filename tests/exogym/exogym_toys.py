@@ -30,6 +30,17 @@ def _seeded(seed: int):
         yield
 
 
+class OtherArithmetic(torch.optim.AdamW):
+    """Its steps differ in the last bit, as those of another chip."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+
+
 class Line(nn.Module):
     """y = w x + b on (x [B, 4], y [B, 1]) tuples; a bare mean loss."""
 

@@ -238,12 +238,16 @@ def _brief(error: Exception) -> str:
 
 
 def local_store(timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:
-    """A store that only this machine reaches; its `port` is free."""
-    listener = socket.create_server((LOOPBACK, 0))
-    port = listener.getsockname()[1]
+    """A store that only this machine reaches."""
+    return open_store(LOOPBACK, timeout)
+
+
+def open_store(address: str, timeout: float) -> dist.TCPStore:
+    """A store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
+    listener = socket.create_server((address, 0), backlog=128)
     return dist.TCPStore(
-        LOOPBACK,
-        port,
+        address,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout),

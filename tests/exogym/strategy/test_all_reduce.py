@@ -1,6 +1,17 @@
 import pytest
 import torch
-from exogym_toys import Line, Scalar, Steps, Tokens, join_batches, make_step, run_threads, token_batch, train_node
+from exogym_toys import (
+    Line,
+    OtherArithmetic,
+    Scalar,
+    Steps,
+    Tokens,
+    join_batches,
+    make_step,
+    run_threads,
+    token_batch,
+    train_node,
+)
 from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, FlatParameters, SingleComm
@@ -106,17 +117,6 @@ def test_one_collective_a_step():
 
     run_threads(2, rank_main)
     assert calls == [1 + 1 + 2] * 8  # gradient, who has one, weight, stopping
-
-
-class OtherArithmetic(torch.optim.AdamW):
-    """Its steps differ in the last bit, as those of another chip."""
-
-    def step(self, closure=None):
-        super().step(closure)
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
 
 
 @pytest.mark.parametrize("interval", [0, 1, 4, 100])

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Scalar, Steps, end_round, make_step, run_threads, train_node
+from exogym_toys import Line, OtherArithmetic, Points, Scalar, Steps, end_round, make_step, run_threads, train_node
 from torch import nn
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm
@@ -215,17 +215,6 @@ def test_divergence_is_noticed():
 
     with pytest.raises(RanksDiverged, match=r"after round 1 the weights of rank \[1\]"):
         run_threads(2, rank_main)
-
-
-class OtherArithmetic(torch.optim.AdamW):
-    """Its steps differ in the last bit, as those of another chip."""
-
-    def step(self, closure=None):
-        super().step(closure)
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
 
 
 @pytest.mark.parametrize("outer", [{}, PAPER, {"outer_optim": "adamw", "outer_lr": 0.01}])
