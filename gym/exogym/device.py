@@ -23,6 +23,11 @@ SAMPLE_S = 0.005
 # 195163). Newer chips are right; the limit costs them little.
 MPS_TERMS = 32_766
 CACHED_SHARE = 0.1  # of what Metal recommends: more is given back when the shape of batches changes
+# A container's limit, its use, and the key of the part of it that the system takes back if need be (memory.stat).
+CONTAINERS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 FULL = ("out of memory", "can't allocate", "Invalid buffer size")
 # MPSAllocator.mm: "MPS backend out of memory (MPS allocated: 18.50 GiB, other allocations: 448.00 KiB, max allowed:
 # 18.72 GiB). Tried to allocate 512.00 MiB on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable ..."
@@ -108,6 +113,17 @@ def own_memory(device: torch.device) -> tuple[int, int] | None:
         total = torch.mps.recommended_max_memory()
         return total - torch.mps.driver_allocated_memory(), total
     return torch.cuda.mem_get_info(device) if device.type == "cuda" else None
+
+
+def available_memory() -> int:
+    """Bytes of this machine's memory that programs can still take; no more than what is left in a container."""
+    left = [psutil.virtual_memory().available]
+    for folder, most, used, droppable in CONTAINERS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            files = re.search(rf"^{droppable} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+            held = int((folder / used).read_text()) - (int(files[1]) if files else 0)
+            left.append(int((folder / most).read_text()) - held)
+    return max(0, min(left))
 
 
 def sharers(device: torch.device, processes: int) -> int:

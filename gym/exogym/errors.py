@@ -2,10 +2,12 @@
 
 ExogymError
 ├── SettingError       a setting that is unknown, out of range, or contradicts another (also a ValueError)
+│   └── UnknownSetting one that there is not (also a TypeError)
 ├── PeerLost           another rank died, froze or cut the connection
 ├── Rejoined           this rank was away, and has been given the state of the others (for the training loop alone)
 ├── RanksDiverged      ranks that must hold the same thing do not
 ├── NotFinite          a loss or gradient became NaN or infinite
+├── OutOfMemory        not even one sample fits into memory
 ├── CheckpointError    a checkpoint that cannot be written, is damaged, or belongs to another run
 └── NodeFailed         a local node's process ended badly
 """
@@ -18,6 +20,10 @@ class ExogymError(Exception):
 
 
 class SettingError(ExogymError, ValueError):
+    pass
+
+
+class UnknownSetting(SettingError, TypeError):
     pass
 
 
@@ -35,6 +41,10 @@ class RanksDiverged(ExogymError):
 
 class NotFinite(ExogymError):
     pass
+
+
+class OutOfMemory(ExogymError):
+    """The device has too little memory for the model. Carries how much it would take, and what there is."""
 
 
 class CheckpointError(ExogymError):

@@ -24,7 +24,7 @@ class FlatParameters:
         self._frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
         buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
         self.parameters: list[nn.Parameter] = list(parameters.values())
-        self._buffers = [(model.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in buffers]
+        self._buffers = [_place(model, n) for n in buffers]
         self.names = [*parameters, *buffers]
         self._frozen_digest: int | None = None
         self.num_parameters = sum(p.numel() for p in self.parameters)
@@ -33,7 +33,7 @@ class FlatParameters:
     @property
     def buffers(self) -> list[Tensor]:
         """Looked up each time: a module may replace a buffer rather than write into it."""
-        return [getattr(module, name) for module, name in self._buffers]
+        return [getattr(*place) for place in self._buffers]
 
     def layout(self) -> int:
         """64 bits that two ranks share only if their flats mean the same."""
@@ -65,6 +65,34 @@ class FlatParameters:
         """`flat` -> parameters and buffers, in their own dtype and on their own device."""
         _scatter(flat, self._tensors())
 
+    @torch.no_grad()
+    def read_at(self, indices: Tensor) -> Tensor:
+        """The values at sorted int64 indices of a flat, float32 on the CPU."""
+        parts = [t.reshape(-1)[at.to(t.device)].float() for t, at in self._at(indices)]
+        return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
+
+    @torch.no_grad()
+    def write_at(self, indices: Tensor, values: Tensor) -> None:
+        """The reverse of read_at; everything else stays as it is."""
+        first = 0
+        for tensor, at in self._at(indices):
+            part = values[first : first + at.numel()].to(tensor.device, tensor.dtype)
+            flat = tensor.reshape(-1)  # a copy where the tensor is not contiguous
+            flat[at.to(tensor.device)] = part
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.shape))
+            first += at.numel()
+
+    def _at(self, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each tensor of which there are some, and which."""
+        tensors = self._tensors()
+        ends = torch.tensor([t.numel() for t in tensors]).cumsum(0)
+        first = 0
+        for tensor, end, last in zip(tensors, ends.tolist(), torch.searchsorted(indices, ends).tolist(), strict=True):
+            if last > first:
+                yield tensor, indices[first:last] - (end - tensor.numel())
+            first = last
+
     def read_buffers(self, out: Tensor | None = None) -> Tensor:
         """Buffers -> `out` [numel - num_parameters] (new if None)."""
         out = torch.zeros(self.numel - self.num_parameters) if out is None else out
@@ -74,10 +102,10 @@ class FlatParameters:
     def write_buffers(self, flat: Tensor) -> None:
         _scatter(flat, self.buffers)
 
-    def read_grads(self, out: Tensor | None = None) -> Tensor:
-        """Gradients -> out[:num_parameters]; a gradient that is None reads as zeros."""
+    def read_grads(self, out: Tensor | None = None, only: slice = slice(None)) -> Tensor:
+        """Gradients -> the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
         out = self.empty() if out is None else out
-        _gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters], out)
+        _gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters[only]], out)
         return out
 
     def write_grads(self, flat: Tensor) -> None:
@@ -91,6 +119,29 @@ class FlatParameters:
         return [*(p.detach() for p in self.parameters), *self.buffers]
 
 
+class IntegerBuffers:
+    """A model's buffers of whole numbers and truth values, as BatchNorm's `num_batches_tracked`, by name.
+
+    They are each rank's own and no flat has them. Those that the state dict leaves out are left out here too.
+    """
+
+    def __init__(self, model: nn.Module):
+        saved = model.state_dict().keys()
+        buffers = {n: b for n, b in model.named_buffers() if n in saved}
+        whole = [n for n, b in buffers.items() if not (b.is_floating_point() or b.is_complex())]
+        self._places = {n: _place(model, n) for n in whole}
+
+    def read(self) -> dict[str, Tensor]:
+        """Copies, on the device of the model."""
+        return {name: getattr(*place).clone() for name, place in self._places.items()}
+
+    def write(self, values: dict[str, Tensor]) -> None:
+        """Leaves those that `values` does not have as they are."""
+        for name, place in self._places.items():
+            if name in values:
+                getattr(*place).copy_(values[name])
+
+
 def digest(flat: Tensor) -> int:
     """64 bits of the BLAKE2b hash of a CPU tensor's bytes, as a signed number that fits an int64 tensor."""
     return _hash(_bytes(flat.detach()))
@@ -99,6 +150,12 @@ def digest(flat: Tensor) -> int:
 def is_finite(flat: Tensor) -> bool:
     """Whether a CPU tensor holds neither NaN nor infinity."""
     return all(bool(piece.isfinite().all()) for piece in flat.split(CHUNK))
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Where a buffer is found by `getattr`: its module, and its name there."""
+    path, _, own = name.rpartition(".")
+    return model.get_submodule(path), own
 
 
 def _hash(data: bytes | memoryview) -> int:
@@ -114,7 +171,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _zeros_like(parameter: Tensor) -> Tensor:
-    return torch.zeros(1, device=parameter.device).expand(parameter.shape)  # takes the memory of one value
+    return torch.zeros((), device=parameter.device).expand(parameter.shape)  # takes the memory of one value
 
 
 # Copies below are blocking on purpose: non_blocking ones from and to mps corrupted data (pytorch 189690).

@@ -1,8 +1,10 @@
-"""The random generators that a model may draw from, as they can be written down."""
+"""The random generators that a model may draw from, as they can be seeded, written down and put back."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,10 @@ def random_state(device: torch.device) -> dict[str, Any]:
     name, keys, *rest = np.random.get_state()
     state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
     state["torch"] = torch.get_rng_state()
-    if device.type in ("cuda", "mps"):
-        state["device"] = getattr(torch, device.type).get_rng_state()
+    if device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["device"] = torch.mps.get_rng_state()
     return state
 
 
@@ -24,5 +28,29 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    if "device" in state and device.type in ("cuda", "mps"):
-        getattr(torch, device.type).set_rng_state(state["device"])
+    if "device" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["device"], device)
+    elif "device" in state and device.type == "mps":
+        torch.mps.set_rng_state(state["device"])
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Every generator that a model may draw from on this rank, and none of another accelerator's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Afterwards the generators are as they were."""
+    state = random_state(device)
+    try:
+        yield
+    finally:
+        set_random_state(state, device)

@@ -1,19 +1,22 @@
 """What ranks say to each other, whatever carries it.
 
-All tensors are flat, contiguous and on the CPU. Every rank must make the same calls in the same order.
+All tensors are flat, contiguous and on the CPU: strategy/communicate.py takes others. Every rank must make the same
+calls in the same order.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from exogym.comm.among import check_ranks, reduce_among_
+from exogym.comm.background import Background, in_background
 from exogym.errors import RanksDiverged
 
 T = TypeVar("T")
@@ -32,12 +35,14 @@ class Member(Protocol):
 class Comm(ABC):
     """Collectives among `world_size` ranks.
 
-    bytes_sent: payload that this rank put into collectives (what the backend sends on the wire is its own affair).
-    seconds: time spent in them, waiting for slower ranks included.
+    bytes_sent: what this rank has sent to others in them, without headers, see traffic.py. A collective that failed
+    counts as a whole.
+    seconds: time spent in them, waiting for slower ranks included; of those in a Background, what `wait` took.
     """
 
     rank: int
     world_size: int
+    device = torch.device("cpu")  # from where tensors travel
     continues_round = False  # whether this group was formed for ranks to end a round that they had begun in another
 
     def __init__(self) -> None:
@@ -62,6 +67,17 @@ class Comm(ABC):
     @abstractmethod
     def recv(self, flat: Tensor, src: int) -> None:
         """Fill `flat` with what rank `src` sent."""
+
+    def reduce_among_(self, flat: Tensor, ranks: Sequence[int]) -> None:
+        """Replace `flat` on each of `ranks` by the sum over them, with the same bits on all of these.
+
+        ranks: in ascending order, this one among them. The others take no part; they may do the same elsewhere.
+        """
+        check_ranks(self, ranks)
+        if len(ranks) == self.world_size:
+            self.all_reduce_(flat)
+        else:
+            reduce_among_(self, flat, ranks)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -105,12 +121,29 @@ class Comm(ABC):
     def alive(self) -> None:  # noqa: B027
         """This rank is at something that takes long, and makes progress."""
 
+    def background(self) -> Background:
+        """For collectives that run while this rank computes. Until it has waited for them it starts no others."""
+        return Background(self.waiting, self.interrupt)
+
+    def interrupt(self) -> None:  # noqa: B027
+        """From another thread: a collective that this rank is in raises PeerLost soon. Nothing but `close` follows."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This rank waits for what runs in its background."""
+        with self._counted():
+            yield
+
     def close(self) -> None:  # noqa: B027  (most have nothing to leave)
         """Leave. Safe after PeerLost and when called twice."""
 
     @contextmanager
-    def _counted(self, *sent: Tensor) -> Iterator[None]:
-        self.bytes_sent += sum(t.numel() * t.element_size() for t in sent)
+    def _counted(self, sent: int = 0) -> Iterator[None]:
+        """Around a collective in which this rank sends so many bytes."""
+        self.bytes_sent += sent
+        if in_background():
+            yield
+            return
         started = time.perf_counter()
         try:
             yield

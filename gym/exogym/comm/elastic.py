@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from exogym.comm.background import in_background
 from exogym.comm.comm import Comm, Member
 from exogym.comm.process_group import POLL
 from exogym.errors import PeerLost, Rejoined
@@ -77,7 +79,7 @@ class ElasticComm(Comm):
         self._in_group(lambda group: group.all_reduce_(flat), flat)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        self._in_group(lambda group: group.broadcast_(flat, src), flat, sends=src == self.rank)
+        self._in_group(lambda group: group.broadcast_(flat, src), flat)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         return self._in_group(lambda group: group.all_gather(flat), flat)
@@ -86,7 +88,7 @@ class ElasticComm(Comm):
         self._in_group(lambda group: group.send(flat, dst), flat)
 
     def recv(self, flat: Tensor, src: int) -> None:
-        self._in_group(lambda group: group.recv(flat, src), flat, sends=False)
+        self._in_group(lambda group: group.recv(flat, src), flat)
 
     def join(self, member: Member) -> None:
         self._member = member
@@ -130,17 +132,31 @@ class ElasticComm(Comm):
             self._said_alive = time.monotonic()
             self._send({"type": "alive"})
 
+    def interrupt(self) -> None:
+        if group := self._group:
+            group.interrupt()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        with super().waiting(), self.wait.of(self.generation):
+            yield
+
     def close(self) -> None:
         self._leave()
 
-    def _in_group(self, act: Callable[[Comm], T], flat: Tensor, *, sends: bool = True) -> T:
+    def _in_group(self, act: Callable[[Comm], T], flat: Tensor) -> T:
         if self._client.is_superseded(self.generation):
             raise PeerLost(f"generation {self.generation} is over")
         if flat.nbytes >= LARGE_BYTES and not self._said_exchange:
             self._said_exchange = True
             self._send({"type": "exchange"})
-        with self._counted(*([flat] if sends else [])), self.wait.of(self.generation):
-            return act(self._group)
+        waits = nullcontext() if in_background() else self.wait.of(self.generation)
+        group, sent = self._group, self._group.bytes_sent
+        try:
+            with self._counted(), waits:
+                return act(group)
+        finally:
+            self.bytes_sent += group.bytes_sent - sent
 
     def _next_generation(self) -> None:
         """Wait for the next one and come to one state with it; again, if it ends before all of it have."""

@@ -1,4 +1,7 @@
-"""Ranks joined by gloo, and where those of one machine meet. The only file with collectives of torch.distributed."""
+"""Ranks joined by gloo, and where those of one machine meet.
+
+Beside default_group.py, the only file with collectives of torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from exogym.comm import traffic
 from exogym.comm.comm import Comm
 from exogym.errors import ExogymError, PeerLost
 
@@ -25,6 +29,7 @@ POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # way in which it learns of a killed peer (libuv). Ranks may have to wait for long until the slowest has come, so what
 # waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at a megabit a second.
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
+MEETING_BYTES = 4  # float32
 Start = Callable[[Tensor, float], dist.Work]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
@@ -55,17 +60,17 @@ class ProcessGroupComm(Comm):
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
         self._work: dist.Work | None = None
         self._buffers: tuple[Tensor, ...] = ()
-        self._interrupted = interrupted
+        self._interrupted, self._is_interrupted = interrupted, False
         self._lost: PeerLost | None = None
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
         wait = timedelta(seconds=timeout)
         try:
             self._group: dist.ProcessGroupGloo | None = _gloo(store, rank, world_size, wait, address)
         except RuntimeError as error:
-            raise PeerLost(f"rank {rank} of {world_size} could not join the group: {_brief(error)}") from error
+            raise PeerLost(f"rank {rank} of {world_size} could not join the group: {brief(error)}") from error
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(flat):
+        with self._counted(traffic.all_reduce(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "all_reduce", self._reduce, meet=self._reduce)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
@@ -74,24 +79,49 @@ class ProcessGroupComm(Comm):
             options.rootRank, options.rootTensor = src, 0
             return self._group.broadcast([part], options)
 
-        with self._counted(*([flat] if src == self.rank else [])):
+        sent = traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)
+        with self._counted(sent + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "broadcast", cast, meet=self._reduce)
+
+    def _reducing_to_meet(self, flat: Tensor) -> int:
+        """Bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
+        return traffic.all_reduce(_meeting(flat), self.world_size)
 
     def _reduce(self, part: Tensor, limit: float) -> dist.Work:
         return self._group.allreduce([part], _with_limit(dist.AllreduceOptions(), limit))
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """Of a few numbers: what is gathered is not cut into pieces."""
         gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
-        with self._counted(flat):
-            self._wait(lambda: self._group.allgather([gathered], [flat]), "all_gather", self.timeout, flat, *gathered)
+        sent = traffic.all_gather(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)
+        with self._counted(sent):
+            if flat.nbytes <= WHOLE_BYTES:
+                self._gather(flat, gathered, self.timeout)
+            else:
+                self._gather_in_pieces(flat, gathered)
         return gathered
+
+    def _gather_in_pieces(self, flat: Tensor, gathered: list[Tensor]) -> None:
+        """As _in_pieces, one after another: what is given up in here are copies of one piece."""
+        met = torch.zeros(1)
+        self._wait(lambda: self._reduce(met, self.timeout), "all_gather", self.timeout, met)
+        size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
+        for piece, *places in zip(flat.split(size), *(whole.split(size) for whole in gathered), strict=True):
+            parts = [torch.empty_like(piece) for _ in places]
+            self._gather(piece.clone(), parts, limit)
+            for place, part in zip(places, parts, strict=True):
+                place.copy_(part)
+
+    def _gather(self, mine: Tensor, gathered: list[Tensor], limit: float) -> None:
+        def start() -> dist.Work:
+            return self._group.allgather(gathered, mine, timedelta(seconds=limit))
+
+        self._wait(start, "all_gather", limit, mine, *gathered)
 
     def send(self, flat: Tensor, dst: int) -> None:
         def send(part: Tensor, _: float) -> dist.Work:
             return self._group.send([part], dst, 0)
 
-        with self._counted(flat):
+        with self._counted(flat.nbytes + _meeting(flat)):
             self._in_pieces(flat, f"send to rank {dst}", send, meet=send, wait=self._wait_whole)
 
     def recv(self, flat: Tensor, src: int) -> None:
@@ -100,6 +130,9 @@ class ProcessGroupComm(Comm):
 
         with self._counted():
             self._in_pieces(flat, f"receive from rank {src}", receive, meet=receive, wait=self._wait_whole)
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
 
     def close(self) -> None:
         if self._group is None:
@@ -121,7 +154,7 @@ class ProcessGroupComm(Comm):
         While one travels, the one before it goes home, and the next one gets ready.
         """
         wait = wait or self._wait
-        if flat.nbytes <= WHOLE_BYTES:
+        if not _meeting(flat):
             wait(lambda: start(flat, self.timeout), what, self.timeout, flat)
             return
         met = torch.zeros(1)
@@ -189,27 +222,39 @@ class ProcessGroupComm(Comm):
         deadline = time.monotonic() + limit
         try:
             self._work, self._buffers = None, buffers
-            if self._interrupted():
+            if self._is_interrupted or self._interrupted():
                 raise RuntimeError("interrupted")
             self._work = start()
             while not finished(self._work):
-                if self._interrupted():
+                if self._is_interrupted or self._interrupted():
                     raise RuntimeError("interrupted")
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no answer within {limit:g} s")
             self._work, self._buffers = None, ()
         except RuntimeError as error:
-            self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {_brief(error)}")
+            self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {brief(error)}")
             raise self._lost from error
+
+
+def _meeting(flat: Tensor) -> int:
+    """Bytes of the value with which ranks wait for each other before a tensor travels in pieces; 0 if it does not."""
+    return MEETING_BYTES if flat.nbytes > WHOLE_BYTES else 0
 
 
 def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo:
     if address is None:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
+    return dist.ProcessGroupGloo(store, rank, size, gloo_options(timeout, address))
+
+
+def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo._Options | None:
+    """For a group whose ranks listen on this address; None without one."""
+    if address is None:
+        return None
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return options
 
 
 def _with_limit(options: Options, seconds: float) -> Options:
@@ -233,8 +278,9 @@ def _finished(work: dist.Work, poll: float) -> bool:
     return True
 
 
-def _brief(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]
+def brief(error: Exception) -> str:
+    """The first line of what it says, as torch's errors go on for long."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def local_store(timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:

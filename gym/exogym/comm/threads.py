@@ -8,6 +8,7 @@ import threading
 import torch
 from torch import Tensor
 
+from exogym.comm import traffic
 from exogym.comm.comm import Comm
 from exogym.errors import ExogymError, PeerLost
 
@@ -29,19 +30,19 @@ class ThreadComm(Comm):
         return [cls(rank, shared) for rank in range(size)]
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(flat):
+        with self._counted(traffic.all_reduce(flat.nbytes, self.world_size)):
             flat.copy_(torch.stack(self._exchange(flat)).sum(0))
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        with self._counted(*([flat] if src == self.rank else [])):
+        with self._counted(traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)):
             flat.copy_(self._exchange(flat)[src])
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        with self._counted(flat):
-            return self._exchange(flat)
+        with self._counted(traffic.all_gather(flat.nbytes, self.world_size)):
+            return [other.clone() for other in self._exchange(flat)]
 
     def send(self, flat: Tensor, dst: int) -> None:
-        with self._counted(flat):
+        with self._counted(flat.nbytes):
             self._shared.messages[self.rank, dst].put(flat.clone())
 
     def recv(self, flat: Tensor, src: int) -> None:
@@ -59,6 +60,9 @@ class ThreadComm(Comm):
 
     def abort(self) -> None:
         self._shared.barrier.abort()
+
+    def interrupt(self) -> None:
+        self.abort()
 
     def _exchange(self, flat: Tensor) -> list[Tensor]:
         """Copies of all ranks' tensors."""

@@ -24,7 +24,7 @@ from typing import Any
 
 # What votes are for.
 STATE_SYNC, ROUND, DRIFT_CHECK = "state_sync", "round", "drift_check"
-VALIDATION, SPEEDS, END = "validation", "speeds", "end"
+VALIDATION, SPEEDS, CORRELATION, END = "validation", "speeds", "correlation", "end"
 
 
 @dataclass(frozen=True)
