@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from exogym.config import AllReduceConfig
 from exogym.flat import is_finite
+from exogym.strategy.buckets import Bucket, Staging, divide
 from exogym.strategy.optim import clip, scale_grads
 from exogym.strategy.strategy import StepResult, Strategy
 
@@ -19,40 +23,65 @@ NOT_FINITE = "the gradient is not finite"
 class AllReduceStrategy(Strategy):
     """The mean gradient over all ranks' tokens, clipped, then one step of the same optimizer on every rank.
 
-    One collective a step. A gradient that is None on some ranks counts as zeros there; None on all stays None.
+    Gradients travel in buckets, all else that ranks have to know with the last one. With `overlap` the others travel
+    while the backward pass still runs; their order and the sums are the same without. What a rank has sent may turn
+    out to be wrong, as when a gradient in a later bucket is not finite: then all ranks repeat the exchange.
+    A gradient that is None on some ranks counts as zeros there; None on all stays None.
     Every rank makes the step on its own device, and devices of another make round differently. So ranks compare their
     weights every `check_interval` steps, before checkpoints and at the end, and take on rank 0's where they differ.
-    Holds one CPU flat: the payload [gradients | change of buffers | who has a gradient | weight | stopping].
+    Holds one CPU flat: the payload [who has a gradient | change of buffers | weight, stopping, repeat | gradients].
     """
 
     Config = AllReduceConfig
     config: AllReduceConfig
+    differs = False
     drifts = ("optimizer",)
 
     def _start(self, flat: Tensor) -> None:
         params = self.parameters
         self._agreed_buffers = flat[params.num_parameters :].clone()
         self._weight, self._stopping, self._skipped = 0.0, False, ""
+        self._buckets = divide([p.numel() for p in params.parameters], self.config.bucket_mb)
+        self._staging: Staging | None = None
+        self._only_adds, self._background = False, self.comm.background()
+        watched = params.parameters if self.config.overlap and len(self._buckets) > 1 else []
+        came = partial(_gradient_came, weakref.ref(self))  # the model may outlive the run, and is not to keep it
+        self._hooks = [p.register_post_accumulate_grad_hook(partial(came, n)) for n, p in enumerate(watched)]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._only_adds = True
+        try:
+            yield
+        finally:
+            self._only_adds = False
+
+    def close(self) -> None:
+        self._stop_overlap()
+        self._background.close()
+
+    def _stop_overlap(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def local_step(self, weight: float, samples: int) -> StepResult:
         self._weight = weight
         return StepResult()
 
-    @property
-    def is_round_due(self) -> bool:
-        return True
-
-    @property
-    def has_open_round(self) -> bool:
-        return False
-
     def exchange(self, stopping: bool) -> tuple[Tensor, ...] | None:
         """Sums in `.grad` -> sums over all ranks, in the payload; the model stays as it is. None without others."""
         self._stopping, self._skipped = stopping, ""
-        return None if self.comm.world_size == 1 else self._sum(self._weight)
-
-    def about(self, exchanged: tuple[Tensor, ...] | None) -> dict[str, Any]:
-        return {"round": self.steps + 1, "cut_short": False}
+        staging, self._staging = self._staging, None
+        if self.comm.world_size == 1:
+            return None
+        if staging is None or staging.generation != self.comm.generation:
+            staging = self._new_staging()
+        *sums, (weight, stop, repeat) = self._sum(staging)
+        if staging.has_changed:  # as where a checkpointed part of the model is used twice: so it will in each step
+            self._stop_overlap()
+        if repeat:
+            *sums, (weight, stop, _) = self._sum(self._new_staging())
+        return *sums, weight, stop > 0
 
     def apply(self, exchanged: tuple[Tensor, ...] | None, local: StepResult) -> StepResult:
         self.steps += 1
@@ -73,30 +102,57 @@ class AllReduceStrategy(Strategy):
         self.parameters.write(flat)
         self._agreed_buffers = self.parameters.read_buffers()
 
-    def _sum(self, weight: float) -> tuple[Tensor, ...]:
-        params = self.parameters
-        payload, grads, buffers, present, tail = self._fields()
-        params.read_grads(payload)
+    def gradient_came(self, number: int) -> None:
+        """The backward pass has added to the gradient of parameter `number`."""
+        if self._only_adds or self.comm.world_size == 1:
+            return
+        if self._staging is None or self._staging.generation != self.comm.generation:
+            self._staging = self._new_staging()
+        self._staging.gradient_came(number)
+
+    def _new_staging(self) -> Staging:
+        payload, *_, grads = self._fields()
+
+        def send(bucket: Bucket) -> None:
+            part = self._part(payload, bucket)
+            self._background.put(lambda: self.comm.all_reduce_(part))
+
+        return Staging(self.parameters, self._buckets, grads, send, self.comm.generation)
+
+    def _sum(self, staging: Staging) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+        params, weight = self.parameters, self._weight
+        payload, present, buffers, tail, grads = self._fields()
+        staging.read_rest()
         # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
         buffers.copy_(params.read_buffers().sub_(self._agreed_buffers).mul_(weight))
         present.copy_(torch.tensor([p.grad is not None for p in params.parameters]))
-        if not is_finite(payload[: params.numel]):
+        if not is_finite(buffers):
+            staging.not_finite()
+        if not staging.is_finite:
             self._skipped, weight = NOT_FINITE, 0.0
-            payload.zero_()
-        tail.copy_(torch.tensor([weight, self._stopping]))
-        self.comm.all_reduce_(payload)
-        return grads, buffers, present, tail
+            payload[: payload.numel() - params.num_parameters + staging.rest[0].values.stop].zero_()
+        tail.copy_(torch.tensor([weight, self._stopping, staging.is_void]))
+        if staging.sent:
+            self._background.wait()
+        for bucket in staging.rest:
+            self.comm.all_reduce_(self._part(payload, bucket))
+        return grads, buffers, present, tail.tolist()
 
-    def _divide(self, grads: Tensor, buffers: Tensor, present: Tensor, tail: Tensor) -> tuple[float, bool]:
+    def _part(self, payload: Tensor, bucket: Bucket) -> Tensor:
+        """What travels in a bucket: with the last one, which begins with the first parameter, all else."""
+        head = payload.numel() - self.parameters.num_parameters
+        first = 0 if bucket is self._buckets[-1] else head + bucket.values.start
+        return payload[first : head + bucket.values.stop]
+
+    def _divide(self, grads: Tensor, buffers: Tensor, present: Tensor, total: float, stop: bool) -> tuple[float, bool]:
         """Sums over all ranks -> means in `.grad` and in the buffers. Returns (total weight, stop)."""
         params = self.parameters
-        total, stop = tail.tolist()
         if total > 0:
             params.write_grads(grads.mul_(1 / total))
             params.write_buffers(self._agreed_buffers.add_(buffers.mul_(1 / total)))
             for p, count in zip(params.parameters, present.tolist(), strict=True):
                 p.grad = p.grad if count else None
-        return total, stop > 0
+        return total, stop
 
     def _alone(self) -> tuple[float, bool]:
         """As _divide, without a copy on the CPU."""
@@ -105,8 +161,8 @@ class AllReduceStrategy(Strategy):
 
     def _fields(self) -> tuple[Tensor, ...]:
         params = self.parameters
-        sizes = [params.num_parameters, params.numel - params.num_parameters, len(params.parameters), 2]
-        payload = self._payload(extra=len(params.parameters) + 2)
+        sizes = [len(params.parameters), params.numel - params.num_parameters, 3, params.num_parameters]
+        payload = self._payload(extra=len(params.parameters) + 3)
         return payload, *payload.split(sizes)
 
     def _move(self) -> float:
@@ -117,30 +173,16 @@ class AllReduceStrategy(Strategy):
             self._skipped = NOT_FINITE
         return norm
 
-    @property
-    def agreements(self) -> int:
-        return self.steps
-
-    def agreed_state(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "schedule": self.schedule.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "weights": self.agreed_weights(),
-        }
-
-    def load_agreed_state(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
-        self.schedule.load_state_dict(state["schedule"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.parameters.write(state["weights"])
-        self._agreed_buffers = self.parameters.read_buffers()
-
     def agreed_weights(self) -> Tensor:
         """The buffers as agreed: a forward pass that has not counted yet may have changed the model's."""
         flat = self.parameters.read()
         flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
         return flat
+
+
+def _gradient_came(strategy: weakref.ref[AllReduceStrategy], number: int, _: Tensor) -> None:
+    if alive := strategy():
+        alive.gradient_came(number)
 
 
 SimpleReduceStrategy = AllReduceStrategy

@@ -1,25 +1,30 @@
-"""What a training loop sees of any way to combine the work of several ranks."""
+"""What a training loop sees of any way to combine the work of several ranks, and the plainest such way."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from exogym.comm.comm import Comm
-from exogym.config import StrategyConfig, check_keys
+from exogym.config import ALIASES, StrategyConfig, check_keys, without_aliases
 from exogym.errors import SettingError
-from exogym.flat import FlatParameters
-from exogym.strategy.optim import Schedule, inner_optimizer, named
+from exogym.flat import FlatParameters, is_finite
+from exogym.strategy.draft import Payload
+from exogym.strategy.optim import Schedule, clip, inner_optimizer, named, scale_grads
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What one optimizer step, or the end of a round, did. `bytes` and `seconds_communicating` are its own.
 
-    agreed: all ranks hold the same weights now and have made the same calls: a point to validate or save at.
+    agreed: all ranks have made the same exchange, and nothing of it is open: a point to validate or save at. They hold
+    the same weights then, unless the strategy `differs`.
     stop: some rank asked to stop and all know it.
     digest: hash of the agreed weights, where ranks are to compare it.
     skipped: why nothing of this rank's counted in this step (a gradient that is not finite), or nothing.
@@ -36,97 +41,188 @@ class StepResult:
     skipped: str = ""
 
 
-class Strategy(ABC):
+class Strategy:
     """Turns the gradients in a model's `.grad` into the next weights, together with the other ranks.
 
-    Its settings are the fields of `Config`, and no others. Picklable until `setup`. Every rank calls `local_step` once
-    for each optimizer step, also one without work (weight 0). When `is_round_due`, at the end of the work and when a
-    rank wants to stop, all ranks end their round: they run `exchange` as one joint action (Comm.commit_together), and
-    once it counts `apply` what it gave.
+    As it is, it averages gradients at every step. For one of your own, override some of
 
-    drifts: the parts of agreed_state that each rank computes by itself with arithmetic that may differ from machine to
-    machine, in the last bit. They are handed to newcomers, and are not compared.
+        _init_node(model, rank, num_nodes)   once, on each rank; may set self.optimizer
+        communicate_gradients()              every step; `.grad` is the mean gradient of this rank's samples
+        update_parameters()                  every step, once all ranks have communicated
+
+    with the functions of exogym.strategy.communicate. If a rank is lost in communicate_gradients, the others call it
+    again from the same gradients: so it must change nothing but `.grad`. A strategy may override `step()` instead, call
+    both in it and `super().step()` for the learning rate; then a lost rank ends the run.
+    Settings are the fields of `Config`, and no others. Picklable until `setup`.
+
+    The methods below `step` are what the loop calls, for strategies with rounds of several steps. Every rank calls
+    `local_step` once for each optimizer step, also one without work (weight 0). When `is_round_due`, at the end of the
+    work and when a rank wants to stop, all ranks end their round: they run `exchange` as one joint action
+    (Comm.commit_together), and once it counts `apply` what it gave.
+
+    differs: ranks may have other weights after an exchange; then their mean is everybody's at the end of a run.
+    drifts: the parts of agreed_state that may differ from rank to rank: because each has its own, or computes it with
+    arithmetic that differs from machine to machine in the last bit. They are handed to newcomers, and are not compared.
     """
 
-    Config: type[StrategyConfig]
-    drifts: tuple[str, ...] = ()
+    Config: type[StrategyConfig] = StrategyConfig
+    differs: bool = True
+    drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
+        settings = without_aliases(settings)
         known = [f.name for f in fields(self.Config)]
-        check_keys(type(self).__name__, settings, known)
+        check_keys(type(self).__name__, settings, known, also=ALIASES)
         self.config = self.Config(**{key: named(value) for key, value in settings.items()})
         self.steps = 0
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
         """Take on the model, already on its device. That ranks start alike is the caller's affair: state_sync.py."""
-        self.comm = comm
+        self.model, self.comm = model, comm
         self.parameters = FlatParameters(model)
         if not self.parameters.num_parameters:
             raise SettingError("the model has no trainable parameters")
-        self.optimizer = inner_optimizer(self.config, self.parameters.parameters)
+        self.optimizer: Optimizer | None = None
+        self._init_node(model, comm.rank, comm.world_size)
+        if self.optimizer is None:
+            self.optimizer = self._make_optimizer()
         self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
-        self._flat: Tensor | None = None
-        self._flat_of: int | None = None
+        self._sent = Payload(comm)
         self._start(self.parameters.read())
 
-    def _payload(self, extra: int) -> Tensor:
-        """What travels, [numel + extra]: zeros, or what was sent last.
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        """`model` is on its device. Where hosts come and go, self.rank and self.num_nodes may change later."""
 
-        A fresh one for each generation, since a peer of an older one may still write into its own.
-        """
-        if self._flat is None or self._flat_of != self.comm.generation:
-            self._flat, self._flat_of = self.parameters.empty(extra), self.comm.generation
-        return self._flat
+    def _make_optimizer(self) -> Optimizer:
+        return inner_optimizer(self.config, self.parameters.parameters)
 
-    @abstractmethod
     def _start(self, flat: Tensor) -> None:
-        """Keep what the strategy needs of the common first weights; `flat` is the strategy's own."""
+        """Keep what the strategy needs of the common first weights [numel]; `flat` is the strategy's own."""
+        self._own_grads: Tensor | None = None
+        self._norm: float | None = None
 
-    @abstractmethod
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def num_nodes(self) -> int:
+        return self.comm.world_size
+
+    def no_sync(self) -> AbstractContextManager:
+        """Inside it, gradients only add up: for all micro-batches of a step but the last."""
+        return nullcontext()
+
+    def communicate_gradients(self) -> None:
+        """`.grad` becomes the mean gradient over all ranks, weighted as the loss is (by target tokens, as a rule)."""
+        payload = self._payload(extra=1)
+        self.parameters.read_grads(payload).mul_(self.weight)
+        payload[-1] = self.weight
+        self.comm.all_reduce_(payload)
+        self.parameters.write_grads(payload.mul_(1 / max(payload[-1].item(), 1e-30)))
+
+    def update_parameters(self) -> None:
+        """One step of the optimizer, unless the gradient is not finite."""
+        self._norm = clip(self.parameters.parameters, self.config.max_norm)
+        if math.isfinite(self._norm):
+            self.optimizer.step()
+
+    def step(self) -> None:
+        """An optimizer step is made: go on to the next learning rate."""
+        self.steps += 1
+        self.schedule.set(self.steps)
+
+    # What the loop calls.
+
+    def close(self) -> None:
+        """The run is over, also if it failed. May be called twice."""
+
     def local_step(self, weight: float, samples: int) -> StepResult:
         """What a rank does by itself in an optimizer step. `.grad` holds the sum of weight * d(loss) of its batches.
 
         weight: what those weights add up to (target tokens, as a rule), samples: how many there were, 0 without work.
         Gradients that are not finite are left out, see StepResult.skipped.
         """
+        self.weight, self.samples, self._own_grads = weight, samples, None
+        for p in self.parameters.parameters:  # all ranks must make the same calls, whoever has a gradient
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        scale_grads(self.parameters.parameters, 1 / weight if weight else 0.0)
+        return StepResult(lr=self.schedule.set(self.steps))
 
     @property
-    @abstractmethod
     def is_round_due(self) -> bool:
         """Whether the step just made is the last one of a round."""
+        return True
 
     @property
-    @abstractmethod
     def has_open_round(self) -> bool:
-        """Whether steps were made since the last round's end."""
+        """Whether there is something left to exchange since the last round's end."""
+        return False
 
-    @abstractmethod
     def exchange(self, stopping: bool) -> Any:
         """The collectives of a round's end. It changes nothing that it needs again: other ranks may have to repeat it.
 
         stopping: this rank wants to stop; see StepResult.stop for when all do. Raises PeerLost.
         """
+        if not self._communicates_in_step:
+            if self._own_grads is None:
+                self._own_grads = self.parameters.read_grads()
+            else:
+                self.parameters.write_grads(self._own_grads)
+            self.communicate_gradients()
+        flag = torch.tensor([float(stopping)])
+        self.comm.all_reduce_(flag)
+        return flag.item() > 0
 
-    @abstractmethod
     def about(self, exchanged: Any) -> dict[str, Any]:
         """What goes with this rank's vote: the number of the `round`, and whether it is `cut_short` by a stop."""
+        return {"round": self.steps + 1, "cut_short": False}
 
-    @abstractmethod
     def apply(self, exchanged: Any, local: StepResult) -> StepResult:
         """Take on what the ranks have agreed on. local: of the step that ended the round."""
+        self._norm = None
+        if self._communicates_in_step:
+            before = self.steps
+            self.step()
+            if self.steps != before + 1:
+                raise SettingError(f"{type(self).__name__}.step() must call super().step(), once")
+        else:
+            self.update_parameters()
+            Strategy.step(self)
+        finite = self._norm is None or math.isfinite(self._norm)
+        skipped = "" if finite else f"the gradient is {self._norm}"
+        return StepResult(lr=local.lr, grad_norm=self._norm, agreed=True, stop=exchanged, skipped=skipped)
+
+    @property
+    def _communicates_in_step(self) -> bool:
+        return type(self).step is not Strategy.step
 
     def is_drift_check_due(self, *, at_least: bool) -> bool:
         """Right after an agreement: whether ranks should compare their weights now. at_least: they are needed now."""
         return False
 
-    @abstractmethod
+    def consensus(self) -> Tensor:
+        """The mean of the ranks' weights [numel], the same on all; a joint action. Nothing changes yet."""
+        total, count = self._sum_of_finite(self.parameters.read(self.parameters.empty(extra=1)))
+        return total.div_(count)
+
+    def _sum_of_finite(self, flat: Tensor) -> tuple[Tensor, float]:
+        """Over those ranks whose `flat` [numel + 1] is finite, and how many they are; the last value is for that."""
+        if is_finite(flat):
+            flat[-1] = 1.0
+        else:
+            flat.zero_()
+        self.comm.all_reduce_(flat)
+        return flat[:-1], flat[-1].item()
+
     def load_weights(self, flat: Tensor) -> None:
         """Take on the agreed weights of another rank, [numel] on the CPU, after an agreement; all else stays."""
+        self.parameters.write(flat)
 
     @property
-    @abstractmethod
     def agreements(self) -> int:
         """How often the ranks had agreed by state_dict(): rounds, or steps for a strategy without rounds."""
+        return self.steps
 
     @property
     def cut_short(self) -> bool:
@@ -140,21 +236,36 @@ class Strategy(ABC):
         """
         return {"agreed": self.agreed_state(), "own": self.own_state()}
 
-    @abstractmethod
     def agreed_state(self) -> dict[str, Any]:
-        """What all ranks had in common when they last agreed, not copied: enough for a new rank to join."""
+        """What all ranks had in common when they last agreed, not copied: enough for a new rank to join.
 
-    @abstractmethod
+        "weights" [numel] must be in it: `runs recover` reads them.
+        """
+        return {
+            "steps": self.steps,
+            "schedule": self.schedule.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "weights": self.agreed_weights(),
+        }
+
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         """After `setup`. Leaves what is this rank's own, but for the round that it was in: that is void."""
+        self.steps = state["steps"]
+        self.schedule.load_state_dict(state["schedule"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.load_weights(state["weights"])
 
     def own_state(self) -> dict[str, Any]:
         """What this rank needs besides, at the same moment, to go on bit for bit."""
         return {}
 
-    def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:  # noqa: B027
+    def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         """After load_agreed_state, on the same rank. inside: also the part of a round that it had made."""
 
-    @abstractmethod
     def agreed_weights(self) -> Tensor:
         """Flat [numel] on the CPU, not to be changed."""
+        return self.parameters.read()
+
+    def _payload(self, extra: int) -> Tensor:
+        """What travels, [numel + extra]: zeros, or what was sent last."""
+        return self._sent.flat(self.parameters.numel + extra)

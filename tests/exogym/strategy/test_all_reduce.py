@@ -116,7 +116,7 @@ def test_one_collective_a_step():
         assert not reduce_all.has_open_round
 
     run_threads(2, rank_main)
-    assert calls == [1 + 1 + 2] * 8  # gradient, who has one, weight, stopping
+    assert calls == [1 + 1 + 3] * 8  # gradient, who has one, weight, stopping, repeat
 
 
 @pytest.mark.parametrize("interval", [0, 1, 4, 100])

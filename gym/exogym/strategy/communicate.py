@@ -1,0 +1,200 @@
+"""Collectives on tensors of any shape, dtype and device: for strategies of your own, and for any script.
+
+They run on the communicator that was set with `use` in this thread, as in a strategy; else on the default group of
+torch.distributed, if there is one; else this process is a group of one. All ranks must make the same calls in the same
+order, with tensors of the same shape and dtype. What is not on the CPU travels through a copy there (with nccl, through
+one on the GPU). Errors: SettingError for wrong arguments, PeerLost for a rank that is gone.
+
+    from exogym.strategy import communicate
+
+    communicate.all_reduce(gradient, op="mean")
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce as fold
+
+import torch
+from torch import Tensor
+
+from exogym.comm.among import exchange
+from exogym.comm.comm import Comm
+from exogym.comm.default_group import default_group
+from exogym.comm.single import SingleComm
+from exogym.config import one_of
+from exogym.errors import SettingError
+
+OPS = ("sum", "mean", "max")
+SUMMED = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int32, torch.int64, torch.int8, torch.uint8),
+)
+MAXED = (*SUMMED, torch.int16, torch.bool)
+
+_of_thread = threading.local()
+
+
+class use:
+    """From now on, the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
+
+    def __init__(self, comm: Comm | None):
+        self._before = getattr(_of_thread, "comm", None)
+        _of_thread.comm = comm
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _of_thread.comm = self._before
+
+
+def current() -> Comm:
+    """The communicator on which the collectives of this thread run."""
+    return getattr(_of_thread, "comm", None) or default_group() or SingleComm()
+
+
+def all_reduce(tensor: Tensor, op: str = "sum") -> Tensor:
+    """Replace `tensor` on every rank by the sum, mean or max over ranks, with the same bits on all."""
+    comm = current()
+    _check_op(op, tensor)
+    with _flat(tensor, comm) as flat:
+        flat.copy_(_reduced(comm, flat, op))
+    return tensor
+
+
+def all_gather(tensor: Tensor) -> list[Tensor]:
+    """The ranks' tensors in rank order, on the device of `tensor`."""
+    comm = current()
+    return [_back(flat, tensor) for flat in comm.all_gather(_bytes(_copy(tensor, comm)))]
+
+
+def broadcast(tensor: Tensor, src: int = 0) -> Tensor:
+    """Replace `tensor` on every rank by that of rank `src`."""
+    comm = current()
+    _check_rank("src", src, comm)
+    with _flat(tensor, comm) as flat:
+        comm.broadcast_(_bytes(flat), src)
+    return tensor
+
+
+def reduce(tensor: Tensor, dst: int = 0, op: str = "sum") -> Tensor:
+    """Replace `tensor` on rank `dst` by the sum, mean or max over ranks; the others keep theirs."""
+    comm = current()
+    _check_op(op, tensor)
+    _check_rank("dst", dst, comm)
+    reduced = _reduced(comm, _copy(tensor, comm), op)
+    if comm.rank == dst:
+        with torch.no_grad():
+            tensor.copy_(reduced.view(tensor.shape))
+    return tensor
+
+
+def scatter(tensor: Tensor, parts: Sequence[Tensor] | None = None, src: int = 0) -> Tensor:
+    """Replace `tensor` on each rank by its own of the `parts` that rank `src` has; the others pass none."""
+    comm = current()
+    _check_rank("src", src, comm)
+    if comm.rank == src:
+        _check_parts("scatter", tensor, parts, comm)
+    elif parts is not None:
+        raise SettingError(f"scatter: only rank {src}, which is src, has parts; this is rank {comm.rank}")
+    with _flat(tensor, comm) as flat:
+        if comm.rank == src:
+            for dst in _others(comm):
+                comm.send(_bytes(_copy(parts[dst], comm)), dst)
+            flat.copy_(_copy(parts[src], comm))
+        else:
+            comm.recv(_bytes(flat), src)
+    return tensor
+
+
+def gather(tensor: Tensor, dst: int = 0) -> list[Tensor] | None:
+    """The ranks' tensors in rank order on rank `dst`; None on the others."""
+    comm = current()
+    _check_rank("dst", dst, comm)
+    own = _copy(tensor, comm)
+    if comm.rank != dst:
+        comm.send(_bytes(own), dst)
+        return None
+    flats = [own if rank == dst else torch.empty_like(own) for rank in range(comm.world_size)]
+    for rank in _others(comm):
+        comm.recv(_bytes(flats[rank]), rank)
+    return [_back(flat, tensor) for flat in flats]
+
+
+def reduce_scatter(tensor: Tensor, parts: Sequence[Tensor], op: str = "sum") -> Tensor:
+    """Replace `tensor` on each rank by the sum, mean or max of the ranks' `parts` for it: `parts[rank]`."""
+    comm = current()
+    _check_op(op, tensor)
+    _check_parts("reduce_scatter", tensor, parts, comm)
+    received = exchange(comm, [_bytes(_copy(part, comm)) for part in parts], range(comm.world_size))
+    of_ranks = [flat.view(tensor.dtype) for flat in received]
+    with _flat(tensor, comm) as flat:
+        flat.copy_(fold(torch.maximum if op == "max" else torch.add, of_ranks))
+        if op == "mean":
+            flat /= comm.world_size
+    return tensor
+
+
+def _reduced(comm: Comm, flat: Tensor, op: str) -> Tensor:
+    """May change `flat`."""
+    if op == "max":
+        return fold(torch.maximum, (other.view(flat.dtype) for other in comm.all_gather(_bytes(flat))))
+    comm.all_reduce_(flat)
+    return flat.div_(comm.world_size) if op == "mean" else flat
+
+
+@contextmanager
+def _flat(tensor: Tensor, comm: Comm) -> Iterator[Tensor]:
+    """`tensor` as a flat one on the communicator's device: its own memory, or a copy that is written back."""
+    with torch.no_grad():
+        own = tensor.detach()
+        flat = own.to(comm.device).contiguous().view(-1)
+        yield flat
+        if flat.data_ptr() != own.data_ptr() or flat.device != own.device:
+            own.copy_(flat.view(own.shape))
+
+
+def _copy(tensor: Tensor, comm: Comm) -> Tensor:
+    return tensor.detach().to(comm.device, copy=True, memory_format=torch.contiguous_format).view(-1)
+
+
+def _bytes(flat: Tensor) -> Tensor:
+    """What only travels is bytes: so it may be of any dtype."""
+    return flat.view(torch.uint8)
+
+
+def _back(flat: Tensor, like: Tensor) -> Tensor:
+    return flat.view(like.dtype).view(like.shape).to(like.device)
+
+
+def _others(comm: Comm) -> list[int]:
+    return [rank for rank in range(comm.world_size) if rank != comm.rank]
+
+
+def _check_op(op: str, tensor: Tensor) -> None:
+    one_of("op", op, OPS)
+    if op == "mean" and not tensor.is_floating_point():
+        raise SettingError(f"op mean: not of {tensor.dtype}; convert the tensor to a float, or take the sum")
+    if tensor.dtype not in (MAXED if op == "max" else SUMMED):
+        remedy = "take the max, or convert the tensor" if tensor.dtype in MAXED else "convert the tensor"
+        raise SettingError(f"op {op}: not of {tensor.dtype}; {remedy}")
+
+
+def _check_rank(name: str, rank: int, comm: Comm) -> None:
+    if rank not in range(comm.world_size):
+        raise SettingError(f"{name} must be a rank from 0 to {comm.world_size - 1}, not {rank}")
+
+
+def _check_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> None:
+    """One for each rank, each like `tensor`."""
+    count, wanted = 0 if parts is None else len(parts), (tuple(tensor.shape), tensor.dtype)
+    if count != comm.world_size:
+        raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {count}")
+    for number, part in enumerate(parts):
+        if (tuple(part.shape), part.dtype) != wanted:
+            raise SettingError(
+                f"{what}: part {number} is {tuple(part.shape)} {part.dtype}, not {wanted[0]} {wanted[1]}"
+            )

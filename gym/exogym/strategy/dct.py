@@ -1,0 +1,145 @@
+"""Tensors of any shape as chunks, and the chunks' discrete cosine transform (DCT-II, orthonormal)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+BATCH = 4 * 1024 * 1024  # values: 16 MB, the most that is transformed at once, so that copies made on the way are small
+
+
+def basis(size: int, device: torch.device) -> Tensor:
+    """[size, size] float32, `basis @ x` is the DCT of x. Made in float64 on the CPU: mps has none."""
+    k = torch.arange(size, dtype=torch.float64)
+    matrix = torch.cos(math.pi / size * torch.outer(k, k + 0.5)) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix.float().to(device)
+
+
+def matrix_shape(shape: Sequence[int], chunk: int) -> tuple[int, int]:
+    """Rows and columns of the matrix that a tensor is seen as: its first edge by all the others.
+
+    Edges of 1 do not count. A vector becomes rows of at most `chunk` values, the last one filled up with zeros.
+    """
+    edges = [edge for edge in shape if edge != 1]
+    if len(edges) > 1:
+        return edges[0], math.prod(edges[1:])
+    size = math.prod(edges)
+    columns = chunk_edge(size, chunk)
+    return math.ceil(size / columns), columns
+
+
+def chunk_edge(length: int, chunk: int) -> int:
+    """The edge of as few equal chunks as cover `length`, at most `chunk`. The last one is filled up with zeros.
+
+    The paper's code takes the largest divisor of `length`, which is 1 for a prime one.
+    """
+    return math.ceil(length / math.ceil(length / chunk))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of tensor number `tensor`, a matrix of `shape`, and the chunks of a batch that hold them."""
+
+    tensor: int
+    rows: slice
+    shape: tuple[int, int]
+    chunks: slice
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part of the tensor itself, a view. Only tensors with several dimensions are divided."""
+        tensor = tensor.squeeze()
+        return tensor[self.rows] if tensor.ndim > 1 else tensor
+
+
+class ChunkBatch:
+    """Chunks of one shape [height, width], of many tensors: they are transformed together."""
+
+    def __init__(self, edges: tuple[int, int], pieces: list[Piece], device: torch.device):
+        self.height, self.width = edges
+        self.pieces, self.device = pieces, device
+        self.size = pieces[-1].chunks.stop
+        self._left, self._right = basis(self.height, device), basis(self.width, device)
+
+    @property
+    def values(self) -> int:
+        """Of a chunk."""
+        return self.height * self.width
+
+    def zeros(self) -> Tensor:
+        """Coefficients, float32 [chunks, values]."""
+        return torch.zeros(self.size, self.values, device=self.device)
+
+    def encode(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Coefficients [chunks, values] of the tensors; None counts as zeros."""
+        chunks = self.zeros().view(-1, self.height, self.width)
+        for piece in self.pieces:
+            if (tensor := tensors[piece.tensor]) is not None:
+                self._blocks(chunks, piece).copy_(self._padded(piece, piece.of(tensor)))
+        return (self._left @ chunks @ self._right.T).flatten(1)
+
+    def decode(self, coefficients: Tensor) -> Tensor:
+        """Chunks [chunks, height, width]: the inverse of `encode`, for `parts`."""
+        return self._left.T @ coefficients.view(-1, self.height, self.width) @ self._right
+
+    def parts(self, chunks: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each part of a tensor, a view, and what the chunks hold for it, in the same shape."""
+        for piece in self.pieces:
+            part, (rows, columns) = piece.of(tensors[piece.tensor]), piece.shape
+            whole = self._blocks(chunks, piece).flatten(2).flatten(0, 1)[:rows, :columns]
+            yield part, whole.reshape(-1)[: part.numel()].view(part.shape)
+
+    def _grid(self, piece: Piece) -> tuple[int, int]:
+        return math.ceil(piece.shape[0] / self.height), math.ceil(piece.shape[1] / self.width)
+
+    def _blocks(self, chunks: Tensor, piece: Piece) -> Tensor:
+        """The piece's chunks where they lie in its matrix: a view [down, height, across, width]."""
+        return chunks[piece.chunks].view(*self._grid(piece), self.height, self.width).transpose(1, 2)
+
+    def _padded(self, piece: Piece, part: Tensor) -> Tensor:
+        """Its matrix, filled up with zeros to whole chunks, in the order of `_blocks`."""
+        (rows, columns), (down, across) = piece.shape, self._grid(piece)
+        matrix = pad(part.reshape(-1).float(), (0, rows * columns - part.numel())).view(rows, columns)
+        whole = pad(matrix, (0, across * self.width - columns, 0, down * self.height - rows))
+        return whole.view(down, self.height, across, self.width)
+
+
+def chunk_batches(tensors: Sequence[Tensor], chunk: int) -> list[ChunkBatch]:
+    """All tensors in chunks of at most [chunk, chunk], the largest chunks first."""
+    groups: dict[tuple[int, int, torch.device], list[tuple[int, slice, tuple[int, int], int]]] = defaultdict(list)
+    for number, tensor in enumerate(tensors):
+        for edges, *piece in _divided(number, tensor, chunk):
+            groups[*edges, tensor.device].append(piece)
+    largest_first = sorted(groups.items(), key=lambda group: -group[0][0] * group[0][1])
+    return [batch for (*edges, device), parts in largest_first for batch in _batches(tuple(edges), parts, device)]
+
+
+def _divided(number: int, tensor: Tensor, chunk: int) -> Iterator[tuple]:
+    """(chunk's edges, tensor's number, rows, shape, how many chunks) of parts that are no larger than a batch."""
+    if not tensor.numel():
+        return
+    rows, columns = matrix_shape(tensor.shape, chunk)
+    height, width = chunk_edge(rows, chunk), chunk_edge(columns, chunk)
+    across = math.ceil(columns / width)
+    most = max(1, BATCH // (across * width * height)) * height if tensor.squeeze().ndim > 1 else rows
+    for start in range(0, rows, most):
+        shape = (min(most, rows - start), columns)
+        count = math.ceil(shape[0] / height) * across
+        yield (height, width), number, slice(start, start + shape[0]), shape, count
+
+
+def _batches(edges: tuple[int, int], parts: list, device: torch.device) -> Iterator[ChunkBatch]:
+    pieces: list[Piece] = []
+    for number, rows, shape, count in parts:
+        first = pieces[-1].chunks.stop if pieces else 0
+        if pieces and (first + count) * math.prod(edges) > BATCH:
+            yield ChunkBatch(edges, pieces, device)
+            pieces, first = [], 0
+        pieces.append(Piece(number, rows, shape, slice(first, first + count)))
+    yield ChunkBatch(edges, pieces, device)

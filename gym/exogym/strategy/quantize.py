@@ -1,0 +1,44 @@
+"""Floats as integers of few bits, with a scale for every BLOCK of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 1024  # values that share a scale: it adds 4 bytes to each 512 or more
+
+
+def quantized(values: Tensor, bits: int) -> Tensor:
+    """float32 [n] -> uint8: the scales, then the integers. bits: 4, 8 or 16."""
+    blocks = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
+    most = 2 ** (bits - 1) - 1
+    scales = blocks.abs().amax(1, keepdim=True) / most
+    # A scale so small that it is 0 leaves nothing to send.
+    whole = torch.where(scales > 0, blocks / scales, 0.0).round().clamp(-most, most).reshape(-1)[: values.numel()]
+    return torch.cat([scales.reshape(-1).view(torch.uint8), _packed(whole, bits)])
+
+
+def dequantized(sent: Tensor, count: int, bits: int) -> Tensor:
+    """The reverse, float32 [count]. One operation at a time, so that it gives the same bits on every CPU."""
+    blocks = -(-count // BLOCK)
+    scales = sent[: 4 * blocks].clone().view(torch.float32)
+    whole = _unpacked(sent[4 * blocks :].clone(), count, bits).float()
+    return whole.mul_(scales.repeat_interleave(BLOCK)[:count])
+
+
+def _packed(whole: Tensor, bits: int) -> Tensor:
+    if bits == 16:
+        return whole.to(torch.int16).view(torch.uint8)
+    if bits == 8:
+        return whole.to(torch.int8).view(torch.uint8)
+    nibbles = torch.nn.functional.pad(whole.to(torch.int16) + 8, (0, whole.numel() % 2)).to(torch.uint8)
+    return nibbles[0::2] | nibbles[1::2] << 4
+
+
+def _unpacked(packed: Tensor, count: int, bits: int) -> Tensor:
+    if bits == 16:
+        return packed.view(torch.int16)
+    if bits == 8:
+        return packed.view(torch.int8)
+    nibbles = torch.stack([packed & 15, packed >> 4], 1).reshape(-1)[:count]
+    return nibbles.to(torch.int16) - 8

@@ -1,0 +1,159 @@
+"""SPARTA: ranks average a small part of their weights, another one each time (Beton, Baioumy, Reed and Owen, 2025).
+
+"Improving the Efficiency of Distributed Training using Sparse Parameter Averaging", ICLR workshop MCDC 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exogym.comm.comm import Comm
+from exogym.config import SPARTAConfig, check_sparse
+from exogym.flat import FlatParameters
+from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.draft import Draft
+from exogym.strategy.federated_averaging import hash_of
+from exogym.strategy.quantize import dequantized, quantized
+
+NOT_FINITE = "the weights to be sent were not finite"
+LEAST_PIECE = 1 << 20  # values
+
+
+@dataclass(kw_only=True, eq=False)
+class SparseCommunicator(CommunicationModule):
+    """The mean of the ranks' weights, at a few places that all ranks know without being told.
+
+    compression_method: which places. "random": drawn evenly from a shared seed. "sequential": one stretch after the
+    other. "partitioned": every so many-th, until each weight has had its turn. "topk": where weights differ most from
+    those that ranks last had in common; each rank names its own share of them, which costs 4 bytes more a place.
+    quantization_bits: of what is sent, which is the difference to the common weights. Each rank's goes to all others.
+    """
+
+    sparsification_rate: float = 0.005
+    compression_method: str = "random"
+    quantization_bits: int | None = None
+    seed: int = 0
+
+    is_round = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sparse(self.sparsification_rate, self.compression_method, self.quantization_bits, "sparsification_rate")
+
+    def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
+        super().setup(comm, parameters, common, keeps_common=keeps_common)
+        self._count = 0
+        self._size = max(1, round(self.sparsification_rate * parameters.numel))
+
+    def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
+        """Its result: (places, int64, sorted; the new values there), None for a rank alone."""
+        if self.comm.world_size == 1:
+            return Exchanged(None, stopping)
+        places = self._places(draft)
+        base = self.common[places]
+        change, skipped = draft.read_at(places).sub_(base), ""
+        if not change.isfinite().all():
+            change, skipped = torch.zeros_like(change), NOT_FINITE
+        tail = torch.tensor([0.0 if skipped else 1.0, float(stopping)])
+        change, (count, stop) = (self._sum_of_quantized if self.quantization_bits else self._sum)(change, tail)
+        if count > 0:
+            draft.set_at(places, base.add_(change.mul_(1 / count)))
+        return Exchanged((places, base), stop > 0, skipped)
+
+    def apply(self, result: tuple[Tensor, Tensor] | None, draft: Draft) -> None:
+        self._count += 1
+        if result and self.keeps_common:
+            places, values = result
+            self.common[places] = values
+
+    def _sum(self, change: Tensor, tail: Tensor) -> tuple[Tensor, list[float]]:
+        payload = torch.cat([change, tail])
+        self.comm.all_reduce_(payload)
+        return payload[:-2], payload[-2:].tolist()
+
+    def _sum_of_quantized(self, change: Tensor, tail: Tensor) -> tuple[Tensor, list[float]]:
+        """Sums of integers with unequal scales have to be made where they arrive."""
+        sent = torch.cat([tail.view(torch.uint8), quantized(change, self.quantization_bits)])
+        total, sums = torch.zeros_like(change), torch.zeros(2)
+        for payload in self.comm.all_gather(sent):
+            sums += payload[:8].view(torch.float32)
+            total += dequantized(payload[8:], change.numel(), self.quantization_bits)
+        return total, sums.tolist()
+
+    def _places(self, draft: Draft) -> Tensor:
+        n, k = self.parameters.numel, self._size
+        if k == n:
+            return torch.arange(n)
+        if self.compression_method == "topk":
+            return self._of_largest(draft)
+        if self.compression_method == "sequential":
+            return ((self._count * k + torch.arange(k)) % n).sort().values
+        if self.compression_method == "partitioned":
+            return self._of_partition()
+        # One from each of k stretches of equal length: k places in order, each equally likely, at a cost of k. Integers
+        # alone, since a product of floats may be rounded differently elsewhere.
+        generator = torch.Generator().manual_seed(hash_of(self.seed, self._count))
+        ends = torch.arange(k + 1) * n // k
+        drawn = torch.randint(2**31, (k,), generator=generator)
+        return ends[:-1] + (drawn * ends.diff() >> 31)
+
+    def _of_partition(self) -> Tensor:
+        n, parts = self.parameters.numel, max(1, round(self.parameters.numel / self._size))
+        turn, part = divmod(self._count, parts)
+        generator = torch.Generator().manual_seed(hash_of(self.seed, turn))
+        return torch.arange(int(torch.randperm(parts, generator=generator)[part]), n, parts)
+
+    def _of_largest(self, draft: Draft) -> Tensor:
+        """Each rank names an equal share of the places."""
+        apart = draft.read().sub_(self.common).abs_().nan_to_num_(0.0, 0.0, 0.0)
+        share = -(-self._size // self.comm.world_size)
+        own = largest(apart, share).to(torch.int32)
+        return torch.cat(self.comm.all_gather(own)).unique().to(torch.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count = state["count"]
+
+
+class SPARTAStrategy(CommunicateOptimizeStrategy):
+    """Every `sparta_interval` steps the ranks average a part `p_sparta` of their weights.
+
+    Each rank sends 2 (N - 1) / N times 4 bytes for each of these, p_sparta times what AllReduce sends; with
+    quantization (N - 1) times quantization_bits / 8. Ranks never agree on all weights: each is validated and goes on
+    with weights of its own, which stay close to each other, and the mean of all is the result.
+    """
+
+    Config = SPARTAConfig
+    config: SPARTAConfig
+
+    def _modules(self) -> list[CommunicationModule]:
+        return [sparse_module(self.config)]
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Places of the `count` largest values (all, if there are fewer), int64, in no order.
+
+    In pieces, since torch's topk takes 16 bytes for each value that it looks at.
+    """
+    kept, piece = torch.empty(0, dtype=torch.int64), max(16 * count, LEAST_PIECE)
+    for first in range(0, values.numel(), piece):
+        part = values[first : first + piece]
+        kept = torch.cat([kept, part.topk(min(count, part.numel()), sorted=False).indices + first])
+        if kept.numel() > count:
+            kept = kept[values[kept].topk(count, sorted=False).indices]
+    return kept
+
+
+def sparse_module(config: SPARTAConfig) -> SparseCommunicator:
+    return SparseCommunicator(
+        interval=config.sparta_interval,
+        sparsification_rate=config.p_sparta,
+        compression_method=config.compression_method,
+        quantization_bits=config.quantization_bits,
+    )

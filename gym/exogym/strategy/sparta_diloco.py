@@ -1,0 +1,21 @@
+"""SPARTA inside the rounds of DiLoCo: sparse averages keep ranks close, so that rounds may be longer."""
+
+from __future__ import annotations
+
+from exogym.config import SPARTADiLoCoConfig
+from exogym.strategy.communicate_optimize import CommunicationModule
+from exogym.strategy.diloco import DiLoCoStrategy
+from exogym.strategy.sparta import sparse_module
+
+
+class SPARTADiLoCoStrategy(DiLoCoStrategy):
+    """A sparse average every `sparta_interval` steps, an outer step every H steps: see SPARTAStrategy, DiLoCoStrategy.
+
+    Where both are due only the outer step is made: it brings all to the same weights.
+    """
+
+    Config = SPARTADiLoCoConfig
+    config: SPARTADiLoCoConfig
+
+    def _modules(self) -> list[CommunicationModule]:
+        return [sparse_module(self.config), *super()._modules()]
