@@ -6,24 +6,37 @@ Names load on first use: `import exogym` and `import exogym.config` do not impor
 import importlib
 
 _HOME = {
+    "exogym.about": ("info",),
     "exogym.batches": ("BatchSource", "DatasetBatches"),
     "exogym.comm.comm": ("Comm",),
     "exogym.comm.process_group": ("ProcessGroupComm",),
     "exogym.comm.single": ("SingleComm",),
     "exogym.comm.threads": ("ThreadComm",),
+    "exogym.comm_check": ("check_communication",),
     "exogym.config": (
-        *("AllReduceConfig", "DiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
+        *("AllReduceConfig", "DeMoConfig", "DiLoCoConfig", "FedAvgConfig", "ParameterServerConfig", "SPARTAConfig"),
+        *("SPARTADiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
         *("build_strategy", "strategy_config"),
     ),
     "exogym.elastic_sampler": ("ElasticSampler",),
     "exogym.errors": (
-        *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "PeerLost", "RanksDiverged", "SettingError"),
+        *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "OutOfMemory", "PeerLost", "RanksDiverged"),
+        "SettingError",
+        "UnknownSetting",
     ),
     "exogym.flat": ("FlatParameters", "digest"),
-    "exogym.logger": ("CsvLogger", "NullLogger"),
+    "exogym.launched": ("LaunchedTrainer",),
+    "exogym.logger": (
+        *("CSVLogger", "ConsoleLogger", "Logger", "NullLogger"),
+        *("TensorBoardLogger", "WandbLogger"),
+    ),
     "exogym.settings": ("FitSettings", "LoopSettings"),
     "exogym.state.checkpoint": ("Checkpoints",),
-    "exogym.strategy": ("AllReduceStrategy", "DiLoCoStrategy", "SimpleReduceStrategy", "StepResult", "Strategy"),
+    "exogym.strategy": (
+        *("AllReduceStrategy", "CommunicateOptimizeStrategy", "CommunicationModule", "DiLoCoStrategy"),
+        *("DeMoStrategy", "FedAvgStrategy", "ParameterServerStrategy", "SPARTAStrategy", "SPARTADiLoCoStrategy"),
+        *("SimpleReduceStrategy", "StepResult", "Strategy"),
+    ),
     "exogym.train_node": ("TrainNode", "TrainResult"),
     "exogym.trainer": ("LocalTrainer", "Trainer"),
 }

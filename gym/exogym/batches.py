@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from exogym.errors import SettingError
 from exogym.random_state import random_state, set_random_state
@@ -45,7 +45,8 @@ class DatasetSamples:
     """Any map-style dataset as an ElasticSampler wants it: what is left of an epoch's shuffle in turn.
 
     batch_size: samples of one rank in an optimizer step; minibatch_size: samples in a forward pass (all, if None);
-    collate: makes a batch of samples, in place of torch's default_collate.
+    collate: makes a batch of samples, in place of torch's default_collate. tells_epoch: the data set's own `set_epoch`,
+    if it has one, is called as an epoch begins.
     """
 
     dataset: Dataset
@@ -55,11 +56,14 @@ class DatasetSamples:
     shuffle: bool = True
     seed: int = 0
     collate: Callable[[list[Any]], Batch] | None = None
+    tells_epoch: bool = True
 
     def __post_init__(self) -> None:
-        if not hasattr(self.dataset, "__len__"):
-            name = type(self.dataset).__name__
-            raise SettingError(f"{name} has no length: wrap a stream in a BatchSource of your own")
+        name = type(self.dataset).__name__
+        if isinstance(self.dataset, DataLoader):
+            raise SettingError("give the data set itself, not a DataLoader: batches are made here, by batch_size")
+        if not hasattr(self.dataset, "__len__") or isinstance(self.dataset, IterableDataset):
+            raise SettingError(f"{name} has no length or no order: wrap a stream in a BatchSource of your own")
         size = self.batch_size if self.minibatch_size is None else self.minibatch_size
         if not 1 <= size <= self.batch_size:
             sizes = f"minibatch_size ({self.minibatch_size}) <= batch_size ({self.batch_size})"
@@ -107,6 +111,11 @@ class DatasetSamples:
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         pass
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Before the steps of this epoch are read."""
+        if self.tells_epoch and hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         return map(self._micro_batches, steps)
 
@@ -135,6 +144,7 @@ class DatasetBatches(DatasetSamples):
         return self.plan_settings() | self.describe()
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
+        self.begin_epoch(epoch)
         order = self.order(epoch).tolist()
         starts = [step * self.batch_size for step in range(first_step, self.steps_per_epoch)]
         return self.read(order[at : at + self.batch_size] for at in starts)

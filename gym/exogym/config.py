@@ -8,20 +8,25 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from typing import Any
 
-from exogym.errors import SettingError
+from exogym.errors import SettingError, UnknownSetting
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OptimSpec:
-    """One optimizer and all its numbers; `betas` and `eps` are Adam's, `momentum` and `nesterov` SGD's."""
+    """One optimizer and all its numbers; `betas` and `eps` are Adam's, `momentum` and `nesterov` SGD's.
+
+    name: adamw, adam or sgd, or torch's class of that name. For any other optimizer give a strategy the class itself,
+    or a functools.partial of it with its numbers.
+    """
 
     name: str = "adamw"
+    _: KW_ONLY
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -30,6 +35,8 @@ class OptimSpec:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.name, type):
+            object.__setattr__(self, "name", _name_of(self.name))
         one_of("optimizer", self.name, OPTIMIZERS)
         at_least("lr", self.lr, 0)
         at_least("weight_decay", self.weight_decay, 0)
@@ -39,6 +46,14 @@ class OptimSpec:
                 raise SettingError(f"betas and momentum must be in [0, 1), not {value}")
         if self.nesterov and not self.momentum:
             raise SettingError("nesterov = true needs a momentum above 0")
+
+
+def _name_of(optimizer: type) -> str:
+    name = optimizer.__name__.lower()
+    if name not in OPTIMIZERS or not optimizer.__module__.startswith("torch.optim"):
+        remedy = f"give the strategy functools.partial({optimizer.__name__}, lr=...) in place of an OptimSpec"
+        raise SettingError(f"an OptimSpec knows {', '.join(OPTIMIZERS)}, not {optimizer.__name__}: {remedy}")
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +81,17 @@ class ScheduleSpec:
         return self.min_ratio + (1 - self.min_ratio) * decay
 
 
+# Other names that a strategy's constructor takes.
+ALIASES = {"inner_lr": "lr", "lr_scheduler": "schedule"}
+
+
+def without_aliases(settings: Mapping[str, Any]) -> dict[str, Any]:
+    for alias, name in ALIASES.items():
+        if alias in settings and name in settings:
+            raise SettingError(f"{alias} is another name of {name}: give one of them")
+    return {ALIASES.get(key, key): value for key, value in settings.items()}
+
+
 # An optimizer class, or any callable that takes parameters and returns a torch optimizer.
 OptimFactory = Callable[..., Any]
 Optim = str | OptimSpec | OptimFactory
@@ -89,10 +115,13 @@ class StrategyConfig:
     min_lr_ratio: float | None = setting(None, float, "the schedule ends at this fraction of lr (0 if not given)")
 
     def __post_init__(self) -> None:
-        check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)
+        self._check_inner_optim()
         if self.max_norm is not None and not self.max_norm > 0:
             raise SettingError(f"max_norm must be above 0, not {self.max_norm}")
         self.schedule_spec()
+
+    def _check_inner_optim(self) -> None:
+        check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)
 
     def schedule_spec(self) -> ScheduleSpec:
         given = {"warmup_steps": self.warmup_steps, "min_ratio": self.min_lr_ratio}
@@ -114,10 +143,16 @@ class AllReduceConfig(StrategyConfig):
     """Gradients are averaged at every step."""
 
     check_interval: int = setting(100, int, "compare the ranks' weights every so many steps (0: only at the end)")
+    overlap: bool = setting(True, bool, "send gradients while the backward pass still computes others")
+    bucket_mb: float | None = setting(
+        None, float, "MB of gradients that travel together (a sixteenth of all, 1 to 25, if not given)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("check_interval", self.check_interval, 0)
+        if self.bucket_mb is not None and not self.bucket_mb > 0:
+            raise SettingError(f"bucket_mb must be above 0, not {self.bucket_mb}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +198,104 @@ class DiLoCoConfig(StrategyConfig):
         return OptimSpec(name="sgd", lr=lr, momentum=momentum, nesterov=nesterov)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParameterServerConfig(DiLoCoConfig):
+    """DiLoCo with a server: rank 0 alone holds the outer optimizer, and sends the new weights to the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgConfig(StrategyConfig):
+    """Ranks train alone for H steps, then take the mean of their weights (1602.05629), all or in islands."""
+
+    H: int = setting(100, int, "optimizer steps in a round")
+    island_size: int | None = setting(None, int, "ranks that average with each other (all, if not given)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("H", self.H, 1)
+        if self.island_size is not None:
+            at_least("island_size", self.island_size, 1)
+
+    @property
+    def steps_in_round(self) -> int:
+        return self.H
+
+
+COMPRESSION_METHODS = ("random", "sequential", "partitioned", "topk")
+QUANTIZATION_BITS = (4, 8, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SPARTAConfig(StrategyConfig):
+    """Ranks average a small part of their weights, another one each time (SPARTA, Beton et al. 2025)."""
+
+    p_sparta: float = setting(0.005, float, "part of the weights that is averaged at a time")
+    sparta_interval: int = setting(1, int, "optimizer steps from one such average to the next")
+    compression_method: str = setting("random", str, "which weights: random, sequential, partitioned or topk")
+    quantization_bits: int | None = setting(None, int, "bits of a weight that is sent: 4, 8 or 16 (32 if not given)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sparse(self.p_sparta, self.compression_method, self.quantization_bits, "p_sparta")
+        at_least("sparta_interval", self.sparta_interval, 1)
+
+    @property
+    def steps_in_round(self) -> int:
+        return self.sparta_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class SPARTADiLoCoConfig(SPARTAConfig, DiLoCoConfig):
+    """SPARTA inside the rounds of DiLoCo."""
+
+    @property
+    def steps_in_round(self) -> int:
+        return min(self.sparta_interval, self.H)
+
+
+def check_sparse(rate: float, method: str, bits: int | None, name: str) -> None:
+    if not 0 < rate <= 1:
+        raise SettingError(f"{name} must be above 0 and at most 1, not {rate}")
+    one_of("compression_method", method, COMPRESSION_METHODS)
+    if bits is not None and bits not in QUANTIZATION_BITS:
+        raise SettingError(f"quantization_bits must be 4, 8 or 16, not {bits}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeMoConfig(StrategyConfig):
+    """Each rank sends the largest frequencies of its own momentum, and all step along the sign of the mean."""
+
+    inner_optim: str | None = setting(None, str, "may not be given: demo takes steps of sign-SGD")
+    compression_decay: float = setting(0.999, float, "momentum: the part of what was not sent that a step keeps")
+    compression_topk: int = setting(32, int, "coefficients that a step sends of a chunk (of smaller ones fewer)")
+    compression_chunk: int = setting(64, int, "edge of the chunks that are transformed, at most")
+    check_interval: int = setting(100, int, "compare the ranks' weights every so many steps (0: only at the end)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.compression_decay < 1:
+            raise SettingError(f"compression_decay must be in [0, 1), not {self.compression_decay}")
+        at_least("compression_topk", self.compression_topk, 1)
+        at_least("compression_chunk", self.compression_chunk, 1)
+        at_least("check_interval", self.check_interval, 0)
+
+    def _check_inner_optim(self) -> None:
+        if self.inner_optim is not None:
+            raise SettingError("inner_optim would not be used: demo takes steps of sign-SGD. Remove it")
+        for name in ("lr", "weight_decay"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 0)
+
+
 # name -> its settings and where the strategy is; the strategy is imported only when it is built
 STRATEGIES: dict[str, tuple[type[StrategyConfig], str]] = {
     "allreduce": (AllReduceConfig, "exogym.strategy.all_reduce:AllReduceStrategy"),
     "diloco": (DiLoCoConfig, "exogym.strategy.diloco:DiLoCoStrategy"),
+    "parameter_server": (ParameterServerConfig, "exogym.strategy.parameter_server:ParameterServerStrategy"),
+    "fedavg": (FedAvgConfig, "exogym.strategy.federated_averaging:FedAvgStrategy"),
+    "sparta": (SPARTAConfig, "exogym.strategy.sparta:SPARTAStrategy"),
+    "sparta_diloco": (SPARTADiLoCoConfig, "exogym.strategy.sparta_diloco:SPARTADiLoCoStrategy"),
+    "demo": (DeMoConfig, "exogym.strategy.demo:DeMoStrategy"),
 }
 
 
@@ -232,10 +361,11 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
     return value
 
 
-def check_keys(what: str, keys: Iterable[str], known: Iterable[str]) -> None:
+def check_keys(what: str, keys: Iterable[str], known: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Raises UnknownSetting. also: names that are proposed for a misspelt one."""
     for key in keys:
         if key not in known:
-            raise SettingError(f"{what} has no setting {key!r}{nearest(key, known)}")
+            raise UnknownSetting(f"{what} has no setting {key!r}{nearest(key, [*known, *also])}")
 
 
 def at_least(name: str, value: float, minimum: float) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
-from exogym.errors import PeerLost
+from exogym.errors import PeerLost, SettingError
 
 Plan = list[list[list[int]]]  # of an epoch: for each member, for each of its steps, numbers of samples
 Place = tuple[int, int]  # epoch, step in it
@@ -22,7 +22,8 @@ class Samples(Protocol):
     """A data set that can be planned and read in parts; samples are numbered from 0.
 
     It may have a method `describe() -> dict`: what only some ranks may be able to tell about the data, by name, and
-    what must be the same on those that can when a run is resumed.
+    what must be the same on those that can when a run is resumed. It may have a method `begin_epoch(epoch)`, which is
+    called before steps of another epoch are read.
     """
 
     def __len__(self) -> int: ...
@@ -77,6 +78,8 @@ class ElasticSampler:
         return self._whole_steps
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
+        if begin := getattr(self.samples, "begin_epoch", None):
+            begin(epoch)
         return self.samples.read(self._own(epoch)[first_step:])
 
     def agree_on_length(self, comm: Comm) -> bool:
@@ -196,6 +199,8 @@ class FixedSampler:
     def agree_on_length(self, comm: Comm) -> bool:
         """Data sets that ranks made for themselves may give unequally many steps. True if this one has more now."""
         longest = max(int(steps) for steps in comm.all_gather(torch.tensor([self.steps_per_epoch])))
+        if not longest:
+            raise SettingError("there is nothing to train on: no rank has a sample")
         if not self.may_be_lengthened or self.steps_per_epoch == longest:
             return False
         self.source.steps_per_epoch = longest

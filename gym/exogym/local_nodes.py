@@ -1,23 +1,31 @@
-"""Starts the nodes of a local run as processes, listens to them, and sees to it that none is left behind."""
+"""Starts the nodes of a local run as processes, listens to them, and sees to it that none is left behind.
+
+Each is a fresh interpreter that does not import the script that was started: so that script needs no
+`if __name__ == "__main__"`, and there may be none, as in a notebook. What it defines travels by value (cloudpickle).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import multiprocessing
 import os
+import pickle
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event as Flag
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from pickle import PicklingError
 from typing import Any
 
+import cloudpickle
 import torch
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
@@ -25,29 +33,37 @@ from exogym.logger import Events
 from exogym.train_node import TrainResult
 
 JOB, WEIGHTS = "job.pt", "weights.pt"
-GRACE = 3.0  # seconds for the others to report, once a node has failed: the cause may be theirs
+GRACE = 3.0  # seconds: for a node to exit, and for others to report, once one has lost a peer: the cause is theirs
 POLL = 0.2  # seconds
+BOOT = """
+import json, sys
+about = json.loads(sys.argv[1])
+sys.path[:], sys.argv[:] = about["path"], about["argv"]
+from exogym.local_nodes import node_main
+node_main(*about["node"])
+"""
 
 
 @dataclass
 class _Node:
     rank: int
-    process: BaseProcess
+    process: subprocess.Popen
     pipe: Connection
     result: TrainResult | None = None
     failure: str | None = None
     lost_a_peer: bool = False
-    done: bool = False
+    has_ended: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.has_ended or self.result is not None or self.failure is not None
 
     def listen(self, events: Events) -> None:
         """Take in one message; a pipe that closes before the outcome came is a failure too."""
         try:
             kind, *content = self.pipe.recv()
-        except EOFError:
-            self.done = True
-            if self.result is None and self.failure is None:
-                self.process.join(GRACE)
-                self.failure = f"ended without a word, exit status {self.process.exitcode}"
+        except (EOFError, OSError):
+            self.ended()
             return
         if kind == "event":
             events(content[0])
@@ -56,92 +72,166 @@ class _Node:
         else:
             self.failure, self.lost_a_peer = content
 
+    def look(self) -> None:
+        """A process may be gone while another that it had started still holds its end of the pipe."""
+        if not self.is_done and self.process.poll() is not None and not self.pipe.poll():
+            self.ended()
+
+    def ended(self) -> None:
+        self.has_ended = True
+        if self.result is None and self.failure is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE)
+            self.failure = f"ended without a word, {_told_status(self.process.returncode)}"
+
+    def kill(self) -> None:
+        """With all that it has started: it leads a session of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.pipe.close()
+
 
 def run_nodes(
-    job: Any,
-    folder: Path,
-    num_nodes: int,
-    events: Events,
-    should_stop: Callable[[], bool],
-) -> list[TrainResult]:
+    job: Any, num_nodes: int, events: Events, should_stop: Callable[[], bool]
+) -> tuple[list[TrainResult], dict[str, Any]]:
     """Run `trainer.run_rank(rank, settings)` in one process for each rank, where `job` is (trainer, settings).
 
-    Rank 0 leaves its state dict in folder/WEIGHTS. Raises NodeFailed; kills all nodes on the way out.
+    Returns all ranks' results, and the state dict of rank 0's model, on the CPU. Raises NodeFailed, and SettingError if
+    the job cannot be pickled; kills all nodes on the way out.
     """
-    _save(job, folder / JOB)
-    context = get_context("spawn")
-    stop = context.Event()
+    with tempfile.TemporaryDirectory(prefix="exogym-") as name:
+        folder = Path(name)
+        _save(job, folder / JOB)
+        results = _run(folder, num_nodes, events, should_stop)
+        return results, torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
+
+
+def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
     nodes: list[_Node] = []
     try:
         for rank in range(num_nodes):
-            nodes.append(_start(context, rank, num_nodes, folder, stop))
-        _listen(nodes, events, should_stop, stop)
+            nodes.append(_start(rank, num_nodes, folder))
+        _listen(nodes, events, should_stop)
+        _let_exit(nodes)
     finally:
         for node in nodes:
-            node.process.kill()
-        for node in nodes:
-            node.process.join()
-            node.pipe.close()
+            node.kill()
     return [node.result for node in nodes]
 
 
 def _save(job: Any, path: Path) -> None:
     # Through a file, not as process arguments: there torch would share the weights' memory among the nodes.
     try:
-        torch.save(job, path)
-    except (AttributeError, TypeError, PicklingError) as error:
-        raise SettingError(
-            f"model, datasets and strategy travel to the nodes by pickle, and one of them cannot: {error}; "
-            "define functions and classes at the top level of a module"
-        ) from error
+        _dump(job, path)
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+        trainer, settings = job
+        parts = {name: getattr(trainer, name) for name in ("model", "train_dataset", "val_dataset")}
+        name = _unpicklable(parts | {"strategy": settings.strategy}, path)
+        what = f"the {name} must travel to the nodes' processes by pickle, and cannot: {error}"
+        raise SettingError(f"{what}; open files, locks and connections when they are first used") from error
 
 
-def _start(context: Any, rank: int, num_nodes: int, folder: Path, stop: Flag) -> _Node:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_node_main, args=(rank, num_nodes, folder, theirs, stop), name=f"node {rank}")
-    process.start()
-    theirs.close()  # else the end of the process would not close the pipe
+def _dump(value: Any, path: Path) -> None:
+    torch.save(value, path, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
+
+
+def _unpicklable(parts: dict[str, Any], path: Path) -> str:
+    for name, part in parts.items():
+        try:
+            _dump(part, path)
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError):
+            return name
+    return "trainer"
+
+
+def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:  # else the end of the process would not close the pipe
+        about = {"path": [p for p in sys.path if isinstance(p, str)], "argv": sys.argv}
+        about["node"] = [rank, num_nodes, str(folder), theirs.fileno()]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", BOOT, json.dumps(about)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # so that Ctrl-C reaches the parent alone, which decides
+        )
     return _Node(rank, process, ours)
 
 
-def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool], stop: Flag) -> None:
-    give_up = float("inf")
-    while (waiting := {n.pipe: n for n in nodes if not n.done}) and time.monotonic() < give_up:
-        for pipe in connection.wait(list(waiting), timeout=POLL):
+def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool]) -> None:
+    """Until all nodes have reported, or one has failed. Raises NodeFailed."""
+    give_up, has_stopped = float("inf"), False
+    while (waiting := {n.pipe: n for n in nodes if not n.is_done}) and time.monotonic() < give_up:
+        for pipe in wait(list(waiting), timeout=POLL):
             waiting[pipe].listen(events)
-        if give_up == float("inf") and any(n.failure for n in nodes):
-            give_up = time.monotonic() + GRACE
-        if should_stop():
-            stop.set()
-    failed = [n for n in nodes if n.failure]
-    if failed:
-        first = min(failed, key=lambda n: n.lost_a_peer)  # losing a peer is what a failure looks like to the others
-        raise NodeFailed(f"node {first.rank} of {len(nodes)} failed: {first.failure}")
+        for node in nodes:
+            node.look()
+        failed = [node for node in nodes if node.failure]
+        if any(not node.lost_a_peer for node in failed):
+            break
+        if failed:  # losing a peer is what another's failure looks like, which may be about to be told
+            give_up = min(give_up, time.monotonic() + GRACE)
+        if not has_stopped and should_stop():
+            has_stopped = True
+            _tell_to_stop(nodes)
+    _raise_failure(nodes)
 
 
-def _node_main(rank: int, num_nodes: int, folder: Path, pipe: Connection, stop: Flag) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
-    _die_with_parent()
+def _raise_failure(nodes: list[_Node]) -> None:
+    failed = [node for node in nodes if node.failure]
+    if not failed:
+        return
+    first = min(failed, key=lambda node: node.lost_a_peer)
+    silent = [str(node.rank) for node in nodes if not node.is_done]
+    hint = f"\nNothing was heard of node {', '.join(silent)}: is it stopped, or very slow?" if first.lost_a_peer else ""
+    raise NodeFailed(f"node {first.rank} of {len(nodes)} failed: {first.failure}{hint if silent else ''}")
+
+
+def _tell_to_stop(nodes: list[_Node]) -> None:
+    for node in nodes:
+        with contextlib.suppress(OSError):
+            node.pipe.send("stop")
+
+
+def _let_exit(nodes: list[_Node]) -> None:
+    """What users have registered with atexit may have something to do."""
+    until = time.monotonic() + GRACE
+    for node in nodes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.process.wait(max(0.0, until - time.monotonic()))
+
+
+def _told_status(status: int | None) -> str:
+    killed = " (killed; the system does that when memory runs out)" if status == -signal.SIGKILL else ""
+    return f"exit status {status}{killed}"
+
+
+def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
+    """The process of one node."""
+    multiprocessing.current_process().name = f"node {rank}"  # which logging shows
+    pipe, stop = Connection(descriptor), threading.Event()
+    threading.Thread(target=_hear_parent, args=[pipe, stop, folder], daemon=True).start()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_nodes))
     try:
-        trainer, settings = torch.load(folder / JOB, weights_only=False)
+        trainer, settings = torch.load(Path(folder, JOB), map_location="cpu", weights_only=False)
         result = trainer.run_rank(
             rank, settings, events=lambda event: pipe.send(("event", event)), should_stop=stop.is_set
         )
         if rank == 0:
-            torch.save(trainer.model.state_dict(), folder / WEIGHTS)
+            torch.save(trainer.model.state_dict(), Path(folder, WEIGHTS))
         pipe.send(("result", result))
-    except Exception as error:
+    except BaseException as error:  # a boundary: also SystemExit, which a user's code may raise
         pipe.send(("failure", traceback.format_exc(), isinstance(error, PeerLost)))
         sys.exit(1)
 
 
-def _die_with_parent() -> None:
-    """A parent that is killed cannot clean up."""
-
-    def watch() -> None:
-        connection.wait([parent_process().sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _hear_parent(pipe: Connection, stop: threading.Event, folder: str) -> None:
+    """A parent that is killed cannot clean up: then this process does, and ends with all that it has started."""
+    try:
+        while pipe.recv() == "stop":
+            stop.set()
+    except (EOFError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)

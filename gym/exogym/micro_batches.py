@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -50,10 +52,18 @@ class StepWork:
     not_finite: list[str] = field(default_factory=list)
 
 
-def accumulate(batches: list[Batch], forward: Forward, parameters: FlatParameters) -> StepWork:
-    """Add their gradients up in `.grad`, each weighted. What gives no finite loss is left out, also from buffers."""
+def accumulate(
+    batches: list[Batch],
+    forward: Forward,
+    parameters: FlatParameters,
+    no_sync: Callable[[], AbstractContextManager] = nullcontext,
+) -> StepWork:
+    """Add their gradients up in `.grad`, each weighted. What gives no finite loss is left out, also from buffers.
+
+    no_sync: for the backward passes of all but the last one.
+    """
     work = StepWork()
-    for batch in batches:
+    for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         ids = sample_ids(batch)
         work.ids += ids
         buffers = parameters.read_buffers()
@@ -64,7 +74,8 @@ def accumulate(batches: list[Batch], forward: Forward, parameters: FlatParameter
             work.not_finite += ids if work.not_finite else [f"the loss is {value}", *ids]
             continue
         if weight > 0:
-            (loss * weight).backward()
+            with no_sync() if left else nullcontext():
+                (loss * weight).backward()
             work.loss.add(value * weight, weight)
         work.samples += samples
     return work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from math import isfinite
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from exogym import device as devices
 from exogym.comm.comm import Comm
 from exogym.errors import NotFinite
-from exogym.logger import Events
+from exogym.logger.event import Events, plain
 from exogym.mean import Mean
 from exogym.membership.messages import SPEEDS
 from exogym.micro_batches import StepWork
+from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
 from exogym.strategy.strategy import StepResult
 
@@ -42,11 +44,19 @@ class Progress:
     def emit(self, kind: str, **values: Any) -> None:
         self._events({"type": kind, "rank": self.rank, "epoch": self.epoch, "step": self.step, **values})
 
-    def start(self, device: torch.device) -> None:
-        state = self._state
+    def start(self, device: torch.device, settings: LoopSettings) -> None:
+        state, strategy = self._state, self._state.strategy
         steps = {"steps_per_epoch": state.sampler.steps_per_epoch, "total_steps": state.total_steps}
-        trainable = state.strategy.parameters.num_parameters
-        self._events({"type": "start", "rank": self.rank, **steps, "trainable": trainable, "device": str(device)})
+        known = {f.name: plain(getattr(settings, f.name)) for f in fields(settings) if f.name != "strategy"}
+        about = {
+            "trainable": strategy.parameters.num_parameters,
+            "device": str(device),
+            "num_nodes": self._comm.world_size,
+            "steps_in_round": getattr(strategy.config, "steps_in_round", 1),
+            "strategy": {"name": type(strategy).__name__, **(plain(strategy.config) or {})},
+            "settings": known,
+        }
+        self._events({"type": "start", "rank": self.rank, **steps, **about})
 
     def step_made(
         self, result: StepResult, work: StepWork, *, seconds: float, computing: float, device: torch.device
@@ -68,6 +78,7 @@ class Progress:
             grad_norm=norm if norm is not None and isfinite(norm) else None,
             bytes=result.bytes,
             memory=devices.memory_in_use(device),
+            seconds_exchanging=result.seconds_communicating,
             **spent,
         )
 

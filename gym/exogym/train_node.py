@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import nn
 
 from exogym import device as devices
 from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
+from exogym.correlation import mean_correlation
 from exogym.elastic_sampler import sampler_of
 from exogym.errors import ExogymError, Rejoined
 from exogym.flat import digest
 from exogym.logger import Events, NullLogger
 from exogym.mean import Mean
-from exogym.membership.messages import END, ROUND
+from exogym.membership.messages import CORRELATION, END, ROUND
 from exogym.micro_batches import Forward, accumulate
 from exogym.progress import NonFiniteGuard, Progress
 from exogym.settings import LoopSettings
@@ -25,6 +27,7 @@ from exogym.state.node_state import NodeState
 from exogym.state.position import Position, RunLength
 from exogym.state.saved_states import RESCUE_S, SavedStates
 from exogym.state.state_sync import Synced, remove_drift, sync_state
+from exogym.strategy import communicate
 from exogym.strategy.strategy import StepResult, Strategy
 from exogym.validation import Validation, modes_kept
 
@@ -49,6 +52,13 @@ class TrainResult:
     seconds_communicating: float
 
 
+class Spent(NamedTuple):
+    """On communication, up to a moment."""
+
+    bytes: int
+    seconds: float
+
+
 class TrainNode:
     """Trains `model` as rank `comm.rank`, together with whoever else is in `comm`.
 
@@ -63,7 +73,7 @@ class TrainNode:
 
     events gets dicts with `type` start, resume, plan (work was resharded), step, round (at each agreement of a strategy
     that has rounds, on every rank), drift (ranks had come to differ by rounding, and do no more), validation,
-    checkpoint, stop or warning.
+    correlation (see LoopSettings), checkpoint, stop or warning.
     The caller owns `comm` and closes it, also after an exception.
     """
 
@@ -84,7 +94,8 @@ class TrainNode:
         self.should_stop = should_stop
         self.device = devices.choose(settings.device, local_rank=comm.rank)
         self.train = sampler_of(train, comm.members)
-        self.state = NodeState(strategy, self.train, RunLength(settings.num_epochs, settings.max_steps), self.device)
+        length = RunLength(settings.num_epochs, settings.max_steps)
+        self.state = NodeState(model, strategy, self.train, length, self.device)
         self.progress = Progress(events or NullLogger(), comm, self.state)
         self.saved = SavedStates(checkpoints, self.state, comm, resume=settings.resume, emit=self.progress.emit)
         self._forward = Forward(model, self.device, settings.precision)
@@ -92,18 +103,22 @@ class TrainNode:
         self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
         self._was_given_state = False  # that of the others, after they had agreed on some
         self._was_resharded = False
+        self._correlation: float | None = None  # of the last round
 
     def run(self) -> TrainResult:
         """Raises PeerLost, RanksDiverged, NotFinite, CheckpointError."""
         started, state = time.perf_counter(), self.state
-        with modes_kept(self.model):
+        with modes_kept(self.model), communicate.use(self.comm):
             self.model.to(self.device).train()
             self.model.zero_grad(set_to_none=True)
             self.strategy.setup(self.model, self.comm, state.total_steps)
-            self.progress.start(self.device)
-            self.comm.join(self)
-            stopped = self._until_all_have_ended()
-            self.saved.note_written(at_once=True)
+            try:
+                self.progress.start(self.device, self.settings)
+                self.comm.join(self)
+                stopped = self._until_all_have_ended()
+                self.saved.note_written(at_once=True)
+            finally:
+                self.strategy.close()
         return TrainResult(
             steps=state.now.step,
             rounds=state.now.rounds,
@@ -174,15 +189,24 @@ class TrainNode:
         while not stopped:
             stopped = self._all_steps() or self._end_open_round()
             # What a lost rank had left undone in the last round is resharded.
-            if not self.state.work_is_left:
+            if not self.state.work_is_left and not self.strategy.has_open_round:
                 break
+        self._come_to_same_weights(stopped)
+        if not stopped and self.state.now.validated_at < self.state.now.step:
+            self._validation.run()
+        return stopped
+
+    def _come_to_same_weights(self, stopped: bool) -> None:
+        """At the end. What is saved is this rank's state before it takes on the mean of all."""
+        if self.strategy.differs:
+            if stopped:
+                self.saved.save(at_once=True)
+            remove_drift(self.comm, self.state)
+            return
         if not self.strategy.cut_short:
             self._check_drift(is_needed=True)
         if stopped:
             self.saved.save(at_once=True)
-        elif self.state.now.validated_at < self.state.now.step:
-            self._validation.run()
-        return stopped
 
     def _all_steps(self) -> bool:
         """True if somebody asked to stop."""
@@ -215,51 +239,71 @@ class TrainNode:
             raise ExogymError(f"rank {self.comm.rank}: epoch {epoch} of the batch source lacks {missing}")
 
     def _one_step(self, batches: list[Batch]) -> StepResult:
-        started, communicating, state = time.perf_counter(), self.comm.seconds, self.state
+        started, spent, state = time.perf_counter(), self._spent(), self.state
         before, after = state.now, state.after_one_step(self.settings.val_interval)
-        work = accumulate(batches, self._forward, self.strategy.parameters)
+        work = accumulate(batches, self._forward, self.strategy.parameters, self.strategy.no_sync)
         state.trained.setdefault(before.epoch, []).extend(work.ids)
         state.samples += work.samples
         state.loss.add(work.loss.total, work.loss.weight)
         stopping = bool(self.should_stop())
         result = self.strategy.local_step(work.loss.weight, work.samples if work.loss.weight else 0)
         if stopping or self.strategy.is_round_due:
-            result = self._end_round(after, result, stopping)
+            result = self._end_round(after, result, stopping, spent)
         else:
             state.now = after
         self.model.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
-        computing = seconds - (self.comm.seconds - communicating)
+        computing = seconds - (self.comm.seconds - spent.seconds)
         self.progress.epoch = before.epoch
         self.progress.step_made(result, work, seconds=seconds, computing=computing, device=self.device)
         self._guard.check(result, work)
         self.saved.note_written()
         return result
 
-    def _end_round(self, after: Position, local: StepResult, stopping: bool) -> StepResult:
-        """All ranks agree on the sum of their work; `after` is where this rank is then."""
+    def _spent(self) -> Spent:
+        return Spent(self.comm.bytes_sent, self.comm.seconds)
+
+    def _end_round(self, after: Position, local: StepResult, stopping: bool, before: Spent) -> StepResult:
+        """All ranks agree on the sum of their work; `after` is where this rank is then.
+
+        before: what was spent before the work, a part of which may be sent already.
+        """
         strategy, state = self.strategy, self.state
+        elsewhere = self._measure_correlation()
         work = {"samples": state.trained, "position": after.place}
-        bytes_before, seconds_before = self.comm.bytes_sent, self.comm.seconds
         exchanged = self.comm.commit_together(
             ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: work | strategy.about(exchanged)
         )
         with state.changing():
             result = strategy.apply(exchanged, local)
-            if result.digest is not None and not strategy.drifts:
+            if result.digest is not None:
                 self.comm.compare(result.digest, f"round {result.round}")
             if strategy.cut_short:
                 state.now = after
             else:
                 state.mark_done(replace(after, rounds=result.round or after.rounds), self.comm.members)
-        spent = self.comm.seconds - seconds_before
-        return replace(result, bytes=self.comm.bytes_sent - bytes_before, seconds_communicating=spent)
+        now = self._spent()
+        return replace(
+            result,
+            bytes=now.bytes - before.bytes - elsewhere.bytes,
+            seconds_communicating=now.seconds - before.seconds - elsewhere.seconds,
+        )
+
+    def _measure_correlation(self) -> Spent:
+        """Of the weights as they are before the ranks agree; returns what that took."""
+        interval, strategy, before = self.settings.log_correlation, self.strategy, self._spent()
+        is_due = interval and (strategy.agreements + 1) % interval == 0
+        self._correlation = None
+        if is_due and (strategy.differs or strategy.config.steps_in_round > 1):
+            work = lambda: mean_correlation(self.comm, strategy.parameters)  # noqa: E731
+            self._correlation = self.comm.commit_together(CORRELATION, work)
+        return Spent(self.comm.bytes_sent - before.bytes, self.comm.seconds - before.seconds)
 
     def _end_open_round(self) -> bool:
         """True if somebody asked to stop."""
         if not self.strategy.has_open_round:
             return False
-        result = self._end_round(self.state.now, StepResult(), stopping=False)
+        result = self._end_round(self.state.now, StepResult(), stopping=False, before=self._spent())
         self._after_agreement(result)
         return result.stop
 
@@ -267,6 +311,8 @@ class TrainNode:
         self.progress.round_ended(result)
         if result.stop:
             return
+        if self._correlation is not None:
+            self.progress.emit("correlation", value=self._correlation)
         interval = self.settings.checkpoint_interval
         is_save_due = interval > 0 and self.strategy.agreements % interval == 0
         self._check_drift(is_needed=is_save_due)

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import copy
-import tempfile
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import fields
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
-from exogym.batches import BatchSource, DatasetBatches, DatasetSamples
+from exogym import device as devices
+from exogym.batches import BatchSource, DatasetSamples
 from exogym.comm.comm import Comm
 from exogym.comm.process_group import DEFAULT_TIMEOUT, LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.comm.single import SingleComm
-from exogym.config import check_keys
+from exogym.data_source import DataSource, samples_of
 from exogym.elastic_sampler import ElasticSampler
-from exogym.local_nodes import WEIGHTS, run_nodes
-from exogym.logger import Events, NullLogger
-from exogym.settings import FitSettings
+from exogym.errors import SettingError
+from exogym.local_nodes import run_nodes
+from exogym.logger import ConsoleLogger, Events, NullLogger
+from exogym.minibatch import USAGE, Memory, Trial, samples_at_once
+from exogym.random_state import random_state_kept, seed_all
+from exogym.settings import FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
+from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
-
-# A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
-DataSource = Dataset | BatchSource | Callable[[int, int, bool], Dataset | BatchSource]
-
-
-class Fit(NamedTuple):
-    model: nn.Module  # a trained copy, on the CPU
-    result: TrainResult  # rank 0's
 
 
 class Trainer(ABC):
@@ -50,6 +45,10 @@ class Trainer(ABC):
     def _build_connection(self, rank: int) -> Comm:
         """The communicator of this process, which is rank `rank`."""
 
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        """What this rank may take: the part `usage` of what there is."""
+        return Memory.of(device, usage=usage)
+
     def run_rank(
         self,
         rank: int,
@@ -61,16 +60,21 @@ class Trainer(ABC):
         """Be rank `rank` until the end of the run; trains `self.model` itself."""
         comm = self._build_connection(rank)
         try:
-            torch.manual_seed(settings.seed + rank)
-            np.random.seed((settings.seed + rank) % 2**32)
-            folder, keep = settings.checkpoint_dir, settings.keep_checkpoints
+            device = devices.choose(settings.device_of(rank), local_rank=comm.rank)
+            settings = replace(settings, device=str(device), devices=None)
+            seed_all(settings.seed + rank, device)
+            here = comm.rank, comm.world_size, settings
+            train = samples_of(self.train_dataset, *here, training=True)
+            val = samples_of(self.val_dataset, *here, training=False)
+            self._choose_minibatch(train, val, comm, settings, events or NullLogger())
+            folder, keep = settings.save_dir, settings.keep_checkpoints
             self.node = TrainNode(
                 self.model,
                 comm,
                 copy.deepcopy(settings.strategy),
-                self._batches(self.train_dataset, comm, settings, training=True),
+                _shared(train, comm),
                 settings,
-                val=self._batches(self.val_dataset, comm, settings, training=False),
+                val=_shared(val, comm),
                 events=events,
                 should_stop=should_stop,
                 checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=keep) if folder else None,
@@ -79,44 +83,79 @@ class Trainer(ABC):
         finally:
             comm.close()
 
-    def _batches(self, data: DataSource | None, comm: Comm, settings: FitSettings, *, training: bool):
-        own = callable(data) and not isinstance(data, (Dataset, BatchSource))
-        if own:
-            data = data(comm.rank, comm.world_size, training)
-        if data is None or isinstance(data, BatchSource):
-            return data
-        sizes = {"batch_size": settings.batch_size, "minibatch_size": settings.minibatch_size}
-        order = {"shuffle": training and settings.shuffle, "seed": settings.seed}
-        if own:
-            return DatasetBatches(data, **sizes, **order, may_be_lengthened=training)
-        return ElasticSampler(DatasetSamples(data, **sizes, **order), comm.members, comm.members[comm.rank])
+    def _choose_minibatch(
+        self,
+        train: DatasetSamples | BatchSource,
+        val: DatasetSamples | BatchSource | None,
+        comm: Comm,
+        settings: FitSettings,
+        events: Events,
+    ) -> None:
+        """Have as many samples computed at once as fit into memory, unless somebody has said how many."""
+        given, usage = settings.samples_at_once, settings.max_memory_usage
+        if not isinstance(train, DatasetSamples) or not len(train) or (given and not usage):
+            return
+        device = torch.device(settings.device)
+        self.model.to(device)
+        memory = self._memory(device, usage or USAGE)
+        trial = Trial(self.model, train, memory, settings.precision, comm.alive)
+        wanted = given or min(settings.batch_size, len(train))
+        found = samples_at_once(trial, wanted)
+        for samples in (train, val):
+            if isinstance(samples, DatasetSamples):
+                samples.minibatch_size = found
+        if found < wanted:
+            what = f"{wanted} samples at once do not fit into {memory.told}: a step has {found} at a time"
+            events({"type": "warning", "rank": comm.rank, "epoch": 0, "step": 0, "what": what})
+
+
+def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSource | None:
+    """A data set that all ranks have is shared among them."""
+    if samples is None or isinstance(samples, BatchSource):
+        return samples
+    return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
 
 class LocalTrainer(Trainer):
-    """Ranks are processes of this machine, or this process itself where there is only one."""
+    """Ranks are processes of this machine, or this process itself where there is only one.
 
+    result: rank 0's figures of the last `fit`; results: those of all ranks. None before it, and if it failed.
+    """
+
+    result: TrainResult | None = None
+    results: list[TrainResult] | None = None
     _num_nodes = 1
     _port = 0
     _timeout = DEFAULT_TIMEOUT
+    _available: int | None = None  # bytes of memory, before the nodes were started
 
     def fit(
         self,
+        strategy: Strategy,
         *,
-        events: Events | None = None,
+        logger: Events | None = None,
+        log_interval: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         **settings: Any,
-    ) -> Fit:
-        """Train a copy of the model and return it; `settings` are the fields of FitSettings.
+    ) -> nn.Module:
+        """Train the model, and return it: the very one that the trainer was given, where it was, with new weights.
 
-        Model, datasets and strategy must be picklable, and a script must guard its start with
-        `if __name__ == "__main__"`, since each node starts a fresh interpreter. `events` and `should_stop` are called
-        in this process. Raises NodeFailed with the first failed node's traceback; no node outlives the call.
+        `settings` are the fields of FitSettings, with `autocast` (True, "bf16" or False) for its `precision`. A second
+        `fit` goes on from the trained model. The ranks train copies: after an exception the model is as it was.
+        logger gets all ranks' events (see TrainNode), and is closed at the end if it has `close`. Without one, what
+        happens is shown where standard output is a terminal, or log_interval is given. `should_stop` and logger are
+        called in this process.
+        Model, data sets and strategy are sent to the ranks' processes with cloudpickle, so they may be defined in a
+        script or a notebook. Raises SettingError, or NodeFailed with the first failed rank's traceback; no process
+        outlives the call.
         """
-        check_keys("fit", settings, [f.name for f in fields(FitSettings)])
-        parsed = FitSettings(**settings)
-        if parsed.num_nodes == 1:
-            return self._fit_here(parsed, events, should_stop)
-        return self._fit_in_processes(parsed, events or NullLogger(), should_stop)
+        parsed = fit_settings({"strategy": strategy, **settings})
+        self.result = self.results = None
+        with _open_logger(logger, log_interval) as events:
+            run = self._fit_here if parsed.num_nodes == 1 else self._fit_in_processes
+            self.results = run(parsed, events, should_stop)
+        self.result = self.results[0]
+        return self.model
 
     def _build_connection(self, rank: int) -> Comm:
         if self._num_nodes == 1:
@@ -126,20 +165,41 @@ class LocalTrainer(Trainer):
             rank=rank, world_size=self._num_nodes, store=store, address=LOOPBACK, timeout=self._timeout
         )
 
-    def _fit_here(self, settings: FitSettings, events: Events | None, should_stop: Callable[[], bool]) -> Fit:
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=self._num_nodes, available=self._available)
+
+    def _fit_here(self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
         node = copy.copy(self)
         node.model = copy.deepcopy(self.model)
-        with torch.random.fork_rng(devices=[]):
+        with random_state_kept(devices.choose(settings.device_of(0))):
             result = node.run_rank(0, settings, events=events, should_stop=should_stop)
-        return Fit(node.model.cpu(), result)
+        self.model.load_state_dict(node.model.state_dict())
+        return [result]
 
-    def _fit_in_processes(self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]) -> Fit:
+    def _fit_in_processes(
+        self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]
+    ) -> list[TrainResult]:
         store = local_store(settings.timeout)
         node = copy.copy(self)
         node._num_nodes, node._port, node._timeout = settings.num_nodes, store.port, settings.timeout
-        with tempfile.TemporaryDirectory(prefix="exogym-") as folder:
-            results = run_nodes((node, settings), Path(folder), settings.num_nodes, events, should_stop)
-            weights = torch.load(Path(folder, WEIGHTS), map_location="cpu", weights_only=True)
-        model = copy.deepcopy(self.model).cpu()
-        model.load_state_dict(weights)
-        return Fit(model, results[0])
+        node._available = devices.available_memory()
+        results, weights = run_nodes((node, settings), settings.num_nodes, events, should_stop)
+        self.model.load_state_dict(weights)
+        return results
+
+
+@contextmanager
+def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Events]:
+    """The logger to use, closed afterwards if it can be."""
+    if logger is None:
+        is_wanted = log_interval is not None or sys.stdout.isatty()
+        logger = ConsoleLogger() if is_wanted else NullLogger()
+    try:
+        if log_interval is not None:
+            if not hasattr(logger, "log_interval"):
+                raise SettingError(f"log_interval would not be used: {type(logger).__name__} has none")
+            logger.log_interval = log_interval
+        yield logger
+    finally:
+        if close := getattr(logger, "close", None):
+            close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 
@@ -17,6 +17,7 @@ from exogym.membership.messages import VALIDATION
 from exogym.micro_batches import Forward
 from exogym.progress import Progress
 from exogym.state.node_state import NodeState
+from exogym.state.state_sync import common_weights
 
 
 class Validation:
@@ -41,12 +42,40 @@ class Validation:
             self._sampler.follow(self._comm.members)
 
     def run(self) -> None:
+        """Where ranks differ: the loss of the mean of their weights, and `local_loss`, the mean of their own losses."""
         if not self._sampler:
             return
-        sums = self._comm.commit_together(VALIDATION, self._sums)
-        loss = Mean(*sums.tolist()).value()
+        loss, local = self._loss(), {}
+        if (loss_of_mean := self._loss_of_mean()) is not None:
+            loss, local = loss_of_mean, {"local_loss": loss}
         self._state.validated(loss)
-        self._progress.emit("validation", loss=loss)
+        self._progress.emit("validation", loss=loss, **local)
+
+    def _loss(self) -> float | None:
+        return self._agreed(self._sums)
+
+    def _agreed(self, sums: Callable[[], Tensor]) -> float | None:
+        return Mean(*self._comm.commit_together(VALIDATION, sums).tolist()).value()
+
+    def _loss_of_mean(self) -> float | None:
+        """None where all have the same weights."""
+        strategy = self._state.strategy
+        if not strategy.differs:
+            return None
+        own = strategy.parameters.read()
+        mean = common_weights(self._comm, self._state, own)
+        if mean is None:
+            return None
+
+        def sums() -> Tensor:
+            """The model has its own weights again before ranks that have lost one meet anew."""
+            try:
+                strategy.parameters.write(mean)
+                return self._sums()
+            finally:
+                strategy.parameters.write(own)
+
+        return self._agreed(sums)
 
     def _sums(self) -> Tensor:
         """Over all ranks: the sum of the losses, and of their weights [2 float64]."""

@@ -11,10 +11,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from exogym import LoopSettings, StepResult, Strategy, TrainNode
+from exogym import (
+    AllReduceStrategy,
+    CommunicateOptimizeStrategy,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    LoopSettings,
+    ParameterServerStrategy,
+    SPARTADiLoCoStrategy,
+    SPARTAStrategy,
+    StepResult,
+    Strategy,
+    TrainNode,
+)
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.comm.threads import ThreadComm
 from exogym.membership.messages import ROUND
+from exogym.strategy.federated_averaging import AveragingCommunicator
+from exogym.strategy.sparta import SparseCommunicator
 
 torch.set_num_threads(1)
 
@@ -39,6 +54,49 @@ class OtherArithmetic(torch.optim.AdamW):
             for group in self.param_groups:
                 for p in group["params"]:
                     p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+
+
+# Every strategy by a name, with short rounds; settings of all strategies may be given.
+STRATEGIES: dict[str, Callable[..., Strategy]] = {
+    "own": lambda **settings: PlainMean(**settings),
+    "allreduce": lambda **settings: AllReduceStrategy(**settings),
+    "diloco": lambda **settings: DiLoCoStrategy(**{"H": 3} | settings),
+    "nesterov": lambda **settings: DiLoCoStrategy(**{"H": 2, "outer_momentum": 0.9} | settings),
+    "server": lambda **settings: ParameterServerStrategy(**{"H": 3, "outer_momentum": 0.9} | settings),
+    "fedavg": lambda **settings: FedAvgStrategy(**{"H": 2} | settings),
+    "islands": lambda **settings: FedAvgStrategy(**{"H": 2, "island_size": 2} | settings),
+    "sparta": lambda **settings: SPARTAStrategy(**{"p_sparta": 0.3} | settings),
+    "partitioned": lambda **settings: SPARTAStrategy(
+        **{"p_sparta": 0.3, "sparta_interval": 2, "compression_method": "partitioned", "quantization_bits": 8}
+        | settings
+    ),
+    "topk": lambda **settings: SPARTAStrategy(**{"p_sparta": 0.3, "compression_method": "topk"} | settings),
+    "sparta_diloco": lambda **settings: SPARTADiLoCoStrategy(
+        **{"p_sparta": 0.3, "H": 3, "sparta_interval": 2} | settings
+    ),
+    "demo": lambda **settings: DeMoStrategy(**{"compression_chunk": 4, "compression_topk": 6} | settings),
+    "composed": lambda **settings: CommunicateOptimizeStrategy(
+        communication_modules=[
+            SparseCommunicator(sparsification_rate=0.3),
+            AveragingCommunicator(island_size=2, interval=3),
+        ],
+        **settings,
+    ),
+}
+
+
+class PlainMean(Strategy):
+    """A user's own, in the two methods that one may write."""
+
+    def communicate_gradients(self):
+        for p in self.model.parameters():
+            if p.requires_grad:
+                flat = p.grad.reshape(-1)
+                self.comm.all_reduce_(flat)
+                p.grad = (flat / self.num_nodes).view_as(p)
+
+    def update_parameters(self):
+        self.optimizer.step()
 
 
 class Line(nn.Module):
@@ -132,7 +190,7 @@ def make_step(strategy: Strategy, weight: float, samples: int, *, stopping: bool
 def end_round(strategy: Strategy, local: StepResult = StepResult(), *, stopping: bool = False) -> StepResult:  # noqa: B008
     exchanged = strategy.comm.commit_together(ROUND, lambda: strategy.exchange(stopping), about=strategy.about)
     result = strategy.apply(exchanged, local)
-    if result.digest is not None and not strategy.drifts:
+    if result.digest is not None:
         strategy.comm.compare(result.digest, f"round {result.round}")
     return result
 

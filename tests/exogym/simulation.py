@@ -22,6 +22,7 @@ from torch import nn
 
 from exogym import Checkpoints, ElasticSampler, TrainNode
 from exogym.batches import DatasetSamples
+from exogym.comm.background import Background
 from exogym.comm.comm import Comm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.single import SingleComm
@@ -39,9 +40,10 @@ RESCUE_LINES = 2500  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
-    *("train_node.py", "micro_batches.py", "validation.py", "progress.py"),
+    *("train_node.py", "micro_batches.py", "validation.py", "progress.py", "correlation.py"),
     *("node_state.py", "saved_states.py", "state_sync.py", "elastic_sampler.py", "elastic.py"),
-    *("diloco.py", "all_reduce.py", "strategy.py", "optim.py"),
+    *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py"),
+    *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
 )
 
 
@@ -51,6 +53,9 @@ class Killed(BaseException):
 
 class Hangs(AssertionError):
     pass
+
+
+_this_thread = threading.local()
 
 
 class Actor:
@@ -78,6 +83,8 @@ class Actor:
 
     def wait(self, ready: Callable[[], bool] = lambda: True) -> None:
         """Of the thread itself: hand the turn back, until it is given again."""
+        if self.killed:
+            raise Killed
         self._ready = ready
         self._back.release()
         self._go.acquire()
@@ -87,6 +94,7 @@ class Actor:
 
     def _main(self) -> None:
         self._go.acquire()
+        _this_thread.actor = self
         try:
             if not self.killed:
                 self._body(self)
@@ -168,13 +176,47 @@ class GroupComm(Comm):
 
     def _wait(self, is_complete: Callable[[], bool]) -> None:
         host = self._host
-        host.actor.wait(lambda: (is_complete() and not self._is_cut()) or self._is_over())
+        _this_thread.actor.wait(lambda: (is_complete() and not self._is_cut()) or self._is_over())
         if not is_complete() or (self._is_over() and host.world.chance.random() < 0.5):
             raise PeerLost("the group is over")
 
 
+class SimulatedBackground(Background):
+    """Its thread has turns as all others have. Of the backward pass a turn ends where something is put."""
+
+    def __init__(self, waiting, interrupt, host: Host):
+        super().__init__(waiting, interrupt)
+        self._host = host
+
+    def put(self, job):
+        host = self._host
+        if host.beside is None:
+            host.beside = Actor(lambda actor: self._run())
+        self._jobs.put(job)
+        host.world.faults.point(host.world, host, "in backward")
+        host.actor.wait()
+
+    def wait(self):
+        self._host.actor.wait(lambda: not self._jobs.unfinished_tasks)
+        super().wait()
+
+    def close(self):
+        if beside := self._host.beside:
+            self._host.beside = None
+            beside.kill()
+
+    def _next(self):
+        _this_thread.actor.wait(lambda: not self._jobs.empty())
+        return super()._next()
+
+
 class SimulatedComm(ElasticComm):
     """Joining a group takes no time."""
+
+    host: Host
+
+    def background(self):
+        return SimulatedBackground(self.waiting, self.interrupt, self.host)
 
     def _form(self, generation):
         return self._connect(generation, self.rank, lambda: self._client.is_superseded(generation.number))
@@ -281,6 +323,7 @@ class Job:
     seed: int
     hashed: bool = False
     bad: frozenset[int] = frozenset()
+    log_correlation: int = 0
 
     def clips_of(self, size: int) -> Clips:
         return Clips(size, batch_size=self.batch_size, seed=self.seed, hashed=self.hashed, bad=self.bad)
@@ -293,6 +336,7 @@ class Host:
     world: World
     name: str
     actor: Actor | None = None
+    beside: Actor | None = None  # its other thread, for collectives
     node: TrainNode | None = None
     life: int = 0
     cut: bool = False  # nothing passes to or from it
@@ -392,6 +436,7 @@ class World:
             return self.trained[comm.generation, host.node.strategy.agreements]
 
         comm = SimulatedComm(host.name, job.hosts, host.client, say, connect)
+        comm.host = host
         validation = ElasticSampler(job.clips_of(job.validation), job.hosts, host.name) if job.validation else None
         host.node = train_node(
             Tiny(), comm, job.strategy(), Recorded(job.clips_of(job.clips), job.hosts, host.name, trained),
@@ -399,6 +444,7 @@ class World:
             epochs=job.epochs, val_interval=job.val_interval, device="cpu", events=heard,
             should_stop=lambda: host.stop_asked, checkpoints=Checkpoints(self.disk / host.name, host.name),
             checkpoint_interval=job.checkpoint_interval, resume=resume, auto_shares=job.auto,
+            log_correlation=job.log_correlation,
         )  # fmt: skip
         host.node.progress.speed = Speed(self.chance.uniform(0.3, 3.0))
         host.to_coordinator.append(lambda: self.coordinator.ready(host.name))
@@ -525,6 +571,8 @@ class World:
         for host in self.hosts.values():
             if host.actor.can_run():
                 moves.append(host.actor.run)
+            if host.beside and host.beside.can_run() and not host.actor.frozen:
+                moves.append(host.beside.run)
             if host.to_coordinator and not host.cut:
                 moves.append(lambda host=host: host.to_coordinator.popleft()())
             if host.from_coordinator and host.alive and not host.cut:

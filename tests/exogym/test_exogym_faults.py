@@ -1,16 +1,20 @@
 """Random faults at every vote and step of random runs: each ends, nothing counts twice, and anybody can resume it."""
 
+import functools
 import os
 import random
 import shutil
 import tempfile
 import traceback
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from exogym_toys import STRATEGIES
 from simulation import (
     Faults,
     Job,
@@ -24,26 +28,22 @@ from simulation import (
     rescue_and_end,
 )
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy
+from exogym import Checkpoints, DiLoCoStrategy, Strategy
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 300))
 BLOCKS = 10
 MOST_RESUMES = 6
+EACH_ALONE = 1e-6  # bucket_mb: no two parameters share a bucket
 
 
 def random_job(chance: random.Random) -> Job:
     schedule = chance.choice(["constant", "linear", "cosine"])
     warmup = chance.choice([0, 0, 3])
-    if chance.random() < 0.5:
-        check = chance.choice([0, 1, 3, 100])
-        strategy = lambda: AllReduceStrategy(lr=0.05, schedule=schedule, warmup_steps=warmup, check_interval=check)  # noqa: E731
-    else:
-        outer = chance.choice([{}, {"outer_lr": 0.7, "outer_momentum": 0.9}, {"outer_lr": 1.0, "outer_momentum": 0.0}])
-        H = chance.choice([1, 2, 3, 5, 8, 20])
-        strategy = lambda: DiLoCoStrategy(lr=0.05, H=H, schedule=schedule, warmup_steps=warmup, **outer)  # noqa: E731
+    make = STRATEGIES[chance.choice(list(STRATEGIES))]
+    settings = {"lr": 0.05, "schedule": schedule, "warmup_steps": warmup, **more_settings(chance, make)}
     return Job(
-        strategy=strategy,
+        strategy=lambda: make(**settings),
         hosts=NAMES[: chance.randint(2, 5)],
         clips=chance.choice([chance.randint(1, 8), chance.randint(5, 60)]),
         batch_size=chance.randint(1, 4),
@@ -55,7 +55,24 @@ def random_job(chance: random.Random) -> Job:
         min_hosts=chance.choice([1, 1, 1, 2]),
         seed=chance.randrange(1000),
         hashed=chance.random() < 0.5,
+        log_correlation=chance.choice([0, 0, 1, 3]),
     )
+
+
+def more_settings(chance: random.Random, make: Callable[..., Strategy]) -> dict[str, Any]:
+    """Of those that only some strategies have."""
+    known = {f.name for f in fields(make().Config)}
+    random_settings = {
+        "check_interval": chance.choice([0, 1, 3, 100]),
+        "H": chance.choice([1, 2, 3, 5, 8, 20]),
+        "outer_momentum": chance.choice([None, 0.0, 0.9]),
+        "sparta_interval": chance.choice([1, 1, 2, 3, 7]),
+        "quantization_bits": chance.choice([None, 4, 8]),
+        "overlap": chance.random() < 0.8,
+        "bucket_mb": EACH_ALONE,
+        "island_size": chance.choice([None, 1, 2, 3]),
+    }
+    return {name: value for name, value in random_settings.items() if name in known}
 
 
 def other_hosts(chance: random.Random, job: Job) -> Job:
@@ -122,8 +139,13 @@ def test_any_fault_at_any_point(block, tmp_path):
 # Orders of events that once ended a run, or made it impossible to resume. Named after what went wrong.
 
 HOSTS = NAMES[:3]
+BOTH = {
+    "allreduce": functools.partial(STRATEGIES["allreduce"], lr=0.05, bucket_mb=EACH_ALONE),
+    "diloco": functools.partial(STRATEGIES["diloco"], lr=0.05),
+}
+both = pytest.mark.parametrize("strategy", BOTH.values(), ids=BOTH)
 PLAIN = Job(
-    strategy=lambda: DiLoCoStrategy(lr=0.05, H=3),
+    strategy=BOTH["diloco"],
     hosts=HOSTS,
     clips=24,
     batch_size=2,
@@ -135,8 +157,6 @@ PLAIN = Job(
     min_hosts=1,
     seed=0,
 )
-STRATEGIES = {"allreduce": lambda: AllReduceStrategy(lr=0.05), "diloco": PLAIN.strategy}
-both = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 
 
 def live(job: Job, disk: Path, acts=(), *, seed=0, resume=False) -> World:
@@ -296,6 +316,22 @@ def test_a_rescue_at_any_line_saves_a_state_that_holds_together(tmp_path, strate
             assert strategy_state["steps"] == now["now"]["step"]
             assert sum(count for _, count in now["sampler"]["counts"]) <= 2 * 9
     check_end(live(job, tmp_path, resume=True), job)
+
+
+def falls_asleep(world, host):
+    world.cut(host, 6.0, frozen=True)
+
+
+@pytest.mark.parametrize("act", [crash, crash_for_long, falls_asleep, launcher_dies, power_fails])
+@pytest.mark.parametrize("which", range(1, 6))
+def test_a_fault_while_gradients_travel_and_others_are_computed(tmp_path, act, which):
+    job = replace(PLAIN, strategy=BOTH["allreduce"])
+    for seed in range(3):
+        disk = tmp_path / str(seed)
+        world = live(job, disk, {("h1", "in backward", which): act}, seed=seed)
+        if world.dead:
+            world = live(job, disk, seed=seed, resume=True)
+        check_end(world, job, ["h0", "h2"])
 
 
 @pytest.mark.parametrize("clips", range(1, 8))

@@ -20,7 +20,7 @@ from exogym.errors import CheckpointError
 from exogym.files import rename_durably, sync
 from exogym.state.tree import from_tree, to_tree
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Checkpoints:

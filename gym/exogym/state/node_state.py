@@ -10,8 +10,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from exogym.elastic_sampler import Sampler
+from exogym.flat import IntegerBuffers
 from exogym.mean import Mean
 from exogym.random_state import random_state, set_random_state
 from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
@@ -24,10 +26,14 @@ class NodeState:
 
     `now` is where this rank is, `agreed` where all were when they last agreed. What ranks have in common changes only
     inside `changing`, so that another thread can copy it inside `unchanging` at any other moment.
+    The model's integer buffers are each rank's own while it trains. Those of the last agreement are handed to others
+    with the rest, and are not compared.
     """
 
-    def __init__(self, strategy: Strategy, sampler: Sampler, length: RunLength, device: torch.device):
+    def __init__(self, model: nn.Module, strategy: Strategy, sampler: Sampler, length: RunLength, device: torch.device):
         self.strategy, self.sampler = strategy, sampler
+        self._buffers = IntegerBuffers(model)
+        self._agreed_buffers = self._buffers.read()
         self.now = self.agreed = Position()
         self.samples = 0
         self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last agreement, by epoch
@@ -109,6 +115,7 @@ class NodeState:
 
     def _agree(self, agreed: Position, now: Position | None = None) -> None:
         self.agreed, self.now = agreed, now or agreed
+        self._agreed_buffers = self._buffers.read()
         self._version = Version(self._version.term, self._version.count + 1)
 
     def lengthened(self) -> None:
@@ -153,7 +160,7 @@ class NodeState:
 
     def fingerprint_of(self, agreed: dict[str, Any]) -> int:
         strategy = {key: value for key, value in agreed["strategy"].items() if key not in self.strategy.drifts}
-        return fingerprint({**agreed, "strategy": strategy, "version": None})
+        return fingerprint({**agreed, "strategy": strategy, "version": None, "buffers": None})
 
     def agreed_state(self) -> dict[str, Any]:
         """Not copied. After a stop inside a round: as it was before ranks were made to agree."""
@@ -162,6 +169,8 @@ class NodeState:
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         with self.changing():
             self.strategy.load_agreed_state(state["strategy"])
+            self._buffers.write(state["buffers"])
+            self._agreed_buffers = self._buffers.read()
             self.now = self.agreed = Position(**state["now"])
             self.total_steps = state["total_steps"]
             self.sampler.load_state_dict(state["sampler"])
@@ -188,6 +197,7 @@ class NodeState:
             "loss": [self.loss.total, self.loss.weight],
             "random": random_state(self._device),
             "strategy": strategy["own"],
+            "buffers": self._buffers.read(),
         }
         return {"agreed": self._common(strategy["agreed"]), "own": own}
 
@@ -203,6 +213,7 @@ class NodeState:
         self.has_own = True
         if self.is_mid_round:
             self.now, self.trained = Position(**own["now"]), own["trained"]
+            self._buffers.write(own["buffers"])
         self.samples, self.loss = own["samples"], Mean(*own["loss"])
         if exactly:
             set_random_state(own["random"], self._device)
@@ -214,5 +225,6 @@ class NodeState:
             "total_steps": self.total_steps,
             "length": asdict(self._length),
             "strategy": strategy,
+            "buffers": self._agreed_buffers,
             "sampler": self.sampler.state_dict(),
         }

@@ -174,7 +174,10 @@ def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> 
 def _plain(value: Any) -> Any:
     """A setting as JSON can hold it: of a class or function its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        settings = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **settings}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
     if isinstance(value, functools.partial):
         return [_plain(value.func), repr(value.args), repr(sorted(value.keywords.items()))]
     if callable(value):

@@ -138,14 +138,13 @@ def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) 
 
 
 def remove_drift(comm: Comm, state: NodeState) -> float | None:
-    """Right after an agreement, all ranks take on the weights of rank 0 where theirs differ by rounding.
+    """Right after an agreement, all ranks take on the same weights: rank 0's where theirs differ by rounding, the mean
+    where the strategy lets them differ.
 
     Returns how far apart this rank's were, None if all are equal.
     """
-    if comm.world_size == 1:
-        return None
     own = state.strategy.agreed_weights()
-    taken = comm.commit_together(DRIFT_CHECK, lambda: _weights_of_rank_0(comm, own))
+    taken = common_weights(comm, state, own)
     if taken is None:
         return None
     apart = (taken - own).abs().max().item()
@@ -153,11 +152,19 @@ def remove_drift(comm: Comm, state: NodeState) -> float | None:
     return apart
 
 
-def _weights_of_rank_0(comm: Comm, own: torch.Tensor) -> torch.Tensor | None:
-    """None if they are everybody's."""
+def common_weights(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Tensor | None:
+    """The weights [numel] that ranks with weights `own` should have in common; None if all are equal."""
+    if comm.world_size == 1:
+        return None
+    return comm.commit_together(DRIFT_CHECK, lambda: _compared(comm, state, own))
+
+
+def _compared(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Tensor | None:
     digests = [int(value) for value in comm.all_gather(torch.tensor([digest(own)]))]
     if all(value == digests[0] for value in digests):
         return None
+    if state.strategy.differs:
+        return state.strategy.consensus()
     taken = own.clone()
     comm.broadcast_(taken)
     return taken

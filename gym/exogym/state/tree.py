@@ -14,7 +14,7 @@ from exogym.errors import CheckpointError, PeerLost, SettingError
 PIECE = 64 * 1024 * 1024  # bytes sent at once
 _SENT = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.bool, torch.uint8, torch.int32, torch.int64),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
 DTYPES = {str(dtype): dtype for dtype in _SENT}
 

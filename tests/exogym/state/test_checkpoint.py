@@ -279,17 +279,18 @@ class Noisy(Line):
 
 def test_dropout_and_shuffled_data_go_on_too(tmp_path):
     settings = {"num_epochs": 3, "batch_size": 4, "device": "cpu"}
-    trainer = LocalTrainer(Noisy(), Points(80))
 
     def fit(**more):
-        return trainer.fit(strategy=DiLoCoStrategy(lr=0.05, H=6), **settings, **more)
+        trainer = LocalTrainer(Noisy(), Points(80))
+        trainer.fit(strategy=DiLoCoStrategy(lr=0.05, H=6), **settings, **more)
+        return trainer
 
     whole = fit()
     kept, steps = str(tmp_path), []
-    stopped = fit(checkpoint_dir=kept, events=steps.append, should_stop=lambda: len(steps) > 27)
+    stopped = fit(save_dir=kept, logger=steps.append, should_stop=lambda: len(steps) > 27)
     assert stopped.result.stopped and 20 < stopped.result.steps < whole.result.steps
     torch.manual_seed(123)
-    resumed = fit(checkpoint_dir=kept, resume=True)
+    resumed = fit(save_dir=kept, resume=True)
     for ours, theirs in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert whole.result.digest == resumed.result.digest

@@ -187,9 +187,11 @@ def test_work_that_is_done_again_after_the_end_has_a_rate():
 
 
 def fit(folder, *, model=Tokens, data=None, num_epochs=2, strategy=None, **settings):
-    settings = {"batch_size": 4, "device": "cpu", "checkpoint_dir": str(folder), "resume": True} | settings
+    settings = {"batch_size": 4, "device": "cpu", "save_dir": str(folder), "resume": True} | settings
     strategy = strategy or DiLoCoStrategy(lr=0.05, H=2)
-    return LocalTrainer(model(), data or Points(16)).fit(strategy=strategy, num_epochs=num_epochs, **settings)
+    trainer = LocalTrainer(model(), data or Points(16))
+    trainer.fit(strategy=strategy, num_epochs=num_epochs, **settings)
+    return trainer
 
 
 CHANGES = {
@@ -234,7 +236,7 @@ def test_what_must_stay_as_it_was_is_refused_by_name(tmp_path, changes, message)
 
 def test_what_may_change_is_accepted(tmp_path):
     fit(tmp_path, model=Line, checkpoint_interval=1)
-    more = {"num_epochs": 4, "minibatch_size": 2, "val_interval": 3, "checkpoint_interval": 2, "precision": "bf16"}
+    more = {"num_epochs": 4, "minibatch_size": 2, "val_interval": 3, "checkpoint_interval": 2, "autocast": True}
     assert fit(tmp_path, model=Line, **more).result.steps == 16
 
 

@@ -1,0 +1,241 @@
+"""`python -m exogym.launch train.py [args] --nproc-per-node 4`: a script as several processes, which can form a group.
+
+Over torch.distributed.run, with its names of options. In the script, `exogym.launch.init()` joins the default group of
+torch.distributed; `LaunchedTrainer` trains without that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError, run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from exogym.comm.process_group import LOOPBACK, brief
+from exogym.config import at_least
+from exogym.errors import ExogymError, NodeFailed, PeerLost, SettingError
+from exogym.launched import BACKEND, check_backend, init
+from exogym.rank_script import end_with_parent
+
+__all__ = ["init", "launch", "main"]
+
+PORT = 29500  # of the first machine, where the processes of several machines meet
+OPTIONS = {
+    "nproc-per-node": "processes on this machine: a number, or auto, cpu, gpu (1)",
+    "nnodes": "machines, each with a command of its own: a number, or fewest:most (1)",
+    "node-rank": "of several machines, the number of this one (0)",
+    "master-addr": "of several machines, the address of number 0, as the others reach it",
+    "master-port": f"of several machines, a free port of number 0 ({PORT})",
+    "backend": "of torch.distributed, for exogym.launch.init (gloo)",
+    "max-restarts": "how often all processes are started again after one has failed (0)",
+    "monitor-interval": "seconds between two looks at the processes (0.1)",
+    "start-timeout": "seconds to wait for the other machines",
+}
+OURS = ("backend", "start_timeout")  # the rest are of torch.distributed.run
+
+
+def launch(
+    target: Callable[..., Any] | str | Path,
+    args: Sequence[Any] = (),
+    *,
+    nproc_per_node: int | str = 1,
+    nnodes: int | str = 1,
+    node_rank: int = 0,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    backend: str = "gloo",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    start_timeout: float | None = None,
+) -> list[Any]:
+    """Run a script, or a function of a module, in several processes, and wait until all have ended.
+
+    Returns what the function returned, by rank of this machine; of a script None for each. A function is found by its
+    name, so `if __name__ == "__main__":` must stand before the call. Raises NodeFailed with the traceback of the first
+    process that failed, PeerLost if other machines do not come; no process is left behind then.
+    """
+    given = {
+        **{"nproc-per-node": nproc_per_node, "nnodes": nnodes, "node-rank": node_rank},
+        **{"master-addr": master_addr, "master-port": master_port, "max-restarts": max_restarts},
+        **{"monitor-interval": monitor_interval},
+    }
+    argv = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    is_script = isinstance(target, (str, Path))
+    if not is_script:
+        _check_name(target)
+    options = _parse([*argv, str(target) if is_script else "function", *(map(str, args) if is_script else ())])
+    return _run(options, backend, start_timeout, *([] if is_script else [target, args]))
+
+
+def _check_name(function: Callable[..., Any]) -> None:
+    name = getattr(function, "__qualname__", "")
+    if "<" in name:  # <lambda>, or f.<locals>.g
+        raise SettingError(f"{name} cannot be found by its name, as the processes must: define it in a module")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Options may stand before the script or after it; what stands after `--` is the script's. Returns the status."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _parser()
+    if not argv or argv[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0 if argv else 2
+    end = argv.index("--") if "--" in argv else len(argv)
+    found, rest = parser.parse_known_args(argv[:end])
+    given = {name: value for name, value in vars(found).items() if value is not None}
+    backend, start_timeout = (given.pop(name, None) for name in OURS)
+    theirs = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    try:
+        _run(_parse([*theirs, *rest, *argv[end + 1 :]]), backend or "gloo", start_timeout)
+    except ExogymError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingError) else 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m exogym.launch",
+        usage="%(prog)s [options] train.py [arguments of the script] [options]",
+        description="Run a script as several processes. The words after -- are the script's, whatever they are.",
+        epilog="Other options of torch.distributed.run (as --rdzv-endpoint or --tee) must stand before the script.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for name, about in OPTIONS.items():
+        kind = float if name == "start-timeout" else str
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", help=about, type=kind, metavar="X")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """What torch.distributed.run makes of the options, the script and its arguments."""
+    options = run.get_args_parser().parse_args(argv)
+    options.by_torch = options.no_python or options.run_path
+    return options
+
+
+def _run(
+    options: argparse.Namespace,
+    backend: str,
+    start_timeout: float | None,
+    function: Callable[..., Any] | None = None,
+    args: Sequence[Any] = (),
+) -> list[Any]:
+    check_backend(backend)
+    if function is None:
+        _run_as_rank_script(options)
+    processes = _number_of_processes(options)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with _environment({BACKEND: backend}, {"OMP_NUM_THREADS": str(threads)}), _signals_kept():
+        config, command, arguments = _configure(options, start_timeout)
+        entry, arguments = (command, arguments) if function is None else (_as_rank, [function, *args])
+        try:
+            results = elastic_launch(config, entry)(*arguments)
+        except ChildFailedError as error:
+            raise NodeFailed(_told(error)) from error
+        except (RendezvousError, DistError) as error:
+            raise PeerLost(f"the {options.nnodes} machines did not meet: {brief(error)}") from error
+    return [results[rank] for rank in sorted(results)]
+
+
+def _run_as_rank_script(options: argparse.Namespace) -> None:
+    """Have each process run the script by way of rank_script.py."""
+    script = options.training_script
+    if options.by_torch:
+        return
+    if not options.module and not Path(script).is_file():
+        raise SettingError(f"there is no script {script!r}")
+    options.training_script_args = [*(["-m"] if options.module else []), script, *options.training_script_args]
+    options.training_script, options.module = "exogym.rank_script", True
+
+
+def _number_of_processes(options: argparse.Namespace) -> int:
+    try:
+        number = run.determine_local_world_size(options.nproc_per_node)
+    except ValueError as error:
+        raise SettingError(f"nproc-per-node: {error}") from None
+    at_least("nproc-per-node", number, 1)
+    return number
+
+
+def _configure(options: argparse.Namespace, start_timeout: float | None) -> tuple[LaunchConfig, Any, list[Any]]:
+    is_given = options.rdzv_endpoint or options.rdzv_backend != "static" or options.master_port
+    if options.standalone or (str(options.nnodes) in ("1", "1:1") and not is_given):
+        # Processes of this machine alone meet at a free port of its own.
+        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "c10d", f"{LOOPBACK}:0", str(uuid.uuid4())
+        options.local_addr = options.local_addr or LOOPBACK
+    options.master_port = options.master_port or PORT
+    at_least("max-restarts", options.max_restarts, 0)
+    try:
+        config, command, arguments = run.config_from_args(options)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise SettingError(f"what was given does not go together: {brief(error)}") from error
+    if start_timeout is not None:
+        names = ("timeout",) if config.rdzv_backend == "static" else ("join_timeout", "read_timeout")
+        config.rdzv_configs |= {name: max(1, round(start_timeout)) for name in names}
+    return config, command, arguments
+
+
+def _as_rank(function: Callable[..., Any], *args: Any) -> Any:
+    end_with_parent()
+    return function(*args)
+
+
+@contextmanager
+def _environment(values: dict[str, str], defaults: dict[str, str]) -> Iterator[None]:
+    """What the processes inherit."""
+    before = dict(os.environ)
+    os.environ.update({**defaults, **os.environ, **values})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """torch sets handlers of its own, which turn Ctrl-C into a SignalException, and leaves them behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def _told(error: ChildFailedError) -> str:
+    """The rank that failed first, and its traceback if it had one. Others may have lost it, and told so earlier."""
+    told = {rank: _traceback(failure) for rank, failure in error.failures.items()}
+    first = min(told, key=lambda rank: (PeerLost.__name__ in told[rank], error.failures[rank].timestamp))
+    return f"rank {first} failed with status {error.failures[first].exitcode}: {told[first]}"
+
+
+def _traceback(failure: ProcessFailure) -> str:
+    written = failure.error_file_data.get("message")
+    if isinstance(written, dict):
+        return written.get("extraInfo", {}).get("py_callstack") or str(written.get("message"))
+    return failure.message if failure.exitcode < 0 else "it ended without an exception"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

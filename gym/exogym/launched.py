@@ -1,0 +1,164 @@
+"""For processes that `exogym.launch` (or torchrun) has started: they form a group, and train as its ranks.
+
+A script that was started alone is a group of one, so the same script runs both ways.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from exogym.comm.comm import Comm
+from exogym.comm.default_group import leave_default_group
+from exogym.comm.process_group import DEFAULT_TIMEOUT, ProcessGroupComm, brief, gloo_options
+from exogym.comm.single import SingleComm
+from exogym.config import check_keys, one_of
+from exogym.errors import PeerLost, SettingError
+from exogym.logger import Events, NullLogger
+from exogym.minibatch import Memory
+from exogym.settings import FitSettings
+from exogym.strategy import communicate
+from exogym.strategy.strategy import Strategy
+from exogym.train_node import TrainResult
+from exogym.trainer import Trainer
+
+BACKEND = "EXOGYM_BACKEND"  # what `--backend` says
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+_store: dist.Store | None = None
+_groups = count()
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def init(backend: str | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Comm:
+    """Join the default group of torch.distributed with all processes of the launch, unless this one already has.
+
+    backend: as `--backend` if not given. timeout: seconds that a rank waits for the slowest. Returns what
+    `exogym.strategy.communicate` uses now: its `rank` and `world_size`. Raises SettingError, PeerLost.
+    """
+    if not dist.is_initialized():
+        backend = check_backend(backend or os.environ.get(BACKEND) or "gloo")
+        if backend == "nccl":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        wait = timedelta(seconds=timeout)
+        try:
+            store = dist.PrefixStore(_next_group(), meeting_store(timeout))
+            options = gloo_options(wait, own_address()) if backend == "gloo" else None
+            dist.init_process_group(
+                backend, store=store, rank=rank(), world_size=world_size(), timeout=wait, pg_options=options
+            )
+        except RuntimeError as error:
+            raise PeerLost(f"rank {rank()} of {world_size()} could not join the group: {brief(error)}") from error
+        atexit.register(leave_default_group)
+    return communicate.current()
+
+
+def check_backend(name: str) -> str:
+    return one_of("backend", name, [known for known in dist.Backend.backend_list if known != dist.Backend.UNDEFINED])
+
+
+class LaunchedTrainer(Trainer):
+    """This process is one rank of the launch, and trains the model that it was given.
+
+    result: this rank's figures of the last `fit`.
+    """
+
+    result: TrainResult | None = None
+    _timeout = DEFAULT_TIMEOUT
+
+    def fit(
+        self,
+        strategy: Strategy,
+        *,
+        logger: Events | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        **settings: Any,
+    ) -> nn.Module:
+        """Train the model together with the other processes, which must call this too, and return it.
+
+        All ranks have the same weights then. `settings` are the fields of FitSettings; `num_nodes` is that of the
+        launch. logger gets the events of rank 0, in that process, and is closed at the end if it has `close`.
+        Raises SettingError, PeerLost and what TrainNode does.
+        """
+        check_keys("fit", settings, [field.name for field in fields(FitSettings)])
+        if settings.setdefault("num_nodes", world_size()) != world_size():
+            raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
+        parsed = FitSettings(strategy=strategy, **settings)
+        events = logger if logger is not None and rank() == 0 else NullLogger()
+        self._timeout = parsed.timeout
+        home = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        try:
+            self.result = self.run_rank(rank(), parsed, events=events, should_stop=should_stop)
+        finally:
+            self.model.to(home)
+            if close := getattr(logger, "close", None):
+                close()
+        return self.model
+
+    def _build_connection(self, rank: int) -> Comm:
+        return join(self._timeout)
+
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
+    """A new group of all processes of the launch, which stands beside any others. Raises SettingError, PeerLost."""
+    if world_size() == 1:
+        return SingleComm()
+    try:
+        store = dist.PrefixStore(_next_group(), meeting_store(timeout))
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank()} of {world_size()} cannot reach the others: {brief(error)}") from error
+    about = {"rank": rank(), "world_size": world_size(), "address": own_address()}
+    return ProcessGroupComm(store=store, timeout=timeout, **about)
+
+
+def meeting_store(timeout: float) -> dist.Store:
+    """Where the processes of the launch meet. Raises SettingError, RuntimeError."""
+    global _store
+    if _store is None and world_size() == 1:
+        _store = dist.HashStore()
+    elif _store is None and dist.is_initialized():
+        _store = dist.distributed_c10d._get_default_store()
+    elif _store is None:
+        try:
+            _store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        except ValueError as error:
+            raise SettingError(f"this process was not launched as it should be: {error}") from None
+    return _store
+
+
+def own_address() -> str | None:
+    """This machine's IPv4 address on the way to where all meet; None if gloo is to take GLOO_SOCKET_IFNAME's."""
+    master = os.environ.get("MASTER_ADDR")
+    if "GLOO_SOCKET_IFNAME" in os.environ or not master:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
+        try:
+            probe.connect((master, int(os.environ.get("MASTER_PORT") or 1)))
+        except OSError as error:
+            raise SettingError(f"MASTER_ADDR = {master} cannot be reached over IPv4: {error}") from None
+        return probe.getsockname()[0]
+
+
+def _next_group() -> str:
+    """A name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
+    return f"exogym/{os.environ.get(RESTARTS, 0)}/{next(_groups)}"

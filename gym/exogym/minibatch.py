@@ -1,0 +1,197 @@
+"""How many samples a rank computes at once: measured before it trains, and without a trace."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from exogym import device as devices
+from exogym.batches import DatasetSamples
+from exogym.errors import ExogymError, OutOfMemory, SettingError
+from exogym.micro_batches import Forward
+from exogym.random_state import random_state_kept
+
+USAGE = 0.8  # of the memory available, unless somebody says how much
+GROWTH = 1.15  # of what a sample takes, from the first step to later ones, when freed memory lies in pieces
+CERTAIN = 0.5  # of the room: what is expected to take more is tried
+TWO = 2  # samples of the first pass: BatchNorm cannot train on one
+FEW = 4  # samples that tell, beside the first, what one more takes
+CLOSE = 1.1  # times what fits: a better guess is not worth a pass
+FLOAT = 4  # bytes
+# For each trained parameter, after the first step: AdamW's moments (8), on the CPU the strategy's flats (12), and
+# copies while the optimizer steps and while a checkpoint is written.
+LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What this rank may take of a device's memory: `most` bytes, of what device.memory_in_use counts.
+
+    told: how much that is, and of what.
+    """
+
+    device: torch.device
+    most: int
+    told: str
+
+    @classmethod
+    def of(cls, device: torch.device, *, usage: float, sharing: int = 1, available: int | None = None) -> Memory:
+        """sharing: ranks on this machine. available: to all of them, before they were started; now, if None."""
+        devices.empty_cache(device)
+        resident = devices.memory_in_use(torch.device("cpu"))
+        held, limits = devices.memory_in_use(device), []
+        if own := devices.own_memory(device):
+            free, total = own
+            limits.append(usage * min(free + held, total / devices.sharers(device, sharing)))
+        if device.type != "cuda":  # on a Mac the GPU has no memory of its own
+            elsewhere = held - resident if device.type != "cpu" else 0
+            room = usage * (devices.available_memory() if available is None else available) / sharing
+            limits.append(room + elsewhere + (resident if available is None else 0))
+        most, among = max(0, int(min(limits))), f" to {sharing} ranks" if sharing > 1 else ""
+        told = f"{most / 1e9:.2f} GB on {device} (max_memory_usage = {usage:g} of what is available{among})"
+        return cls(device=device, most=most, told=told)
+
+
+class _Full(Exception):
+    """More than there is room for is in use."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Forward and backward passes with samples of the first epoch; `alive` is called before each."""
+
+    model: nn.Module
+    samples: DatasetSamples
+    memory: Memory
+    precision: str
+    alive: Callable[[], None] = lambda: None
+
+    def peak(self, count: int) -> int | None:
+        """Bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
+
+        def look(*_call: object) -> None:
+            if devices.memory_in_use(self.memory.device) > self.memory.most:
+                raise _Full
+
+        self.alive()
+        with devices.PeakMemory(self.memory.device) as peak:
+            looking = register_module_forward_pre_hook(look)
+            try:
+                self._pass(count)
+            except Exception as error:
+                if isinstance(error, _Full) or devices.is_out_of_memory(error):
+                    return None
+                raise
+            finally:
+                looking.remove()
+                self.model.zero_grad(set_to_none=True)
+        return peak.bytes if peak.bytes <= self.memory.most else None
+
+    def _pass(self, count: int) -> None:
+        order = self.samples.order(0)
+        numbers = order[torch.arange(count) % len(order)].tolist()
+        forward = Forward(self.model, self.memory.device, self.precision)
+        for batch in next(iter(self.samples.read([numbers]))):
+            loss, weight, _ = forward(batch)
+            (loss * weight).backward()
+
+
+def samples_at_once(trial: Trial, wanted: int) -> int:
+    """The most samples, up to `wanted`, whose forward and backward pass fits into memory, and at every later step.
+
+    In equal parts of `wanted`. Leaves the model, its gradients and the random generators as they were. A model that
+    raises an error is not tried further: training will show it, if it was not only for the number of samples. Raises
+    OutOfMemory if not even one sample fits.
+    """
+    trained = sum(p.numel() for p in trial.model.parameters() if p.requires_grad)
+    if not trained:
+        return wanted
+    later = trained * LATER_BYTES.get(trial.memory.device.type, LATER_BYTES["cpu"])
+    try:
+        with _untouched(trial.model, trial.memory.device):
+            trial.model.train()
+            fits = _search(trial, wanted, trial.memory.most - later, kept=trained * FLOAT)
+    except ExogymError:
+        raise
+    except Exception:  # a boundary: the user's model and data
+        return wanted
+    return math.ceil(wanted / math.ceil(wanted / fits))
+
+
+def _search(trial: Trial, wanted: int, room: int, kept: int) -> int:
+    """kept: taken too where a batch has several passes, by gradients."""
+    fits, peak = _smallest(trial, min(TWO, wanted), room)
+    fewest, lowest = fits, peak
+    too_many, count = wanted + 1, min(FEW, wanted)
+    while fits < count and (fits == fewest or count > CLOSE * fits):
+        peak = trial.peak(count)
+        if peak is None or peak > (room if count == wanted else room - kept):
+            too_many, count = count, (fits + count) // 2
+            continue
+        fits = count
+        more = max(1.0, GROWTH * (peak - lowest) / (count - fewest))
+        expected = (wanted - fewest) * more
+        if too_many > wanted and expected < CERTAIN * (room - lowest):
+            return wanted
+        if too_many > wanted and lowest + expected <= room:
+            count = wanted
+        else:
+            count = min(fewest + int((room - kept - lowest) / more), too_many - 1)
+    return fits
+
+
+def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
+    """(`count` samples, or one if they do not fit; bytes of a pass of so many). Raises OutOfMemory."""
+    trial.peak(count)  # what only a first pass takes would hide what a sample does
+    for fewer in range(count, 0, -1):
+        peak = trial.peak(fewer)
+        if peak is not None and peak <= room:
+            return fewer, peak
+    raise _too_little(trial.memory, peak, trial.memory.most - room)
+
+
+def _too_little(memory: Memory, one: int | None, later: int) -> OutOfMemory:
+    needed = "more memory" if one is None else f"{(one + later) / 1e9:.2f} GB, more"
+    what = f"training with a single sample at a time needs {needed}"
+    return OutOfMemory(f"{what} than {memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage")
+
+
+@contextmanager
+def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards the model and the random generators are as they were. Of its modules' attributes also the contents of
+    plain dicts, lists and sets."""
+    before = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    parameters = [(name, p, p.grad, p._version) for name, p in model.named_parameters()]
+    model.zero_grad(set_to_none=True)
+    with random_state_kept(device):
+        try:
+            yield
+        finally:
+            for module, attributes, contents in before:
+                vars(module).clear()
+                vars(module).update(attributes)
+                for container, content in contents:
+                    container.clear()
+                    (container.extend if isinstance(container, list) else container.update)(content)
+            for buffer, values in buffers:
+                buffer.copy_(values)
+            for _, parameter, gradient, _ in parameters:
+                parameter.grad = gradient
+            devices.empty_cache(device)
+    if changed := [name for name, p, _, version in parameters if p._version != version]:
+        raise SettingError(
+            f"a forward pass changes the parameter {changed[0]}, so its memory cannot be tried: give minibatch_size"
+        )
+
+
+def _contents(module: nn.Module) -> list[tuple[dict | list | set, dict | list | set]]:
+    values = [value for value in vars(module).values() if isinstance(value, (dict, list, set))]
+    return [(value, copy.copy(value)) for value in values]
