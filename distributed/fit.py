@@ -6,11 +6,13 @@ opens it only if its SHA-256 is the one in the RunSpec, which comes over the lau
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -29,9 +31,11 @@ from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from distributed.preflight.run import preflight
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
+from exogym.data_source import DataSource
 from exogym.errors import SettingError
+from exogym.settings import FitSettings, fit_settings
+from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainResult
-from exogym.trainer import DataSource, Fit, FitSettings
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import atomic_path
 
@@ -40,8 +44,11 @@ class NetworkTrainer:
     """Fits a model of your own on all machines of a hosts file, as exogym's LocalTrainer does on one.
 
     The model's `forward(batch)` returns a loss. Model and data sets must be picklable; what their classes import must
-    be installed on the hosts, which `hosts setup` prepares.
+    be installed on the hosts, which `hosts setup` prepares. result: rank 0's figures of the last `fit`; None before it,
+    and if it failed.
     """
+
+    result: TrainResult | None = None
 
     def __init__(
         self,
@@ -53,18 +60,24 @@ class NetworkTrainer:
         self.hosts = hosts_config if isinstance(hosts_config, Hosts) else load_hosts(hosts_config)
         self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
 
-    def fit(self, **settings: Any) -> Fit:
-        """Train a copy of the model and return it; `settings` are the fields of exogym's FitSettings.
+    def fit(self, strategy: Strategy, **settings: Any) -> nn.Module:
+        """Train the model, and return it: the very one that was given, where it was, with new weights.
 
-        `num_nodes` is the number of hosts. Raises RunError, HostError, ConfigError, SettingError.
+        `settings` are the fields of exogym's FitSettings, with `autocast` for its `precision`, and without `num_nodes`
+        and `devices`. A second `fit` goes on from the trained model. After an exception the model is as it was.
+        Raises RunError, HostError, ConfigError, SettingError.
         """
         if "num_nodes" in settings:
             raise SettingError("num_nodes is the number of hosts in the hosts file: leave it out")
-        parsed = FitSettings(num_nodes=len(self.hosts.all), **settings)
+        if "devices" in settings:
+            raise SettingError("the hosts file names each host's device: leave devices out")
+        self.result = None
+        parsed = fit_settings({"strategy": strategy, "num_nodes": len(self.hosts.all), **settings})
         with new_run(Path("runs").absolute(), type(self.model).__name__) as run_dir:
             self._send(parsed, run_dir)
         follow(run_dir, lambda: start_launcher(run_dir), PlainScreen())
-        return self._trained(run_dir)
+        self.result = self._load_trained(run_dir)
+        return self.model
 
     @awake()
     def _send(self, settings: FitSettings, run_dir: Path) -> None:
@@ -103,20 +116,36 @@ class NetworkTrainer:
         return Rank(label=host.address, spec=spec, host=host if number else None)
 
     def _pickled(self, settings: FitSettings) -> bytes:
-        parts = (self.model, self.train_dataset, self.val_dataset)
-        for part in (*parts, settings.strategy):
-            module = sys.modules.get(type(part).__module__)
-            origin = getattr(module, "__file__", None)
-            # Classes of a script beside the user's own are not installed on the hosts: send their code along.
-            if origin and "site-packages" not in origin and module.__name__.split(".")[0] not in PACKAGES:
-                cloudpickle.register_pickle_by_value(module)
-        return cloudpickle.dumps((*parts, settings))
+        with _own_modules_by_value():
+            return cloudpickle.dumps((self.model, self.train_dataset, self.val_dataset, settings))
 
-    def _trained(self, run_dir: Path) -> Fit:
-        """A copy of the model with the weights of the run. Raises RunError if it has none."""
+    def _load_trained(self, run_dir: Path) -> TrainResult:
+        """Give the model the weights of the run. Raises RunError if it has none."""
         final = run_dir / "final"
         if not (final / RESULT).is_file():
             raise RunError(f"{run_dir}: the run ended before there was a model")
-        model = copy.deepcopy(self.model)
-        load_model(model, str(final / WEIGHTS))
-        return Fit(model=model, result=TrainResult(**json.loads((final / RESULT).read_text())))
+        load_model(self.model, str(final / WEIGHTS))
+        return TrainResult(**json.loads((final / RESULT).read_text()))
+
+
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """What the user's own modules define is not installed on the hosts: inside, its code is pickled along."""
+    own = [module for name, module in list(sys.modules.items()) if _is_own(name, module)]
+    new = [module for module in own if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(name: str, module: ModuleType | None) -> bool:
+    """Neither Python's, nor installed, nor sent to the hosts as it is."""
+    origin = getattr(module, "__file__", None)
+    if not origin or name in ("__main__", "__mp_main__") or module.__name__ != name:  # cloudpickle knows scripts
+        return False
+    is_known = name.split(".")[0] in {*PACKAGES, *sys.stdlib_module_names}
+    return not is_known and not {"site-packages", "dist-packages"} & {*Path(origin).parts}

@@ -32,7 +32,7 @@ LAYERS = [
     ["distributed.hosts"],
     ["distributed.ssh", "distributed.run_dir", "distributed.control"],
     ["exogym", "whisper_tuner.eval"],
-    ["exogym.state", "whisper_tuner.export"],
+    ["exogym.state", "exogym.logger", "whisper_tuner.export"],
     ["exogym.strategy", "whisper_tuner.model"],
     ["exogym.elastic_sampler"],
     ["exogym.comm", "whisper_tuner.data"],

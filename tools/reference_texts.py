@@ -53,10 +53,20 @@ EXAMPLES = {
     "inner_optim": "adamw",
     "min_lr_ratio": "0.1",
     "check_interval": "50",
+    "overlap": "false",
+    "bucket_mb": "25",
     "outer_optim": "sgd",
     "outer_lr": "0.7",
     "outer_momentum": "0.9",
     "nesterov": "true",
+    "island_size": "2",
+    "p_sparta": "0.01",
+    "sparta_interval": "5",
+    "compression_method": "topk",
+    "quantization_bits": "8",
+    "compression_decay": "0.99",
+    "compression_topk": "16",
+    "compression_chunk": "32",
 }
 
 # key -> type, default, meaning, example
@@ -125,8 +135,13 @@ In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distri
 of them. `model = NAME` and `dataset = NAME` belong in a profile only.""",
     "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
-Keys of `[distributed:NAME]`, by `strategy`. The learning rate, its schedule, weight decay and gradient clipping are
-the profile's; the length of a DiLoCo round is `communication_interval`.
+Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to
+choose it. The learning rate, its schedule, weight decay and gradient clipping are the profile's. Where a strategy has
+rounds (`diloco`, `parameter_server`, `fedavg`, `sparta_diloco`), their length is `communication_interval`.
+
+With `sparta`, and with `fedavg` in islands, the machines never hold the same weights while they train; with
+`sparta_diloco` they do only at the end of a round. The validation loss is that of the mean of their weights, and this
+mean is what is saved in the end.
 
 At the end of a DiLoCo round the machines take the average of their weights. `outer_momentum = 0.9` makes it the outer
 step of the paper (2311.08105) instead: Nesterov momentum, and `outer_lr` 0.7 unless you set it. It helps when a

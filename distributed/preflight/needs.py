@@ -11,6 +11,7 @@ from distributed.hosts.agent_call import remedy_for
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
 from distributed.plan.job import Job
+from distributed.plan.strategy_memory import more_bytes
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
@@ -53,8 +54,9 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     trained = 0
     if shape := shape_of(profile.base_model):
         trained = trained_parameters(shape, profile)
+    about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1))}
     (whole, least), on_mps = (
-        [profile_memory(profile, longest_s=longest, clips=clips, device=device) for clips in (None, 1)]
+        [profile_memory(profile, clips=clips, device=device, **about) for clips in (None, 1)]
         for device in ("cpu", "mps")
     )
     return Needs(

@@ -189,18 +189,30 @@ def _sent(attempt: Attempt) -> int:
 
     The last round of a run comes after its last step, whose event lacks its bytes.
     """
-    of_rounds = {event["step"]: event.get("bytes") or 0 for event in attempt.of_type("round", "stop")}
-    return sum((of_rounds | {step["step"]: step["bytes"] for step in attempt.steps if step.get("bytes")}).values())
+    sent = {step["step"]: step["bytes"] for step in attempt.steps if step.get("bytes")}
+    without_round = {step["step"] for step in _without_round(attempt)}
+    for event in attempt.of_type("round", "stop"):
+        if event["step"] not in sent:
+            sent[event["step"]] = event.get("bytes") or 0
+        elif event["type"] == "round" and event["step"] in without_round:
+            sent[event["step"]] += event.get("bytes") or 0
+    return sum(sent.values())
 
 
 def _communicating(attempt: Attempt) -> float | None:
-    """Seconds that one host spent in agreements: its steps tell it, or with rounds the rounds do."""
-    steps = [step["seconds_communicating"] for step in attempt.steps if step.get("seconds_communicating") is not None]
-    if steps:
-        return sum(steps)
-    if not attempt.of_type("round"):
+    """Seconds that one host spent in exchanges: those that end a round are told by the round, others by their step."""
+    steps, rounds = _without_round(attempt), attempt.of_type("round")
+    if not steps and not rounds:
         return None  # a stop's seconds alone are no measure of all steps
-    return sum(event.get("seconds") or 0.0 for event in attempt.of_type("round", "stop"))
+    told = {step["step"] for step in steps}
+    stops = [event for event in attempt.of_type("stop") if event["step"] not in told]
+    seconds = [step["seconds_communicating"] for step in steps]
+    return sum(seconds) + sum(event.get("seconds") or 0.0 for event in (*rounds, *stops))
+
+
+def _without_round(attempt: Attempt) -> list[dict]:
+    """Steps that ended with an exchange which is no round: they alone tell its seconds."""
+    return [step for step in attempt.steps if step.get("seconds_communicating") is not None]
 
 
 def _mean_by_step(events: Iterable[dict], name: str) -> Points:

@@ -147,11 +147,13 @@ def fit_into_memory(
     share: Share,
     precision: str,
     events: Callable[[dict], None],
+    more_bytes: int = 0,
 ) -> None:
     """Measure steps of the longest clips; where a batch of them takes more than this worker's share, cut it up.
 
-    Gradients are weighted by tokens and added up, so that the parts are to the optimizer what the batch was. Nothing
-    of the model is changed but where it is: on the device that trains. Raises TooLittleMemory.
+    more_bytes: see strategy_memory.py. Gradients are weighted by tokens and added up, so that the parts are to the
+    optimizer what the batch was. Nothing of the model is changed but where it is: on the device that trains. Raises
+    TooLittleMemory.
     """
     model.to(share.device)
     _suit(share.device, train, validation)
@@ -160,7 +162,7 @@ def fit_into_memory(
     trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     clip_s, whole = train.seconds(longest[0]), train.clips_at_once
-    later = trained * AFTER_A_STEP_BYTES + SPARE
+    later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
     kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
     at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0

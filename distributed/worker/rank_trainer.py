@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.distributed import PrefixStore, TCPStore
 
@@ -19,10 +20,13 @@ from exogym.comm.comm import Comm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.single import SingleComm
+from exogym.data_source import DataSource
 from exogym.errors import PeerLost
 from exogym.membership.messages import Generation
+from exogym.minibatch import Memory
+from exogym.settings import FitSettings
 from exogym.train_node import TrainResult
-from exogym.trainer import DataSource, FitSettings, Trainer
+from exogym.trainer import Trainer
 from whisper_tuner.errors import HostError
 
 from .peer_probe import PeerProbe
@@ -64,6 +68,9 @@ class RankTrainer(Trainer):
             self.channel.meet = probe.meet
             probe.start()
         return comm
+
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=self.spec.machine_workers)
 
     @property
     def _meeting(self) -> Endpoint:

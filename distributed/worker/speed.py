@@ -29,7 +29,7 @@ def speed(spec: RunSpec) -> dict[str, float]:
     events: list[dict] = []
     alone = dataclasses.replace(spec, hosts=SingleComm().members)  # LocalTrainer's name for a rank that has no peers
     work = load_whisper(alone, events.append, unsent=())
-    settings = dataclasses.replace(work.settings, checkpoint_dir=None)
+    settings = dataclasses.replace(work.settings, save_dir=None, checkpoint_interval=0, resume=False)
     LocalTrainer(work.model, work.train).run_rank(0, settings, events=events.append)
     _, *counted = [event for event in events if event["type"] == "step"]
     seconds = sum(step["seconds"] for step in counted)

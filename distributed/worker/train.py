@@ -10,10 +10,11 @@ import torch
 
 from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
+from distributed.plan.strategy_memory import more_bytes
 from exogym import device as devices
 from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
-from exogym.trainer import FitSettings
+from exogym.settings import FitSettings
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.features import FeatureCache
@@ -47,7 +48,8 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     events({"type": "ready"})
     with out_of_memory_told(SMALLER_BATCHES if spec.bundle else REMEDY):
         result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
-    events({"type": "done", "steps": result.steps, "seconds": result.seconds, "stopped": result.stopped})
+    done = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
+    events({"type": "done", **done})
     return lambda: work.save(Path(spec.run_dir) / "final", result)
 
 
@@ -78,6 +80,7 @@ def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankW
         share=share,
         precision=profile.precision,
         events=events,
+        more_bytes=more_bytes(spec.strategy_settings),
     )
     return work
 
@@ -99,7 +102,7 @@ def _fit_settings(spec: RunSpec) -> FitSettings:
         device=spec.wanted_device,
         precision=profile.precision,
         seed=profile.seed,
-        checkpoint_dir=str(Path(spec.run_dir) / CHECKPOINTS),
+        save_dir=str(Path(spec.run_dir) / CHECKPOINTS),
         checkpoint_interval=profile.checkpoint_interval,
         keep_checkpoints=profile.keep_checkpoints,
         resume=spec.resume,

@@ -108,7 +108,7 @@ def _recover(one: Kept, here: Path) -> Path:
     model, processor = load_base(base)
     set_language(model, profile.language or None, profile.task)
     model = prepare(model, profile)
-    FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(state.get("master", state.get("weights")))
+    FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(state["weights"])
     return save_final(model, processor, run_dir / "final", base)
 
 

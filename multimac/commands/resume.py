@@ -58,7 +58,7 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
     if name and name != launch.name:
         raise ConfigError(f"run {run} trains {launch.name}, not {name}", remedy="Leave the name out.")
     if launch.ranks[0].spec.bundle:
-        again = "Call fit again with checkpoint_dir and resume=True."
+        again = "Call fit again with save_dir and resume=True."
         raise RunError(f"run {run} trains a model of your own", remedy=again)
     if is_running(run_dir):
         raise RunError(f"run {run} is running", remedy=f"Follow it with: multimac runs attach {run}")

@@ -81,16 +81,17 @@ class Curve(nn.Module):
 def check_ranks(device: torch.device, tell: Tell) -> Finding:
     """Two processes, each with half of the samples, must come to what one on the CPU comes to with all of them."""
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
-    trainer = LocalTrainer(Curve(), TensorDataset(inputs, inputs.sum(1, keepdim=True).sin()))
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+    pair, alone = LocalTrainer(Curve(), data), LocalTrainer(Curve(), data)
     settings = {"strategy": AllReduceStrategy(lr=1e-2), "max_steps": STEPS, "seed": 3, "timeout": 120.0}
     tell("starting two processes")
-    pair = trainer.fit(num_nodes=RANKS, batch_size=SAMPLES // RANKS, device=device.type, **settings)
-    found = FlatParameters(pair.model).read()
+    found = FlatParameters(
+        pair.fit(num_nodes=RANKS, batch_size=SAMPLES // RANKS, device=device.type, **settings)
+    ).read()
     if digest(found) != pair.result.digest:
         return problem(f"{device}: rank 0 returned other weights than the ranks agreed on", QUIT_VPN)
     tell("the same with one")
-    alone = trainer.fit(num_nodes=1, batch_size=SAMPLES, device="cpu", **settings)
-    expected = FlatParameters(alone.model).read()
+    expected = FlatParameters(alone.fit(num_nodes=1, batch_size=SAMPLES, device="cpu", **settings)).read()
     off = float((found - expected).norm() / expected.norm())
     moved = float((expected - FlatParameters(Curve()).read()).norm())
     figures = {"steps": pair.result.steps, "bytes": pair.result.bytes_sent, "off": off, "moved": moved}

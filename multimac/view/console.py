@@ -36,7 +36,8 @@ def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 
 
 def table(view: RunView) -> Table:
     rows = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))
-    for name in ("host", "epoch", "step", "loss", "clips/s", "round", "sent", "left", ""):
+    has_rounds = any(host.round for host in view.hosts.values())
+    for name in ("host", "epoch", "step", "loss", "clips/s", *(["round"] if has_rounds else []), "sent", "left", ""):
         rows.add_column(name, justify="left" if name in ("host", "") else "right")
     for host in view.hosts.values():
         rows.add_row(
@@ -45,7 +46,7 @@ def table(view: RunView) -> Table:
             f"{host.step}/{host.total_steps}" if host.total_steps else "",
             f"{host.loss:.3f}" if host.loss is not None else "",
             f"{host.speed:.1f}" if host.speed else "",
-            str(host.round or ""),
+            *([str(host.round or "")] if has_rounds else []),
             size(host.sent) if host.sent else "",
             duration(host.remaining),
             host.device if host.state == "training" else host.state,

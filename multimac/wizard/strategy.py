@@ -97,7 +97,7 @@ def _show_promise(work: Work, group: Group, times: float | None, console: Consol
 
 def _choose(questions: Questions, work: Work, suggested: str, steps: int) -> dict[str, str]:
     options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
-    message = "How should the machines agree on their weights?"
+    message = "How should the machines agree on their weights? (docs/strategies.md has more ways)"
     settings = {"strategy": questions.select("strategy", message, options, suggested)}
     if settings["strategy"] == "diloco":
         key, most = "communication_interval", max(1, work.steps)

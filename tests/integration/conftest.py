@@ -82,6 +82,11 @@ class Runner:
             time.sleep(0.2)
         return process
 
+    def resume(self, *options: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "cli_typer.py", "distributed-train", "--resume", str(self.run_dir)]
+        command += ["--config", str(self.folder / "config.ini"), *options]
+        return self.lab.exec("h1", command, cwd=str(PROJECT), timeout=600)
+
     @property
     def run_dir(self) -> Path | None:
         return max(self.folder.glob("runs/*"), default=None)

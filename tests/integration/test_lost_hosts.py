@@ -7,12 +7,12 @@ import resource
 import shutil
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from waiting import wait_until
+from watched import Watched
 
 from exogym import Checkpoints, digest
 from lab import faults
@@ -28,58 +28,14 @@ checkpoint_interval = 1
 epochs = {epochs}
 min_hosts = {min_hosts}
 """
-CLIPS = 240
 
 
-class Watched:
-    """A run that is going on, as its events tell."""
-
-    def __init__(self, runner, *workers: str, epochs: int, min_hosts: int = 1):
-        self.runner, self.epochs = runner, epochs
-        self.process = runner.start("d", *workers, text=TEXT.format(epochs=epochs, min_hosts=min_hosts))
-        self.address = {name: runner.lab[name].address for name in ("h1", "h2", "h3")}
-
-    def of(self, kind: str, **wanted) -> list[dict]:
-        return [e for e in self.runner.events(kind) if all(e.get(key) == value for key, value in wanted.items())]
-
-    def wait_for(self, kind: str, count: int, seconds: float = 60, **wanted) -> dict:
-        wait_until(lambda: len(self.of(kind, **wanted)) >= count or self.process.poll() is not None, seconds)
-        assert len(self.of(kind, **wanted)) >= count, (kind, self.process.poll(), self.log())
-        return self.of(kind, **wanted)[count - 1]
-
-    def log(self) -> str:
-        return (self.runner.run_dir / "launcher.log").read_text()[-3000:]
-
-    def kill(self, name: str) -> float:
-        self.runner.lab.kill(name, "distributed.worker.main")
-        return time.time()
-
-    def end(self, seconds: float = 180) -> str:
-        out, err = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == 0, out + err + self.log()
-        self.check()
-        return out
-
-    def check(self) -> None:
-        """Live ranks agreed bit for bit after each round, every clip counted once an epoch, and the model loads."""
-        digests: dict[int, set] = {}
-        for event in self.of("round"):
-            digests.setdefault(event["round"], set()).add(event["digest"])
-        assert digests and all(len(of_round) == 1 for of_round in digests.values())
-        counted = Counter(
-            (epoch, clip)
-            for commit in self.of("commit")
-            for epochs in commit["samples"].values()
-            for epoch, clips in epochs.items()
-            for clip in clips
-        )
-        assert set(counted.values()) == {1} and len(counted) == self.epochs * CLIPS
-        load_model(self.runner.run_dir / "final")
-        assert self.runner.left_over() == []
+def started(runner, *workers: str, epochs: int, min_hosts: int = 1) -> Watched:
+    return Watched(runner, *workers, text=TEXT.format(epochs=epochs, min_hosts=min_hosts), epochs=epochs)
 
 
 def test_one_host_after_the_other_is_lost_and_all_finish(runner):
-    run = Watched(runner, "h2", "h3", epochs=8)
+    run = started(runner, "h2", "h3", epochs=8)
     killed = run.kill("h2")
     assert run.wait_for("generation", 2)["time"] - killed < 3
     assert run.of("generation")[1]["hosts"] == [run.address["h1"], run.address["h3"]]
@@ -102,7 +58,7 @@ def test_one_host_after_the_other_is_lost_and_all_finish(runner):
 
 @pytest.mark.slow
 def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
-    run = Watched(runner, "h2", epochs=5, min_hosts=2)
+    run = started(runner, "h2", epochs=5, min_hosts=2)
     run.wait_for("checkpoint", 4)
     for name in ("h1", "h2"):
         run.kill(name)
@@ -117,7 +73,7 @@ def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
 
 @pytest.mark.slow
 def test_a_worker_that_gets_no_more_memory_is_started_anew(runner):
-    run = Watched(runner, "h2", epochs=6)
+    run = started(runner, "h2", epochs=6)
     run.wait_for("commit", 2)  # before a round has counted any error ends the run
     [worker] = runner.lab.processes("h2", "distributed.worker.main")
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (1, 1))
@@ -129,7 +85,7 @@ def test_a_worker_that_gets_no_more_memory_is_started_anew(runner):
 
 @pytest.mark.slow
 def test_a_master_whose_own_worker_is_given_up_gets_the_model_of_another(runner):
-    run = Watched(runner, "h2", epochs=6)
+    run = started(runner, "h2", epochs=6)
     for life in (1, 2, 3):
         run.wait_for("hello", life, host=run.address["h1"])
         run.kill("h1")
@@ -141,7 +97,7 @@ def test_a_master_whose_own_worker_is_given_up_gets_the_model_of_another(runner)
 @pytest.mark.slow
 def test_a_lid_that_was_closed_for_long_is_opened_and_the_same_worker_goes_on(runner):
     """TCP would try again only half a minute later."""
-    run = Watched(runner, "h2", epochs=20)
+    run = started(runner, "h2", epochs=20)
     with faults.asleep(runner.lab["h2"]):
         run.wait_for("generation", 2)
         time.sleep(30)
@@ -154,7 +110,7 @@ def test_a_lid_that_was_closed_for_long_is_opened_and_the_same_worker_goes_on(ru
 
 @pytest.mark.slow
 def test_a_host_that_was_cut_off_for_long_is_started_anew(runner):
-    run = Watched(runner, "h2", epochs=10)
+    run = started(runner, "h2", epochs=10)
     with faults.cut(runner.lab["h2"]):
         run.wait_for("generation", 2)
         runner.wait_until_gone("h2", 25)
@@ -165,7 +121,7 @@ def test_a_host_that_was_cut_off_for_long_is_started_anew(runner):
 
 @pytest.mark.slow
 def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
-    run = Watched(runner, "h2", epochs=3)
+    run = started(runner, "h2", epochs=3)
     run.wait_for("checkpoint", 4)
     with faults.cut(runner.lab["h2"]):
         run.wait_for("generation", 2)
@@ -174,9 +130,7 @@ def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
     out, err = run.process.communicate(timeout=60)
     assert run.process.returncode == 130, out + err
     assert (runner.run_dir / "final" / "model.safetensors").is_file()
-    command = [sys.executable, "cli_typer.py", "distributed-train", "--resume", str(runner.run_dir)]
-    command += ["--config", str(runner.folder / "config.ini"), "--hosts", str(runner.hosts("h3"))]
-    done = runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
+    done = runner.resume("--hosts", str(runner.hosts("h3")))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the hosts are not the same as before" in done.stdout
     assert f"{run.address['h3']}: its inner optimizer starts afresh" in done.stdout
@@ -188,7 +142,7 @@ def test_stopped_with_a_host_missing_and_resumed_on_others(runner):
 @pytest.mark.slow
 def test_two_hosts_that_cannot_reach_each_other_hold_nobody_up_for_long(runner):
     """The master reaches both. A blackholed link raises nothing in gloo."""
-    run = Watched(runner, "h2", "h3", epochs=22)
+    run = started(runner, "h2", "h3", epochs=22)
     run.wait_for("commit", 3)
     with faults.blackhole(runner.lab["h2"], runner.lab["h3"]):
         begun = time.time()
@@ -214,7 +168,7 @@ def _next_commit(run: Watched, after: float, seconds: float) -> float:
 
 def test_the_model_outlives_the_master(runner):
     """The launcher dies, its run folder is gone: what the other host kept becomes a model."""
-    run = Watched(runner, "h2", epochs=30)
+    run = started(runner, "h2", epochs=30)
     run.wait_for("round", 8)
     runner.lab.kill("h1", "distributed.launcher.main")
     run.process.communicate(timeout=15)
@@ -230,7 +184,7 @@ def test_the_model_outlives_the_master(runner):
         model, _ = load_model(recovered / "final")
         [kept] = recovered.glob("recovered/*/*/*.json")
         state = Checkpoints(kept.parents[1], kept.stem).load(int(kept.parent.name))
-        assert digests[digest(state["agreed"]["strategy"]["master"])] >= max(digests.values()) - 1
+        assert digests[digest(state["agreed"]["strategy"]["weights"])] >= max(digests.values()) - 1
         assert all(torch.isfinite(p).all() for p in model.parameters())
     finally:
         shutil.rmtree(recovered, ignore_errors=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
 pytestmark = pytest.mark.lab
-PROJECT = Path(__file__).parents[2]
 DILOCO = """
 [distributed:d]
 base_profile = tiny
@@ -40,12 +38,6 @@ def wait_for_step(runner, step: int, rank: int = 1) -> None:
     wait_until(lambda: any(e["rank"] == rank and e["step"] >= step for e in runner.events("step")), 120)
 
 
-def resume(runner, *options: str):
-    command = [sys.executable, "cli_typer.py", "distributed-train", "--resume", str(runner.run_dir)]
-    command += ["--config", str(runner.folder / "config.ini"), *options]
-    return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=300)
-
-
 @pytest.fixture(scope="module")
 def whole(runner_in, tmp_path_factory):
     """The digest of a run that nothing has stopped; one for each text."""
@@ -70,13 +62,13 @@ def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, whole, text):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
     assert f"--resume {runner.run_dir}" in out
-    done = resume(runner)
+    done = runner.resume()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumes after step" in done.stdout
     assert digest(runner.run_dir) == expected
     assert not (runner.run_dir / "checkpoints").exists()
     assert not list(Path(runner.lab["h1"].home).glob("project-h2/runs/*"))
-    again = resume(runner)
+    again = runner.resume()
     assert again.returncode == 6 and "is finished" in again.stderr
 
 
@@ -91,7 +83,7 @@ def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner,
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1
     newest.write_bytes(data)
-    done = resume(runner)
+    done = runner.resume()
     assert done.returncode == 0, done.stdout + done.stderr
     assert digest(runner.run_dir) == expected
     [went_on] = [event["step"] for event in runner.events("resume") if event["rank"] == 0]
@@ -100,11 +92,11 @@ def test_a_killed_launcher_and_a_damaged_checkpoint_cost_at_most_a_round(runner,
 
 def test_what_cannot_be_resumed(runner):
     process = runner.start("d", "h2", text=DILOCO)
-    twice = resume(runner)
+    twice = runner.resume()
     assert twice.returncode == 6 and "is running" in twice.stderr
     runner.lab["h1"].signal(signal.SIGTERM, "cli_typer.py")
     assert process.wait(60) == 130
     (runner.run_dir / "run.json").write_text("{")
-    broken = resume(runner)
+    broken = runner.resume()
     assert broken.returncode == 6 and "run.json" in broken.stderr and "start a new one" in broken.stderr
     assert "Traceback" not in broken.stderr

@@ -14,8 +14,9 @@ from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
 FLOAT = 4  # bytes
-# For each trained parameter, beside its value: 4 for the gradient, 8 for AdamW's moments, 12 for DiLoCo's three flats,
-# and copies while a checkpoint is written. With the value that is 28 at rest, and 48 at worst.
+# For each trained parameter, beside its value: 4 for the gradient, 8 for AdamW's moments, 12 for three flats of DiLoCo
+# with plain averaging, and copies while a checkpoint is written. With the value that is 28 at rest, and 48 at worst.
+# Some strategies take more: distributed/plan/strategy_memory.py.
 TRAINED_BYTES = 41
 AFTER_A_STEP_BYTES = 40  # the part of TRAINED_BYTES that a first forward and backward pass do not show
 PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
@@ -135,23 +136,32 @@ def trained_parameters(shape: ModelShape, profile: Profile) -> int:
 
 
 def training_memory(
-    shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0, device: str = "cpu"
+    shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0, device: str = "cpu", more_bytes: int = 0
 ) -> int:
-    """Bytes that training takes at its peak, with so many clips computed at once; clip_s is their padded length."""
+    """Bytes that training takes at its peak, with so many clips computed at once; clip_s is their padded length.
+
+    more_bytes: that the strategy takes for each trained parameter beyond TRAINED_BYTES.
+    """
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
     per_clip = _activations(shape, profile.method, clip_s, profile.gradient_checkpointing)
     if device == "mps":
         per_clip += _attention_weights(shape, profile.method, clip_s, profile.gradient_checkpointing)
-    return PROCESS_BYTES + weights + TRAINED_BYTES * trained + clips * per_clip
+    return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + clips * per_clip
 
 
 def profile_memory(
-    profile: Profile, *, longest_s: float | None = None, clips: int | None = None, device: str = "cpu"
+    profile: Profile,
+    *,
+    longest_s: float | None = None,
+    clips: int | None = None,
+    device: str = "cpu",
+    more_bytes: int = 0,
 ) -> int | None:
     """The most bytes that training a profile takes in each worker; None if the model's dimensions are not known here.
 
     longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
+    more_bytes: see training_memory.
     """
     shape = shape_of(profile.base_model)
     if shape is None:
@@ -159,7 +169,7 @@ def profile_memory(
     longest = profile.max_duration_s if longest_s is None else longest_s
     clips = clips or math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
     clip_s = 30.0 if profile.audio_context == "full" else min(30.0, longest)
-    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device)
+    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
 
 
 def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:

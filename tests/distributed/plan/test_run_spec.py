@@ -8,7 +8,7 @@ import pytest
 
 from distributed.plan.json_fields import build, json_of
 from distributed.plan.run_spec import Bundle, Rendezvous, RunSpec
-from exogym.config import AllReduceConfig, DiLoCoConfig, OptimSpec
+from exogym.config import AllReduceConfig, DeMoConfig, DiLoCoConfig, OptimSpec
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 
@@ -31,9 +31,10 @@ SPEC = RunSpec(
     [
         SPEC,
         dataclasses.replace(SPEC, strategy="allreduce", strategy_settings=AllReduceConfig(check_interval=3)),
+        dataclasses.replace(SPEC, strategy="demo", strategy_settings=DeMoConfig(compression_topk=8)),
         RunSpec(run_id="r", run_dir=".", cache_dir=".", bundle=Bundle(path="p", sha256="s")),
     ],
-    ids=["diloco", "allreduce", "own model"],
+    ids=["diloco", "allreduce", "demo", "own model"],
 )
 def test_a_spec_survives_the_journey(spec):
     assert RunSpec.from_json(spec.to_json()) == spec

@@ -99,6 +99,17 @@ def test_bytes_of_a_round_count_once_and_its_seconds_are_communication(history):
     assert (alone["bytes"], alone["per_host"][0].communicating) == (150, None)
 
 
+def test_exchanges_between_rounds_and_the_round_after_the_last_step_all_count(history):
+    """As SPARTA inside DiLoCo's rounds: its steps tell the sparse exchanges."""
+    sparse = {"bytes": 10, "seconds_communicating": 0.01}
+    steps = [step("a", 1, **sparse), step("a", 2, bytes=100), step("a", 3, **sparse)]
+    rounds = [a_round("a", 2, bytes=100), a_round("a", 3, bytes=50)]
+    found = figures(history(BEGIN, *steps, *rounds, END))
+    assert found["bytes"] == 170 and found["per_host"][0].communicating == pytest.approx(0.22)
+    stopped = figures(history(BEGIN, steps[0], a_round("a", 1, kind="stop", bytes=10), END))
+    assert (stopped["bytes"], stopped["per_host"][0].communicating) == (10, 0.01)
+
+
 def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(history):
     first = [step("a", 1), step("a", 2, loss=9.0), {"time": 13.0, "type": "validation", "step": 2, "loss": 9.0}]
     again = [

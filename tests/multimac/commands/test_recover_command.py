@@ -49,7 +49,9 @@ class Hosts:
         model, processor = load_base(BUNDLED)
         parameters = FlatParameters(WhisperModelWrapper(prepare(model, profile), processor, "cpu"))
         flat = parameters.read() + shift
-        Checkpoints(project / "runs" / RUN / CHECKPOINTS, name).save(number, {"agreed": {"strategy": {"master": flat}}})
+        Checkpoints(project / "runs" / RUN / CHECKPOINTS, name).save(
+            number, {"agreed": {"strategy": {"weights": flat}}}
+        )
         return flat
 
     def recover(self, run: str = RUN) -> Path:
@@ -127,10 +129,3 @@ def test_all_runs_of_the_hosts_are_named_where_none_is_meant(hosts):
     with pytest.raises(RunError) as caught:
         hosts.recover("2024")
     assert all(name in caught.value.remedy for name in names) and "runs list" not in caught.value.remedy
-
-
-def test_a_strategy_without_rounds_keeps_its_weights(hosts):
-    weights = hosts.keep(hosts.here, 2, 0.1)
-    strategy = {"weights": weights}
-    Checkpoints(hosts.here / "runs" / RUN / CHECKPOINTS, "localhost").save(4, {"agreed": {"strategy": strategy}})
-    assert torch.equal(flat_of(hosts.recover()), weights)

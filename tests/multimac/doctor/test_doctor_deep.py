@@ -236,7 +236,10 @@ class LonelyTrainer(LocalTrainer):
 
     def fit(self, *, num_nodes, **settings):
         share = Subset(self.train_dataset, range(len(self.train_dataset) // num_nodes))
-        return LocalTrainer(self.model, share).fit(num_nodes=1, **settings)
+        alone = LocalTrainer(self.model, share)
+        alone.fit(num_nodes=1, **settings)
+        self.result = alone.result
+        return alone.model
 
 
 def test_ranks_that_do_not_exchange_are_found(monkeypatch):

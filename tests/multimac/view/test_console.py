@@ -38,7 +38,7 @@ def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str
 def test_a_run_in_plain_lines(tmp_path):
     status, text = show(tmp_path, [*EVENTS, {"type": "end", "status": 0, "message": ""}])
     assert status == ExitStatus.OK
-    assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, round 0, sent 0 B, 0:06 left" in text
+    assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, sent 0 B, 0:06 left" in text
     assert "h2: skipped: clip.wav: damaged" in text
     assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
 
