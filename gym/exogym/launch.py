@@ -13,7 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -224,15 +224,41 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _told(error: ChildFailedError) -> str:
-    """The rank that failed first, and its traceback if it had one. Others may have lost it, and told so earlier."""
-    told = {rank: _traceback(failure) for rank, failure in error.failures.items()}
-    first = min(told, key=lambda rank: (PeerLost.__name__ in told[rank], error.failures[rank].timestamp))
-    return f"rank {first} failed with status {error.failures[first].exitcode}: {told[first]}"
+    """The rank that failed first, and its traceback if it had one."""
+    failures = _failures(error)
+    told = {rank: _traceback(failure) for rank, failure in failures.items()}
+
+    def order(rank: int) -> tuple[bool, float]:
+        """Ranks that lost another, or were stopped for another, come last: times are in whole seconds."""
+        was_stopped = failures[rank].exitcode == -signal.SIGTERM and not _exception(failures[rank])
+        return PeerLost.__name__ in told[rank] or was_stopped, failures[rank].timestamp
+
+    first = min(told, key=order)
+    # One with an exception that has a signal's status was stopped on its way out.
+    status = 1 if _exception(failures[first]) and failures[first].exitcode < 0 else failures[first].exitcode
+    return f"rank {first} failed with status {status}: {told[first]}"
+
+
+def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
+    """By rank. Also of ranks that were still on their way out, their exception written down, when another had ended."""
+    found = dict(error.failures)
+    for rank, failure in error.failures.items():
+        for file in Path(failure.error_file).parent.parent.glob("[0-9]*/error.json"):  # a folder for each local rank
+            with suppress(ValueError):  # half written
+                local_rank = int(file.parent.name)
+                of_it = ProcessFailure(local_rank, pid=0, exitcode=1, error_file=str(file))
+                found.setdefault(rank - failure.local_rank + local_rank, of_it)
+    return found
+
+
+def _exception(failure: ProcessFailure) -> dict[str, Any] | None:
+    """What the process wrote down of it."""
+    written = failure.error_file_data.get("message")
+    return written if isinstance(written, dict) else None
 
 
 def _traceback(failure: ProcessFailure) -> str:
-    written = failure.error_file_data.get("message")
-    if isinstance(written, dict):
+    if written := _exception(failure):
         return written.get("extraInfo", {}).get("py_callstack") or str(written.get("message"))
     return failure.message if failure.exitcode < 0 else "it ended without an exception"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -64,6 +65,13 @@ def fail(folder: Path) -> None:
     communicate.all_reduce(torch.ones(1))
 
 
+def fail_and_end_late(folder: Path) -> None:
+    """It has left the group, and the others have ended, before this rank has."""
+    if os.environ["RANK"] == "1":
+        atexit.register(time.sleep, 3)
+    fail(folder)
+
+
 def recover(folder: Path) -> None:
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     comm = init()
@@ -103,5 +111,5 @@ def check(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    modes = (show, check, fail, recover, wait, train)
+    modes = (show, check, fail, fail_and_end_late, recover, wait, train)
     {mode.__name__: mode for mode in modes}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,6 +1,7 @@
 """Scripts and functions as several real processes."""
 
 import json
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -15,7 +16,9 @@ from exogym_toys import Points
 from launched_script import SETTINGS, Normed, strategy, whole
 
 from exogym import AllReduceStrategy, LaunchedTrainer, LocalTrainer, NodeFailed, SettingError
+from exogym.comm.default_group import leave_default_group
 from exogym.launch import init, launch, main
+from exogym.strategy import communicate
 
 PROJECT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("launched_script.py")
@@ -75,17 +78,16 @@ def test_a_script_that_is_started_alone_is_a_group_of_one(tmp_path):
     assert written(tmp_path, 1) == [{"argv": [], "world_size": 1, "sum": 1.0, "backend": "gloo"}]
 
 
-@pytest.mark.slow
-def test_a_rank_that_fails_is_told_with_its_traceback_and_nothing_is_left(tmp_path):
+@pytest.mark.parametrize("mode", ["fail", "fail_and_end_late"])
+def test_a_rank_that_fails_is_told_with_its_traceback_and_nothing_is_left(mode, tmp_path):
     started = time.monotonic()
-    status, said = run(SCRIPT, "fail", tmp_path, "--nproc-per-node", 3)
+    status, said = run(SCRIPT, mode, tmp_path, "--nproc-per-node", 3)
     assert status == 1 and time.monotonic() - started < 60
     told = said[said.index("error: rank 1 failed with status 1: Traceback") :]
     assert 'raise ValueError("on purpose")' in told and told.strip().endswith("ValueError: on purpose")
     assert all_ended(tmp_path, 3, within=0)
 
 
-@pytest.mark.slow
 def test_restarted_after_a_failure(tmp_path):
     status, said = run(SCRIPT, "recover", tmp_path, "--nproc-per-node", 2, "--max-restarts=1", "--monitor-interval=0.2")
     assert status == 0, said
@@ -131,18 +133,29 @@ def test_a_machine_that_does_not_come(tmp_path):
 
 def times_rank(number, comment):
     comm = init()
+    if comment == "fail, and end late":
+        communicate.all_reduce(torch.ones(1))
+        if comm.rank == 1:
+            leave_default_group()
+            multiprocessing.util.Finalize(None, time.sleep, [3], exitpriority=1)
+            raise KeyError("missing")
+        communicate.all_reduce(torch.ones(1))
     if comment == "fail" and comm.rank == 1:
         raise KeyError("missing")
     return number * comm.rank
 
 
-def test_a_function_returns_what_it_returns_on_each_rank(capfd):
+@pytest.mark.parametrize("comment", ["fail", "fail, and end late"])
+def test_a_function_that_fails_in_one_rank(comment):
+    with pytest.raises(NodeFailed, match=r"(?s)rank 1 failed with status 1: Traceback.*KeyError: 'missing'"):
+        launch(times_rank, [5, comment], nproc_per_node=2)
+    assert "EXOGYM_BACKEND" not in os.environ
+
+
+def test_a_function_returns_what_it_returns_on_each_rank():
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     assert launch(times_rank, [5, "go on"], nproc_per_node=2) == [0, 5]
     assert handlers == {number: signal.getsignal(number) for number in signal.valid_signals()}
-    with pytest.raises(NodeFailed, match=r"(?s)rank 1 failed with status 1: Traceback.*KeyError: 'missing'"):
-        launch(times_rank, [5, "fail"], nproc_per_node=2)
-    assert "EXOGYM_BACKEND" not in os.environ
 
 
 def test_what_cannot_be_launched(tmp_path, capsys):
