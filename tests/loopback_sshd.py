@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -39,6 +41,14 @@ def keygen(path: Path, *, passphrase: str = "") -> Path:
     return path
 
 
+def free_port() -> int:
+    """Below those that the system gives to whoever asks for any: none takes it before sshd has it, or has it again."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000)))
+            return probe.getsockname()[1]
+
+
 class SshServer:
     """`home` stands in for the user's ~/.ssh: config, known_hosts, and the key that the server accepts.
 
@@ -54,9 +64,7 @@ class SshServer:
         self.key = keygen(self.home / "id")
         shutil.copy(self.home / "id.pub", folder / "authorized_keys")
         keygen(folder / "host_key")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.process: subprocess.Popen | None = None
         self.login = ""  # a line of sshd's configuration
         self.known_hosts = self.home / "known_hosts"
