@@ -72,6 +72,7 @@ def test_nanogpt():
     assert "Written by the model" in shown and "\nFrom fairest" in shown
 
 
+@pytest.mark.slow
 def test_federated():
     shown = run("federated", "--quick", "--nodes", 3)
     found = rows(shown)
@@ -79,6 +80,7 @@ def test_federated():
     assert 0 < found["FedAvg, islands of 2"][3] < found["FedAvg"][3]
 
 
+@pytest.mark.slow
 def test_scaling_of_diloco(tmp_path):
     run("diloco_scaling_batchsize", "--quick", "--csv", tmp_path / "scaling.csv")
     with (tmp_path / "scaling.csv").open(encoding="utf-8") as file:
@@ -88,7 +90,6 @@ def test_scaling_of_diloco(tmp_path):
     assert float(two["bytes_sent_by_a_node"]) == pytest.approx(5 * 4 * 4810, rel=0.01)
 
 
-@pytest.mark.slow
 def test_lesson_1():
     shown = run("tutorial_basic", "--quick")
     assert [line[:6] for line in shown.splitlines() if line.startswith("Step")] == [f"Step {n}" for n in range(1, 8)]
@@ -111,6 +112,7 @@ def test_lesson_2_on_all_strategies():
     assert all(sent <= most for _, _, _, sent in found.values())
 
 
+@pytest.mark.slow
 def test_lesson_3():
     found = rows(run("tutorial_custom", "--quick"))
     assert list(found) == ["votes on signs", "neighbours, and all"]

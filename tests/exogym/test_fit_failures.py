@@ -18,6 +18,7 @@ from exogym import AllReduceStrategy, DiLoCoStrategy, LocalTrainer, NodeFailed
 SECONDS = 15  # on a busy machine; what a rank waits for others in vain is 60
 ASLEEP = ["sleep", f"1000.0{os.environ.get('PYTEST_XDIST_WORKER', '')[2:]}"]  # not that of a test beside this one
 STRATEGIES = {"allreduce": AllReduceStrategy, "diloco": lambda: DiLoCoStrategy(H=100_000)}
+SLOW_DILOCO = pytest.param("diloco", marks=pytest.mark.slow)
 
 
 def is_node(rank):
@@ -119,7 +120,7 @@ def fail(model, data, strategy, *, match, logger, error=NodeFailed, timeout=60, 
     return ended - getattr(logger, "last", {}).get(1, ended)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["allreduce", SLOW_DILOCO])
 @pytest.mark.parametrize(
     ("model", "match"),
     [
@@ -151,7 +152,9 @@ def test_a_rank_that_fails_with_its_data(data, match):
     assert time.monotonic() - started < 50  # the start of two interpreters included
 
 
-@pytest.mark.parametrize("strategy", [AllReduceStrategy, lambda: DiLoCoStrategy(H=5)])
+@pytest.mark.parametrize(
+    "strategy", [AllReduceStrategy, pytest.param(lambda: DiLoCoStrategy(H=5), marks=pytest.mark.slow)]
+)
 def test_a_rank_that_freezes_is_given_up_after_the_timeout(strategy):
     logger = Heard()
     match = "(?s)node 0 of 2 failed: .*PeerLost.*Nothing was heard of node 1: is it stopped, or very slow?"

@@ -146,7 +146,7 @@ def fitted(num_nodes, strategy, seed=0):
     return trainer.fit(strategy, **settings).state_dict(), trainer.results
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_runs_are_the_same_to_the_bit(num_nodes):
     runs = []
     for chance in (1, 2):  # whatever the caller has drawn before

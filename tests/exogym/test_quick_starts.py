@@ -123,11 +123,13 @@ def test_each_strategy_of_the_quick_starts_trains(line, reader):
 def test_islands_of_sixteen_nodes_train_in_threads(reader):
     """As threads of this process, since 16 processes take minutes on a small machine: the next test has those."""
 
+    strategies = [strategy_of(ISLANDS, dict(reader)) for _ in range(16)]
+
     def rank(comm):
         samples = DatasetSamples(reader["train_dataset"], batch_size=8, minibatch_size=8)
         train = ElasticSampler(samples, comm.members, comm.members[comm.rank])
         model = reader["Digits"]()
-        return train_node(model, comm, strategy_of(ISLANDS, dict(reader)), train, max_steps=10).run()
+        return train_node(model, comm, strategies[comm.rank], train, max_steps=10).run()
 
     results = run_threads(16, rank)
     assert len({result.digest for result in results}) == 1 and {result.rounds for result in results} == {2}

@@ -246,7 +246,10 @@ def test_samples_of_any_kind(kind):
     assert trainer.result.samples == 18 and trainer.result.val_loss is not None
 
 
-@pytest.mark.parametrize(("length", "num_nodes"), [(1, 1), (1, 3), (3, 2), (7, 3)])
+@pytest.mark.parametrize(
+    ("length", "num_nodes"),
+    [(1, 1), (1, 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(3, 2), (7, 3)])],
+)
 def test_less_data_than_a_batch_of_all_ranks(length, num_nodes):
     trainer = LocalTrainer(Line(), Points(length))
     trainer.fit(AllReduceStrategy(lr=0.1), num_epochs=2, num_nodes=num_nodes, batch_size=4, device="cpu")
