@@ -9,6 +9,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
+from numbers import Integral
 from typing import Any
 
 from exogym.errors import SettingError, UnknownSetting
@@ -115,10 +116,16 @@ class StrategyConfig:
     min_lr_ratio: float | None = setting(None, float, "the schedule ends at this fraction of lr (0 if not given)")
 
     def __post_init__(self) -> None:
+        self._check_whole_numbers()
         self._check_inner_optim()
         if self.max_norm is not None and not self.max_norm > 0:
             raise SettingError(f"max_norm must be above 0, not {self.max_norm}")
         self.schedule_spec()
+
+    def _check_whole_numbers(self) -> None:
+        for each in fields(self):
+            if each.metadata.get("kind") is int and (value := getattr(self, each.name)) is not None:
+                check_whole(each.name, value)
 
     def _check_inner_optim(self) -> None:
         check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)
@@ -371,6 +378,12 @@ def check_keys(what: str, keys: Iterable[str], known: Iterable[str], also: Itera
 def at_least(name: str, value: float, minimum: float) -> None:
     if not minimum <= value < math.inf:
         raise SettingError(f"{name} must be at least {minimum}, not {value}")
+
+
+def check_whole(name: str, value: float, minimum: float = -math.inf) -> None:
+    if not isinstance(value, Integral):
+        raise SettingError(f"{name} must be a whole number, not {value!r}")
+    at_least(name, value, minimum)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

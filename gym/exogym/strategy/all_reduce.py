@@ -14,32 +14,30 @@ from torch import Tensor
 from exogym.config import AllReduceConfig
 from exogym.flat import is_finite
 from exogym.strategy.buckets import Bucket, Staging, divide
+from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip, scale_grads
-from exogym.strategy.strategy import StepResult, Strategy
+from exogym.strategy.strategy import StepResult
 
 NOT_FINITE = "the gradient is not finite"
 
 
-class AllReduceStrategy(Strategy):
+class AllReduceStrategy(EveryStepStrategy):
     """The mean gradient over all ranks' tokens, clipped, then one step of the same optimizer on every rank.
 
     Gradients travel in buckets, all else that ranks have to know with the last one. With `overlap` the others travel
     while the backward pass still runs; their order and the sums are the same without. What a rank has sent may turn
     out to be wrong, as when a gradient in a later bucket is not finite: then all ranks repeat the exchange.
     A gradient that is None on some ranks counts as zeros there; None on all stays None.
-    Every rank makes the step on its own device, and devices of another make round differently. So ranks compare their
-    weights every `check_interval` steps, before checkpoints and at the end, and take on rank 0's where they differ.
     Holds one CPU flat: the payload [who has a gradient | change of buffers | weight, stopping, repeat | gradients].
     """
 
     Config = AllReduceConfig
     config: AllReduceConfig
-    differs = False
     drifts = ("optimizer",)
 
     def _start(self, flat: Tensor) -> None:
+        super()._start(flat)
         params = self.parameters
-        self._agreed_buffers = flat[params.num_parameters :].clone()
         self._weight, self._stopping, self._skipped = 0.0, False, ""
         self._buckets = divide([p.numel() for p in params.parameters], self.config.bucket_mb)
         self._staging: Staging | None = None
@@ -93,14 +91,6 @@ class AllReduceStrategy(Strategy):
         elif not exchanged:
             self._agreed_buffers = self.parameters.read_buffers()
         return StepResult(lr=lr, grad_norm=norm, agreed=True, stop=stop, skipped=self._skipped)
-
-    def is_drift_check_due(self, *, at_least: bool) -> bool:
-        interval = self.config.check_interval
-        return at_least or bool(interval and self.steps % interval == 0)
-
-    def load_weights(self, flat: Tensor) -> None:
-        self.parameters.write(flat)
-        self._agreed_buffers = self.parameters.read_buffers()
 
     def gradient_came(self, number: int) -> None:
         """The backward pass has added to the gradient of parameter `number`."""
@@ -172,12 +162,6 @@ class AllReduceStrategy(Strategy):
         else:
             self._skipped = NOT_FINITE
         return norm
-
-    def agreed_weights(self) -> Tensor:
-        """The buffers as agreed: a forward pass that has not counted yet may have changed the model's."""
-        flat = self.parameters.read()
-        flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
-        return flat
 
 
 def _gradient_came(strategy: weakref.ref[AllReduceStrategy], number: int, _: Tensor) -> None:

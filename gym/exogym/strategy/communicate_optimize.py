@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import StrategyConfig, at_least
+from exogym.config import StrategyConfig, check_whole
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.strategy.draft import Draft
@@ -46,7 +46,7 @@ class CommunicationModule(ABC):
     is_exact = True
 
     def __post_init__(self) -> None:
-        at_least("interval", self.interval, 1)
+        check_whole("interval", self.interval, 1)
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
         """common: weights that all ranks share [numel], at first those at the start.

@@ -14,13 +14,14 @@ from torch.optim import SGD, Optimizer
 from exogym.config import DeMoConfig
 from exogym.flat import is_finite
 from exogym.strategy.dct import ChunkBatch, chunk_batches
+from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip, scale_grads
-from exogym.strategy.strategy import StepResult, Strategy
+from exogym.strategy.strategy import StepResult
 
 DEFAULT_LR = 1e-3
 
 
-class DeMoStrategy(Strategy):
+class DeMoStrategy(EveryStepStrategy):
     """Momentum on each rank, of which the largest frequencies are sent at every step, and a step of sign-SGD.
 
     A rank's residual is what it has not sent: residual = decay * residual + lr * gradient, kept as the DCT of chunks of
@@ -31,14 +32,12 @@ class DeMoStrategy(Strategy):
 
     Of a full chunk each of N ranks sends (N-1) * topk * (4 + 1, 2 or 4 for an index) bytes; with AllReduce it is
     2 * (N-1) / N * 4 * c * c. With c = 64, topk = 32 and N = 4 that is 576 bytes, and 24,576: 43 times as much.
-    Devices round differently, and a sign may turn: as with AllReduce, ranks compare their weights every
-    `check_interval` steps, before checkpoints and at the end, and take on rank 0's where they differ.
+    Where devices round differently a sign may turn.
     Holds on the device the residual, and the one of the step that ranks have not voted on yet.
     """
 
     Config = DeMoConfig
     config: DeMoConfig
-    differs = False
     drifts = ()
 
     def _make_optimizer(self) -> Optimizer:
@@ -46,8 +45,8 @@ class DeMoStrategy(Strategy):
         return SGD(self.parameters.parameters, lr=DEFAULT_LR if self.config.lr is None else self.config.lr)
 
     def _start(self, flat: Tensor) -> None:
+        super()._start(flat)
         params, config = self.parameters, self.config
-        self._agreed_buffers = flat[params.num_parameters :].clone()
         self._batches = chunk_batches(params.parameters, config.compression_chunk)
         self._residuals = [batch.zeros() for batch in self._batches]
         self._next = [batch.zeros() for batch in self._batches]
@@ -160,14 +159,6 @@ class DeMoStrategy(Strategy):
                 mean.scatter_add_(1, indices, message.values[number].to(batch.device) * share)
         return mean
 
-    def is_drift_check_due(self, *, at_least: bool) -> bool:
-        interval = self.config.check_interval
-        return at_least or bool(interval and self.steps % interval == 0)
-
-    def load_weights(self, flat: Tensor) -> None:
-        self.parameters.write(flat)
-        self._agreed_buffers = self.parameters.read_buffers()
-
     def agreed_state(self) -> dict[str, Any]:
         return {"steps": self.steps, "schedule": self.schedule.state_dict(), "weights": self.agreed_weights()}
 
@@ -182,12 +173,6 @@ class DeMoStrategy(Strategy):
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         for residual, saved in zip(self._residuals, state["residuals"], strict=True):
             residual.copy_(saved)
-
-    def agreed_weights(self) -> Tensor:
-        """The buffers as agreed: a forward pass that has not counted yet may have changed the model's."""
-        flat = self.parameters.read()
-        flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
-        return flat
 
 
 class _Message:

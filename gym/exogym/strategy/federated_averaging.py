@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import FedAvgConfig, at_least
+from exogym.config import FedAvgConfig, check_whole
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.diloco import NOT_FINITE
@@ -30,7 +30,7 @@ class AveragingCommunicator(CommunicationModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.island_size is not None:
-            at_least("island_size", self.island_size, 1)
+            check_whole("island_size", self.island_size, 1)
         self.agrees = self.island_size is None
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
