@@ -17,6 +17,7 @@ from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from exogym.batches import to_device
 from exogym.random_state import random_state, set_random_state
+from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.machine_memory import machine_memory
@@ -30,6 +31,8 @@ REMEDY = (
     "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, fewer workers on that machine, "
     "or a smaller model; close other programs there."
 )
+# Mel frames whose computation takes as long as what a micro-batch takes beside its clips.
+CPU_FIXED_COST, FIXED_COST = 50, 1_000
 SPARE = 64_000_000  # bytes: for clips that are read ahead, and for the heap's gaps between parts of a batch
 
 
@@ -88,13 +91,12 @@ class Trial:
 
     def clips_in(self, room: int, kept: int) -> tuple[int, Needs]:
         """How many clips of a batch fit into `room` bytes, and what was measured. kept: taken too if it is cut."""
-        whole = self.batches.clips_at_once
+        whole = self.batches.at_once(*self.longest)
         needs = self.measure(min(2, whole))
         if needs.clips_in(room) >= whole:
             return whole, needs
         room -= kept
-        clips = needs.clips_in(room)
-        several = min(clips, self.batches.at_once(*self.longest))
+        several = clips = needs.clips_in(room)
         if 2 < several < whole:  # what one clip adds is little beside what else there is: told more exactly by several
             needs = self.measure(several)
             clips = min(clips, needs.clips_in(room))
@@ -161,7 +163,7 @@ def fit_into_memory(
     longest = train.longest()
     trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    clip_s, whole = train.seconds(longest[0]), train.clips_at_once
+    clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
     later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
     kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
     at_once, needs = trial.clips_in(share.bytes - later, kept)
@@ -172,22 +174,24 @@ def fit_into_memory(
         raise TooLittleMemory(f"{what}{share.among()}", remedy=REMEDY)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
-        train.compute_at_most(max(1, at_once))
+        train.limit_positions(max(1, at_once) * positions(*longest))
         what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
         but = f"but this worker's share is {size(share.bytes)}{share.among()}"
         events({"type": "warning", "what": f"{what}, {but}: it computes {train.at_once(*longest)} at a time"})
     if validation:  # without gradients a clip takes less for each second
         longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
-        validation.compute_at_most(max(1, int(needs.clips_in(share.bytes - later) / longer)))
+        clips = max(1, int(needs.clips_in(share.bytes - later) / longer))
+        validation.limit_positions(clips * positions(*validation.longest()))
     about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
     about["share"] = share.bytes
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
 
 
 def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
+    is_cpu = device.type == "cpu"
     for batches in filter(None, samples):
-        if devices.compiles_shapes(device):
-            batches.use_few_lengths()
+        batches.suit(CPU_FIXED_COST if is_cpu else FIXED_COST, few_shapes=devices.compiles_shapes(device))
+        batches.limit_positions(CPU_POSITIONS if is_cpu else POSITIONS)
         # Validation sums rightly, being without gradients, but no array of Metal's may have 4 GiB (pytorch 149261).
         if most := devices.most_terms(device):
             batches.limit_positions(most)

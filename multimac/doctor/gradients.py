@@ -22,8 +22,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
 from whisper_tuner.config import Profile
-from whisper_tuner.data.batch_shapes import equal_part
-from whisper_tuner.data.batches import bucket_edges
+from whisper_tuner.data.batch_shapes import bucket_edges, equal_part
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.errors import DataError
 from whisper_tuner.model.base_model import full_frames, load_base, prepare, whisper_of

@@ -11,25 +11,34 @@ import hashlib
 import math
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data.batch_shapes import LABEL_GRID, clips_within, equal_part, padded_tokens
+from whisper_tuner.data.batch_shapes import (
+    LABEL_GRID,
+    bucket_edges,
+    clips_within,
+    micro_batches,
+    padded_tokens,
+)
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache, pad_log_mel
 from whisper_tuner.data.labels import IGNORED, LabelEncoder
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes
 from whisper_tuner.errors import DataError
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
+
+WHOLE = 10**9  # mel frames: no micro-batch is worth a second one
+NO_LIMIT = 10**12
 
 
 class MissingAudio(Protocol):
@@ -47,37 +56,16 @@ Batch = dict[str, Any]
 Clip = tuple[Sample, np.ndarray, list[int]]
 """With its log-mel [80|128, frames] and its label ids."""
 
-_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
-
-
-def bucket_edges(
-    samples: Sequence[Sample], full_frames: int, *, frames_per_s: float = 100.0, count: int = 6
-) -> tuple[int, ...]:
-    """At most `count` lengths in mel frames, those that add the least padding; every clip fits under the last one.
-
-    Few shapes on purpose: Apple's GPU allocator fragments on many.
-    """
-    spare = 2  # frames: the STFT windows that reach past the end, and a duration rounded down
-    lengths = [math.ceil((s.duration_s * frames_per_s + spare) / _GRID) * _GRID for s in samples]
-    clips = Counter(min(length, full_frames) for length in lengths)
-    # best[edge]: (padded frames of all clips up to this edge, the edges used), one more edge allowed in each turn
-    best = {0: (0, ())}
-    for _ in range(count):
-        for edge in sorted(clips, reverse=True):
-            for lower, (cost, edges) in [*best.items()]:
-                if lower < edge:
-                    more = cost + edge * sum(n for length, n in clips.items() if lower < length <= edge)
-                    best[edge] = min(best.get(edge, (math.inf, ())), (more, (*edges, edge)))
-    return best[max(clips)][1] if clips else (full_frames,)
+PLAN = 2  # raise it when the same clips and settings come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
     """A manifest's samples, planned and read: the `Samples` of exogym's ElasticSampler.
 
     Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
-    opened when its turn comes. Step k takes batch number p[k] of every shard, counted from the longest clips, p being
-    one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another. With
-    unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
+    opened when its turn comes. Each step of a shard has clips of all lengths, which add up alike (see `balanced`): so
+    steps take equally long, and no rank waits for another. It is computed in micro-batches of like length. With unequal
+    weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
 
     missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
     """
@@ -103,35 +91,26 @@ class ShardBatches:
         self._features, self._labels = features, labels
         self._profile, self._shuffle = profile, shuffle
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
-        self._most: int | None = None
-        self._most_positions: int | None = None
+        self._most_positions = NO_LIMIT
+        self._fixed_cost = WHOLE
         self._label_grid = 1
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    @property
-    def clips_at_once(self) -> int:
-        """The most that are computed together, also on a host that gets more than batch_size for its speed."""
-        whole = math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
-        return equal_part(whole, self._most) if self._most else whole
-
     def at_once(self, frames: int, tokens: int) -> int:
         """The most that are computed together of clips with so many mel frames and label tokens."""
-        whole, positions = self.clips_at_once, self._most_positions
-        return equal_part(whole, clips_within(positions, frames, tokens)) if positions else whole
-
-    def compute_at_most(self, clips: int) -> None:
-        """Cut what a step computes into equal parts of so many clips at most; its clips stay the same."""
-        self._most = clips
+        whole = math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
+        return min(whole, clips_within(self._most_positions, frames, tokens))
 
     def limit_positions(self, most: int) -> None:
-        """The same, of clips times positions (see `clips_within`): more short clips than long ones."""
-        self._most_positions = most
+        """Cut what a step computes into micro-batches of at most so many positions; its clips stay the same."""
+        self._most_positions = min(self._most_positions, most)
 
-    def use_few_lengths(self) -> None:
-        """Pad labels to few lengths, for a device on which each shape of a batch has its price."""
-        self._label_grid = LABEL_GRID
+    def suit(self, fixed_cost: int, *, few_shapes: bool) -> None:
+        """To a device on which each micro-batch costs as much as so many mel frames more; few_shapes: and on which each
+        shape of a batch has its price."""
+        self._fixed_cost, self._label_grid = fixed_cost, LABEL_GRID if few_shapes else 1
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) that a clip can have here."""
@@ -160,6 +139,7 @@ class ShardBatches:
         """See Samples.plan_settings. How many clips are computed at once is each rank's own affair."""
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
         return {
+            "plan": PLAN,
             "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
             "batch_size": self._profile.batch_size,
             "audio_context": self._profile.audio_context,
@@ -208,16 +188,17 @@ class ShardBatches:
     def _steps(
         self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, `sizes` of them; see the class for the order."""
-        places = list(range(len(sizes[0])))  # of each step, counted from the one with the longest clips
+        """For each shard the numbers of its samples in each step, at most `sizes` of them."""
+        turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
         if self._shuffle:
-            random.Random(f"steps {self._profile.seed} {epoch}").shuffle(places)
-        by_length = sorted(places, key=places.__getitem__)
+            random.Random(f"steps {self._profile.seed} {epoch}").shuffle(turns)
         plan = []
         for number, (shard, own) in enumerate(zip(shards, sizes, strict=True)):
-            rest = iter([self._number[sample.id] for sample in self._ordered(shard, epoch, number)])
-            taken = {step: list(islice(rest, own[step])) for step in by_length}
-            plan.append([taken[step] for step in range(len(own))])
+            by_length = sorted(shard, key=lambda s: (-s.duration_s, s.id))
+            chance = random.Random(f"samples {self._profile.seed} {epoch} {number}")
+            costs = [self._frames(sample.duration_s * self._frames_per_s) for sample in by_length]
+            steps = balanced(costs, own, turns, chance) if self._shuffle else in_order(len(shard), own)
+            plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 
     def collate(self, clips: Sequence[Clip]) -> Batch:
@@ -228,14 +209,6 @@ class ShardBatches:
             "labels": pad_labels(labels, tokens),
             "ids": [sample.id for sample in samples],
         }
-
-    def _ordered(self, shard: Sequence[Sample], epoch: int, number: int) -> list[Sample]:
-        """A shard's samples from the longest bucket to the shortest, shuffled inside each."""
-        samples = sorted(shard, key=lambda s: (-s.duration_s, s.id))
-        if not self._shuffle:
-            return samples
-        chance = random.Random(f"samples {self._profile.seed} {epoch} {number}")
-        return sorted(samples, key=lambda s: (-self._frames(s.duration_s * self._frames_per_s), chance.random()))
 
     def _frames(self, frames: float) -> int:
         """The length that a clip of this many frames is padded to."""
@@ -257,9 +230,10 @@ class ShardBatches:
         ready = [clip for sample in samples if (clip := self._clip(sample, given_up))]
         if not ready:
             return []
-        size = self.at_once(*self._shape(ready))
-        parts = [ready[at : at + size] for at in range(0, len(ready), size)]
-        return [self.collate(part) for part in parts]
+        lengths = [self._frames(mel.shape[1]) for _, mel, _ in ready]
+        longest = self._tokens(max(len(labels) for *_, labels in ready))
+        parts = micro_batches(lengths, lambda frames: self.at_once(frames, longest), self._fixed_cost)
+        return [self.collate([ready[place] for place in part]) for part in parts]
 
     def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
         """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
@@ -281,25 +255,3 @@ def pad_labels(labels: Sequence[Sequence[int]], length: int | None = None) -> to
     for row, ids in zip(padded, labels, strict=True):
         row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
     return padded
-
-
-def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
-    """For each shard the size of the batch in each step: all full, so that a smaller shard runs out."""
-    return [[batch_size] * max(math.ceil(count / batch_size) for count in counts)] * len(counts)
-
-
-def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
-    """The same for shards that are to end together: batch_size is the mean of all, and a shard's own differ by one.
-
-    All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
-    less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
-    2 * steps / clips steps on end, and in the last one.
-    """
-    steps = math.ceil(sum(counts) / (batch_size * len(counts)))
-    turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
-    sizes = []
-    for count in counts:
-        each, over = divmod(count, max(steps, 1))
-        fuller = set(turns[:over])
-        sizes.append([each + (step in fuller) for step in range(steps)])
-    return sizes

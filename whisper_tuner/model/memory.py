@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from whisper_tuner.config import Profile
+from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
@@ -160,15 +161,17 @@ def profile_memory(
 ) -> int | None:
     """The most bytes that training a profile takes in each worker; None if the model's dimensions are not known here.
 
-    longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the profile says.
+    longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the worker does.
     more_bytes: see training_memory.
     """
     shape = shape_of(profile.base_model)
     if shape is None:
         return None
     longest = profile.max_duration_s if longest_s is None else longest_s
-    clips = clips or math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
     clip_s = 30.0 if profile.audio_context == "full" else min(30.0, longest)
+    batch = math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
+    most = CPU_POSITIONS if device == "cpu" else POSITIONS
+    clips = clips or min(batch, max(1, most // max(_lengths(shape, clip_s))))
     return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
 
 

@@ -1,6 +1,10 @@
-import pytest
+import itertools
 
-from whisper_tuner.data.batch_shapes import clips_within, equal_part, padded_tokens
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whisper_tuner.data.batch_shapes import clips_within, equal_part, micro_batches, padded_tokens
 
 
 @pytest.mark.parametrize(
@@ -12,8 +16,38 @@ def test_clips_whose_positions_an_apple_gpu_sums_rightly(frames, tokens, clips):
     assert clips == 1 or (clips + 1) * max(frames // 2, tokens) > 32_766 >= clips * max(frames // 2, tokens)
 
 
+def sizes(parts):
+    return [len(part) for part in parts]
+
+
 def test_parts_are_equal():
+    parts = [micro_batches([300] * 32, lambda frames, most=most: most, 1) for most in (64, 32, 31, 21, 8, 1)]
     assert [equal_part(32, most) for most in (64, 32, 31, 21, 8, 1)] == [32, 32, 16, 16, 8, 1]
+    assert [*map(sizes, parts)] == [[32], [32], [16, 16], [16, 16], [8] * 4, [1] * 32]
+
+
+def test_clips_of_like_length_are_computed_together():
+    lengths = [250, 2500, 250, 900, 250, 850]
+    assert micro_batches(lengths, lambda frames: 8, 100) == [[1], [3, 5], [0, 2, 4]]
+    assert sizes(micro_batches(lengths, lambda frames: 8, 0)) == [1, 1, 1, 3]
+    assert sizes(micro_batches(lengths, lambda frames: 8, 10**9)) == [6]
+    assert micro_batches([], lambda frames: 8, 100) == []
+
+
+@given(st.lists(st.sampled_from([100, 250, 700, 1500, 3000]), max_size=9), st.integers(300, 6000), st.integers(0, 999))
+def test_no_way_costs_less(lengths, most, fixed_cost):
+    def cost(parts):
+        return sum(fixed_cost + len(part) * max(lengths[place] for place in part) for part in parts)
+
+    parts = micro_batches(lengths, lambda frames: clips_within(most // 2, frames, 1), fixed_cost)
+    assert sorted(place for part in parts for place in part) == [*range(len(lengths))]
+    assert all(len(part) == 1 or len(part) * max(lengths[place] for place in part) <= most for part in parts)
+    ordered = sorted(lengths, reverse=True)
+    for cuts in itertools.product([False, True], repeat=max(0, len(lengths) - 1)):
+        ends = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), len(lengths)]
+        way = [ordered[start:end] for start, end in itertools.pairwise(ends) if end > start]
+        if all(len(part) == 1 or len(part) * part[0] <= most for part in way):
+            assert cost(parts) <= sum(fixed_cost + len(part) * part[0] for part in way)
 
 
 def test_labels_have_few_lengths_and_never_more_tokens_than_the_decoder_takes():

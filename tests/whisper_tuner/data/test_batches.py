@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from whisper_tuner.data.batches import ShardBatches, bucket_edges
+from whisper_tuner.data.batch_shapes import bucket_edges
+from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache
 from whisper_tuner.data.labels import IGNORED, label_encoder
@@ -89,9 +91,9 @@ def read(batches, epoch=0, first_step=0):
     return batches.read(iter(batches.plan(epoch, None, HOSTS[:1], [1.0])[0][first_step:]))
 
 
-def frames(batches, step):
-    """The length of a step's longest input."""
-    return next(edge for edge in batches.edges if edge >= max(s.duration_s for s in step) * 100)
+def cost(batches, step):
+    """The mel frames of a step's clips, each padded to its own length."""
+    return sum(next(edge for edge in batches.edges if edge >= min(s.duration_s * 100, batches.edges[-1])) for s in step)
 
 
 # shards
@@ -193,10 +195,11 @@ def test_every_sample_once_an_epoch_and_equal_steps_on_all_ranks(tmp_path, make_
     assert Counter(s.id for plan in plans for step in plan for s in step) == Counter(s.id for s in samples)
 
 
-def test_a_shard_that_runs_out_gives_empty_steps(tmp_path, make_batches):
-    samples = samples_of(20, tmp_path)
-    plans = planned(make_batches(samples[:16], samples[16:], batch_size=4), hosts=2)
-    assert [sorted(map(len, plan)) for plan in plans] == [[4, 4, 4, 4], [0, 0, 0, 4]]
+def test_a_small_shard_is_spread_over_the_steps(tmp_path, make_batches):
+    samples = samples_of(23, tmp_path)
+    for end, sizes in ((20, [1, 1, 1, 1]), (18, [0, 0, 1, 1]), (23, [1, 2, 2, 2])):
+        plans = planned(make_batches(samples[:16], samples[16:end], batch_size=4), hosts=2)
+        assert [sorted(map(len, plan)) for plan in plans] == [[4, 4, 4, 4], sizes]
     assert planned(make_batches([], []), hosts=2) == [[], []]
 
 
@@ -217,18 +220,24 @@ def test_order_follows_seed_and_epoch_alone(tmp_path, make_batches):
     assert any({s.id for s in step} not in companions for step in plan)  # batches are mixed anew, not only reordered
 
 
-def test_lengths_come_in_another_order_in_each_epoch(tmp_path, make_batches):
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_steps_cost_alike_on_all_ranks(tmp_path, make_batches, hosts):
+    samples = samples_of(400, tmp_path, longest=4.9)
+    batches = make_batches(*assign_shards(samples, HOSTS[:hosts]), batch_size=8)
+    costs = [[cost(batches, step) for step in plan] for plan in planned(batches, hosts=hosts)]
+    every = [cost for plan in costs for cost in plan]
+    assert max(every) <= 2 * statistics.median(every)
+    waited = sum(max(at_once) for at_once in zip(*costs, strict=True))
+    assert waited < 1.15 * max(map(sum, costs))
+
+
+def test_long_clips_have_other_companions_in_each_epoch(tmp_path, make_batches):
     batches = make_batches(samples_of(60, tmp_path, longest=4.9), batch_size=4)
-    lengths = [[frames(batches, step) for step in planned(batches, epoch=epoch)[0]] for epoch in (0, 1)]
-    assert lengths[0] != lengths[1] and sorted(lengths[0]) == sorted(lengths[1])
-
-
-def test_ranks_train_on_equally_long_audio_at_each_step(tmp_path, make_batches):
-    batches = make_batches(*assign_shards(samples_of(400, tmp_path, longest=4.9), HOSTS[:3]), batch_size=8)
-    plans = planned(batches, hosts=3)
-    waited = sum(max(frames(batches, s) for s in step if s) for step in zip(*plans, strict=True))
-    worked = max(sum(frames(batches, step) for step in plan if step) for plan in plans)
-    assert waited < 1.15 * worked
+    longest = max(batches.samples, key=lambda sample: sample.duration_s)
+    found = [
+        (n, step) for epoch in range(4) for n, step in enumerate(planned(batches, epoch=epoch)[0]) if longest in step
+    ]
+    assert len({n for n, _ in found}) > 1 and len({tuple(sorted(s.id for s in step)) for _, step in found}) == 4
 
 
 def test_what_is_left_goes_to_those_who_are_there(tmp_path, shared_out):
@@ -292,26 +301,22 @@ def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, shared_o
             assert all((rest + 1) * own < 2 * steps for rest in rests)
 
 
-def test_hosts_of_different_speed_train_on_equally_long_audio_too(tmp_path, shared_out):
-    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=2)
+def test_hosts_of_different_speed_have_work_in_proportion_in_each_step(tmp_path, shared_out):
+    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=4)
     plans = planned(batches, hosts=3, weights=[2.0, 1.0, 1.0])
-    pairs = [
-        (frames(batches, fast), frames(batches, slow))
-        for fast, *others in zip(*plans, strict=True)
-        for slow in others
-        if slow
-    ]
-    apart = [abs(batches.edges.index(fast) - batches.edges.index(slow)) for fast, slow in pairs]
-    assert sum(apart) / len(apart) < 0.5 and max(apart) <= 2
+    at_once = zip(*plans, strict=True)
+    costs = [(cost(batches, fast) / 2, cost(batches, one), cost(batches, other)) for fast, one, other in at_once]
+    assert max(max(step) / min(step) for step in costs) < 1.7
+    assert sum(map(max, costs)) < 1.15 * sum(map(min, costs))
 
 
 @pytest.mark.parametrize(
     ("hosts", "batch_size", "rest", "expected"),
     [
-        (1, 8, 83, "e436c483bf04b6fe"),
+        (1, 8, 83, "3be75815bcb16989"),
         (2, 1, 83, "b4ec8dfb5e8956be"),
-        (3, 4, 83, "305fd2c2ef39858d"),
-        (4, 2, 31, "e6cbd25ef6f900d8"),
+        (3, 4, 83, "93c47e12dfff1372"),
+        (4, 2, 31, "d694b9ed5471f604"),
         (5, 3, 7, "850f068615c2b9d4"),
     ],
 )
@@ -365,6 +370,15 @@ def test_micro_batches_split_a_step(clips, make_batches):
     for step, ids in zip(read(make_batches(clips, batch_size=8, accumulation=3)), whole, strict=True):
         assert all(len(batch["ids"]) <= 3 for batch in step)
         assert [name for batch in step for name in batch["ids"]] == ids
+
+
+def test_micro_batches_hold_clips_of_like_length(clips, make_batches):
+    batches = make_batches(clips, batch_size=len(clips))
+    batches.suit(0, few_shapes=False)
+    [step] = read(batches)
+    assert sorted(name for part in step for name in part["ids"]) == sorted(clip.id for clip in clips)
+    lengths = [part["input_features"].shape[2] for part in step]
+    assert lengths == sorted(set(lengths), reverse=True) and len(lengths) > 1
 
 
 def test_an_unreadable_clip_is_reported_and_its_step_goes_on(clips, make_batches, tmp_path):
@@ -450,21 +464,25 @@ def test_an_epoch_is_left_at_once_while_its_reader_waits_for_audio(clips, make_b
 def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, clips):
     batches, plan = make_batches(clips, batch_size=8), make_batches(clips, batch_size=8).plan(0, None, HOSTS[:1], [1.0])
     planned_by = batches.plan_settings()
-    assert batches.clips_at_once == 8
-    batches.compute_at_most(5)
-    assert batches.clips_at_once == 4  # and not 5 and 3: few shapes
-    assert [[len(part["ids"]) for part in step] for step in read(batches)].count([4, 4]) == 2
+    assert batches.at_once(400, 16) == 8
+    longest = max(part["input_features"].shape[2] for step in read(batches) for part in step)
+    batches.limit_positions(5 * longest // 2)
+    assert batches.at_once(longest, 1) == 5
+    sizes = [[len(part["ids"]) for part in step] for step in read(batches)]
+    assert [4, 3] in sizes and [5, 2] not in sizes  # few shapes
     assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.plan_settings() == planned_by
-    batches.compute_at_most(100)
-    assert batches.clips_at_once == 8
+    batches.limit_positions(10**6)
+    assert batches.at_once(longest, 1) == 5
 
 
 def test_a_limit_below_the_profiles_own_parts(make_batches, clips):
     batches = make_batches(clips[:10], clips[10:], alone=True, batch_size=8, accumulation=3)
-    batches.compute_at_most(3)
-    assert {len(part["ids"]) for step in read(batches) for part in step} <= {1, 2, 3}
+    assert batches.at_once(100, 1) == 6
+    batches.limit_positions(3 * batches.longest()[0] // 2)
+    assert all(len(part["ids"]) <= 6 for step in read(batches) for part in step)
+    assert all(len(part["ids"]) <= 3 for step in read(batches) for part in step[:1])
     whole = make_batches(clips[:10], clips[10:], alone=True, batch_size=8)
-    assert whole.clips_at_once == 16
+    assert whole.at_once(100, 1) == 16
 
 
 @pytest.mark.parametrize("context", ["cropped", "full"])
@@ -485,7 +503,7 @@ def test_labels_are_padded_to_few_lengths_where_shapes_have_a_price(make_batches
     parts = [part["labels"] for step in read(batches) for part in step]
     assert all((labels != IGNORED).any(dim=0).all() for labels in parts)
     planned_by = batches.plan_settings()
-    batches.use_few_lengths()
+    batches.suit(0, few_shapes=True)
     assert batches.plan_settings() == planned_by
     lengths = {part["labels"].shape[1] for epoch in range(3) for step in read(batches, epoch) for part in step}
     own = {len(batches._labels.encode(text.text)) for text in texts}
@@ -498,7 +516,7 @@ def test_more_padding_changes_neither_loss_nor_gradient(make_batches, clips, mul
     model, processor = multilingual
     wrapper = WhisperModelWrapper(prepare(model, profile_of(method=method)).eval(), processor, "cpu")
     batches, results = make_batches(clips, batch_size=4), []
-    for pad in (lambda: None, batches.use_few_lengths):
+    for pad in (lambda: None, lambda: batches.suit(10**9, few_shapes=True)):
         pad()
         [batch, *_] = next(iter(read(batches)))
         loss, tokens = wrapper(batch)
@@ -515,10 +533,8 @@ def test_a_limit_of_positions_leaves_more_short_clips_together_than_long_ones(ma
     batches = make_batches(clips, batch_size=20)
     plan, planned_by = batches.plan(0, None, HOSTS[:1], [1.0]), batches.plan_settings()
     batches.limit_positions(1000)
-    assert batches.at_once(400, 16) == 5 and batches.at_once(100, 16) == 20 and batches.clips_at_once == 20
+    assert batches.at_once(400, 16) == 5 and batches.at_once(100, 16) == 20
     parts = [part for step in read(batches) for part in step]
     assert all(len(part["ids"]) * part["input_features"].shape[2] // 2 <= 1000 for part in parts)
     assert sorted(name for part in parts for name in part["ids"]) == sorted(clip.id for clip in clips)
     assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.plan_settings() == planned_by
-    batches.compute_at_most(3)
-    assert batches.at_once(100, 16) == 3

@@ -187,7 +187,10 @@ def test_what_makes_a_run_smaller(profile_of):
 
 def test_memory_of_a_profile(tmp_path):
     profile = Profile(base_model=str(MODEL), train=tmp_path / "x.csv", batch_size=8, accumulation=4)
-    assert profile_memory(profile) == training_memory(shape_of(str(MODEL)), profile, clips=2)
+    shape = shape_of(str(MODEL))
+    assert profile_memory(profile) == training_memory(shape, profile, clips=1)  # a CPU computes 30 s at once
+    assert profile_memory(profile, device="cuda") == training_memory(shape, profile, clips=2)
+    assert profile_memory(profile, longest_s=4.0) == training_memory(shape, profile, clips=2, clip_s=4.0)
     assert profile_memory(profile, clips=1) == training_memory(shape_of(str(MODEL)), profile, clips=1)
     assert profile_memory(profile, longest_s=4.0) < profile_memory(profile)
     assert profile_memory(Profile(base_model="someone/else", train=tmp_path / "x.csv")) is None

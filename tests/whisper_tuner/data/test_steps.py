@@ -1,0 +1,56 @@
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes
+
+
+def plan(costs, sizes, seed=0):
+    turns = list(range(len(sizes)))
+    random.Random(seed).shuffle(turns)
+    return balanced(costs, sizes, turns, random.Random(seed))
+
+
+def totals(costs, steps):
+    return [sum(costs[place] for place in step) for step in steps]
+
+
+@given(
+    st.lists(st.sampled_from([100, 250, 700, 1500, 3000]), max_size=60),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_each_clip_is_in_one_step_and_no_step_is_too_large(costs, batch_size, more, is_spread):
+    counts = [len(costs), *[len(costs) // 2] * more]
+    sizes = (spread_sizes if is_spread else equal_sizes)(counts, batch_size)[0]
+    for steps in (plan(costs, sizes), in_order(len(costs), sizes)):
+        assert sorted(place for step in steps for place in step) == [*range(len(costs))]
+        assert all(len(step) <= size for step, size in zip(steps, sizes, strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 16, 64])
+@pytest.mark.parametrize("count", [61, 400, 3000])
+@pytest.mark.parametrize("mean_s", [1.0, 2.5, 8.0])
+def test_the_slowest_step_takes_at_most_twice_the_median(batch_size, count, mean_s):
+    """Most clips are short, a few as long as can be; a step of few clips cannot be shorter than the longest of them."""
+    chance = random.Random(count)
+    costs = [min(3000, 50 * (1 + int(chance.expovariate(2 / mean_s)))) for _ in range(count)]
+    [sizes] = equal_sizes([count], batch_size)
+    taken = totals(costs, plan(costs, sizes))
+    assert max(taken) <= max(2 * statistics.median(taken), max(costs) + batch_size * min(costs))
+    if batch_size >= 8 and count >= 400:
+        assert max(taken) <= 2 * statistics.median(taken)
+
+
+def test_clips_of_one_length_are_shuffled():
+    first, again, other = (plan([250] * 40, [8] * 5, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {frozenset(step) for step in first}.isdisjoint(frozenset(step) for step in other)
+
+
+def test_in_order_fills_step_after_step():
+    assert in_order(7, [3, 3, 3, 3]) == [[0, 1, 2], [3, 4, 5], [6], []]

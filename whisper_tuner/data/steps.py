@@ -1,0 +1,56 @@
+"""Which clips of a shard are trained in which step of an epoch. Imports no torch: the launcher plans with it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+
+def balanced(
+    costs: Sequence[int], sizes: Sequence[int], turns: Sequence[int], chance: random.Random
+) -> list[list[int]]:
+    """For each step the places of its clips in `costs`, at most sizes[step] of them, so that the steps cost alike.
+
+    Each clip, from the dearest on, goes to the step that has the least so far and has room (LPT, Graham 1969). Clips of
+    equal cost are shuffled. turns: which of the steps is first while all are empty.
+    """
+    steps: list[list[int]] = [[] for _ in sizes]
+    room = [(0, turn, step) for step, turn in enumerate(turns) if sizes[step]]
+    heapq.heapify(room)
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], chance.random())):
+        cost, turn, step = heapq.heappop(room)
+        steps[step].append(place)
+        if len(steps[step]) < sizes[step]:
+            heapq.heappush(room, (cost + costs[place], turn, step))
+    return steps
+
+
+def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
+    """For each step the places of its clips, one after the other: the last steps may have none."""
+    ends = [min(end, count) for end in accumulate(sizes, initial=0)]
+    return [list(range(start, end)) for start, end in pairwise(ends)]
+
+
+def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+    """For each shard the size of the batch in each step: a smaller shard may have fewer clips than that."""
+    return [[batch_size] * max(math.ceil(count / batch_size) for count in counts)] * len(counts)
+
+
+def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The same for shards that are to end together: batch_size is the mean of all, and a shard's own differ by one.
+
+    All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
+    less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
+    2 * steps / clips steps on end, and in the last one.
+    """
+    steps = math.ceil(sum(counts) / (batch_size * len(counts)))
+    turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
+    sizes = []
+    for count in counts:
+        each, over = divmod(count, max(steps, 1))
+        fuller = set(turns[:over])
+        sizes.append([each + (step in fuller) for step in range(steps)])
+    return sizes
