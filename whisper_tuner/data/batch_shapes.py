@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # batches in 3 epochs instead of 165; on clips of 1 to 8 s 14 instead of 57. Elsewhere it would only cost time: 5 % of a
 # step of whisper-tiny with 8 clips of 5 s on a CPU, for the logits of 51,865 tokens at each position.
 LABEL_GRID = 8
-# Positions that are computed at once, if memory allows. On a CPU as many as 30 s have, because it is no faster with more;
+# Positions that are computed at once, if memory allows. On a CPU as many as 30 s have, as it is no faster with more;
 # eight times as many elsewhere.
 CPU_POSITIONS, POSITIONS = 1_500, 12_000
 _FRAME_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
