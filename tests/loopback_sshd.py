@@ -126,18 +126,27 @@ class SshServer:
         log = (self.folder / "log").open("wb")
         self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=log, start_new_session=True)
         deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if self._answers():
                 return
-            except OSError:
-                time.sleep(0.02)
+            time.sleep(0.02)
         raise RuntimeError((self.folder / "log").read_text())
 
     def stop(self) -> None:
+        """Those who are logged in stay."""
         if self.process:
             self.process.kill()
             self.process.wait()
+        deadline = time.monotonic() + 5
+        while self._answers() and time.monotonic() < deadline:  # a child that it has just forked still has its socket
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            return True
+        except OSError:
+            return False
 
 
 @pytest.fixture

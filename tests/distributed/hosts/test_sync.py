@@ -145,11 +145,12 @@ def test_a_file_damaged_on_the_host_is_sent_again(remote, there, tmp_path):
 def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, ssh_server):
     data = os.urandom(3 << 20)
     items = make(tmp_path / "src", {"big": data})
-    seen = []
+    seen, agents = [], []
 
     def cut(host, done, total, file):
         seen.append((host, total, file))
         if done > 1 << 20:
+            agents.extend(psutil.Process(ssh_server.process.pid).children(recursive=True))
             wait_until(lambda: any(part.stat().st_size for part in (there / ".sync").glob("*.part")))
             remote._transport.close()
 
@@ -157,8 +158,7 @@ def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, s
         run(remote, items, progress=cut)
     assert seen[0] == ("127.0.0.1", 3 << 20, "data/big")
     assert not (there / "data/big").exists()
-    agents = list(psutil.Process(ssh_server.process.pid).children(recursive=True))
-    psutil.wait_procs(agents, timeout=10)  # its part is left to others once it has ended
+    psutil.wait_procs(agents, timeout=20)  # its part is left to others once it has ended
     with Remote.connect(ssh_server.host) as again:
         report = run(again, items)
     assert 0 < report.bytes < 3 << 20
