@@ -2,9 +2,12 @@
 
 python benchmarks/plain_wer.py runs/ID/final data/test.csv
 python benchmarks/plain_wer.py runs/ID/final openai/whisper-tiny data/test.csv     (a LoRA adapter and its base)
+
+With `--clips` in front it prints JSON instead: [errors, words] of each clip.
 """
 
 import csv
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +16,9 @@ import soundfile
 from peft import PeftModel
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-folder, *base, manifest = sys.argv[1:]
+arguments = sys.argv[1:]
+each_clip = arguments[0] == "--clips"
+folder, *base, manifest = arguments[each_clip:]
 processor = WhisperProcessor.from_pretrained(folder)
 model = WhisperForConditionalGeneration.from_pretrained(base[0] if base else folder).eval()
 model = PeftModel.from_pretrained(model, folder).get_base_model() if base else model
@@ -24,4 +29,10 @@ for row in csv.DictReader(Path(manifest).read_text(encoding="utf-8").splitlines(
     heard += processor.batch_decode(model.generate(features, max_new_tokens=224), skip_special_tokens=True)
     references.append(row["transcription"])
 plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()])
-print(f"WER {100 * jiwer.wer([plain(t) for t in references], [plain(t.strip()) for t in heard]):.1f}")
+references, heard = [plain(text) for text in references], [plain(text.strip()) for text in heard]
+if each_clip:
+    made = [jiwer.process_words(said, text) for said, text in zip(references, heard, strict=True)]
+    errors = [m.substitutions + m.deletions + m.insertions for m in made]
+    print(json.dumps([[wrong, len(said.split())] for wrong, said in zip(errors, references, strict=True)]))
+else:
+    print(f"WER {100 * jiwer.wer(references, heard):.1f}")

@@ -1,0 +1,277 @@
+"""One machine: our training against transformers' Seq2SeqTrainer, with the same model, clips, epochs and batches.
+
+    python benchmarks/single_machine.py MODEL DATA [--quick] [--methods full,lora] [--seeds 3] [--epochs 3] [--out DIR]
+
+MODEL is a Whisper checkpoint in transformers layout; DATA a folder with train.csv, validation.csv and test.csv. Ours
+runs at its defaults, the other as the usual recipe does (seq2seq_recipe.py). The two take turns, run after run, since
+each takes the whole machine. Both models are then transcribed by plain transformers, padded to 30 s (plain_wer.py), on
+validation and test pooled: nothing was chosen by either. What is done is kept in DIR, so an interrupted benchmark goes
+on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+
+from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
+from distributed.run_dir.figures import scan  # noqa: E402
+
+OUT = Path.home() / ".cache" / "multimac" / "bench-single-machine"
+LEARNING_RATES = {"full": 1e-4, "lora": 1e-3}
+BATCH_SIZE = 8
+FASTER, OF_MEMORY = 10.0, 0.5  # what is claimed: times the clips per second, and the part of the peak memory
+WAYS = ("ours", "recipe")
+HEAD = (
+    "method",
+    "way",
+    "clips/s of each seed",
+    "times as fast",
+    "peak GB",
+    "WER of each seed",
+    "WER against the recipe",
+)
+CONFIG = """
+[profile:bench]
+base_model = {model}
+train = {data}/train.csv
+runs_dir = {out}
+method = {method}
+epochs = {epochs}
+max_steps = {steps}
+batch_size = {batch}
+learning_rate = {lr}
+seed = {seed}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """way: ours, or recipe. max_steps: 0 for all."""
+
+    method: str
+    seed: int
+    way: str
+    epochs: int
+    max_steps: int
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.method}, seed {self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """seconds: of all steps. memory: bytes, the most that one process held. clips: [errors, words] of each."""
+
+    task: Task
+    samples: int
+    seconds: float
+    memory: int
+    clips: list[list[int]]
+    commit: str
+
+    @property
+    def rate(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def wer(self) -> float:
+        errors, words = map(sum, zip(*self.clips, strict=True))
+        return 100 * errors / words
+
+
+class Peak:
+    """The most that any one process of a tree holds while this is open, in bytes, looked at ten times a second."""
+
+    def __init__(self, pid: int):
+        self.bytes, self._root, self._over = 0, psutil.Process(pid), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.1):
+            try:
+                tree = [self._root, *self._root.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            for process in tree:
+                try:
+                    self.bytes = max(self.bytes, process.memory_info().rss)
+                except psutil.NoSuchProcess:
+                    continue
+
+
+def train(task: Task, model: Path, data: Path, folder: Path) -> tuple[Path, int, float, int]:
+    """(the trained model, samples, seconds, peak memory). Raises RuntimeError, and leaves `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with (folder / "console.txt").open("w+b") as console:
+        process = start_ours(task, model, data, folder, console) if task.way == "ours" else None
+        process = process or start_recipe(task, model, data, folder, console)
+        with Peak(process.pid) as peak:
+            status = process.wait()
+        console.seek(0)
+        said = console.read().decode()
+    if status:
+        raise RuntimeError(f"{task} failed with status {status}: {said[-2000:]}")
+    if task.way == "recipe":
+        told = json.loads(said.strip().splitlines()[-1])
+        return folder / "model", told["clips"], told["seconds"], peak.bytes
+    [run] = (path.parent for path in folder.glob("*/events.jsonl"))
+    [attempt] = scan(run / "events.jsonl").attempts
+    return run / "final", sum(step["samples"] for step in attempt.steps), attempt.seconds, peak.bytes
+
+
+def start_ours(task: Task, model: Path, data: Path, folder: Path, console) -> subprocess.Popen:
+    values = {"model": model, "data": data, "out": folder, "method": task.method, "epochs": task.epochs}
+    values |= {"steps": task.max_steps, "batch": BATCH_SIZE, "lr": LEARNING_RATES[task.method], "seed": task.seed}
+    (folder / "config.ini").write_text(CONFIG.format(**values), encoding="utf-8")
+    return start_finetune(folder / "config.ini", "bench", 1, console)
+
+
+def start_recipe(task: Task, model: Path, data: Path, folder: Path, console) -> subprocess.Popen:
+    options = {"method": task.method, "epochs": task.epochs, "max-steps": task.max_steps or -1, "seed": task.seed}
+    options |= {"batch-size": BATCH_SIZE, "learning-rate": LEARNING_RATES[task.method]}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    script = str(PROJECT / "benchmarks" / "seq2seq_recipe.py")
+    command = [sys.executable, script, str(model), str(data / "train.csv"), str(folder / "model"), *words]
+    return subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT)
+
+
+def transcribed(task: Task, trained: Path, model: Path, data: Path) -> list[list[int]]:
+    base = [str(model)] if task.method == "lora" else []
+    found = []
+    for part in ("validation", "test"):
+        command = [sys.executable, str(PROJECT / "benchmarks" / "plain_wer.py"), "--clips", str(trained), *base]
+        done = subprocess.run([*command, str(data / f"{part}.csv")], capture_output=True, text=True, check=True)
+        found += json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def difference(ours: Sequence[Result], recipe: Sequence[Result]) -> tuple[float, float, float]:
+    """Points of WER by which ours is higher, and the interval of 95 % of 10,000 paired resamplings of the clips."""
+    counts = np.array([[ours_of.clips, of.clips] for ours_of, of in zip(ours, recipe, strict=True)], dtype=float)
+    errors, words = counts[..., 0].sum(0), counts[..., 1].sum(0)  # [way, clip], over all seeds
+    chance = np.random.default_rng(0)
+    drawn = chance.integers(errors.shape[1], size=(10_000, errors.shape[1]))
+    rates = 100 * errors[:, drawn].sum(-1) / words[:, drawn].sum(-1)  # [way, resampling]
+    low, high = np.percentile(rates[0] - rates[1], [2.5, 97.5])
+    all_of_them = 100 * errors.sum(-1) / words.sum(-1)
+    return all_of_them[0] - all_of_them[1], low, high
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace):
+        self.model, self.data = args.model.resolve(), args.data.resolve()
+        self.out = (args.out / f"{self.model.name}-{self.data.name}{'-quick' if args.quick else ''}").resolve()
+        self.out.mkdir(parents=True, exist_ok=True)
+        settings = {"epochs": args.epochs, "max_steps": 3 if args.quick else 0}
+        self.methods = args.methods.split(",")
+        self.tasks = [
+            Task(method=method, seed=seed, way=way, **settings)
+            for method in self.methods
+            for seed in range(args.seeds)
+            for way in WAYS
+        ]
+        self.kept = self.out / "done.jsonl"
+        lines = self.kept.read_text(encoding="utf-8").splitlines() if self.kept.exists() else []
+        done = [Result(**record | {"task": Task(**record["task"])}) for record in map(json.loads, lines)]
+        self.results = {result.task: result for result in done if result.task in set(self.tasks)}
+
+    def run(self, most: int | None) -> None:
+        for task in [task for task in self.tasks if task not in self.results][:most]:
+            folder = self.out / f"{task.method}-{task.seed}-{task.way}"
+            print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
+            trained, samples, seconds, memory = train(task, self.model, self.data, folder)
+            clips = transcribed(task, trained, self.model, self.data)
+            figures = {"samples": samples, "seconds": seconds, "memory": memory, "clips": clips}
+            self.results[task] = result = Result(task=task, commit=current_commit(), **figures)
+            with self.kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+            shutil.rmtree(folder)
+            told = f"{result.rate:.2f} clips/s, {memory / 1e9:.1f} GB, WER {result.wer:.1f}"
+            print(f"{task}: {told}; {len(self.results)} of {len(self.tasks)}", flush=True)
+
+    def report(self) -> list[str]:
+        rows, misses = [], []
+        for method in self.methods:
+            ours, recipe = ([r for t, r in self.results.items() if (t.method, t.way) == (method, way)] for way in WAYS)
+            both = min(len(ours), len(recipe))
+            if not both:
+                continue
+            ours, recipe = ours[:both], recipe[:both]
+            faster = statistics.median(a.rate / b.rate for a, b in zip(ours, recipe, strict=True))
+            worse, low, high = difference(ours, recipe)
+            interval = f"{worse:+.1f} ({low:+.1f} to {high:+.1f})"
+            rows.append([method, "ours", *self._cells(ours, f"{faster:.1f}"), interval])
+            rows.append([method, "recipe", *self._cells(recipe, ""), ""])
+            memory = statistics.median(a.memory / b.memory for a, b in zip(ours, recipe, strict=True))
+            if faster < FASTER:
+                misses.append(f"{method}: {faster:.1f} times the clips per second, not {FASTER:g}")
+            if memory > OF_MEMORY:
+                misses.append(f"{method}: {memory:.2f} of the peak memory, not {OF_MEMORY:g}")
+            if low > 0:
+                misses.append(f"{method}: a WER that is worse by {interval}")
+        first = self.tasks[0]
+        return [
+            f"{self.model.name} on {self.data.name}, {first.epochs} epochs, batches of {BATCH_SIZE}, learning rates "
+            f"{LEARNING_RATES}; WER by plain transformers, padded, validation and test pooled. Times as fast: the "
+            "median of pairs of runs. Against the recipe: points of WER, with the interval of 95 % of a paired "
+            "bootstrap over clips, all seeds together. Memory: the largest process.",
+            "",
+            *table(HEAD, rows),
+            *(listed(misses) or ["", "No misses."]),
+        ]
+
+    def _cells(self, runs: Sequence[Result], faster: str) -> list[str]:
+        rates, rest = ", ".join(f"{run.rate:.2f}" for run in runs), ", ".join(f"{run.wer:.1f}" for run in runs)
+        return [rates, faster, f"{statistics.median(run.memory for run in runs) / 1e9:.1f}", rest]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--methods", default="full,lora")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--quick", action="store_true", help="3 steps, one seed; leaves RESULTS.md alone")
+    args = parser.parse_args()
+    if args.quick:
+        args.seeds = 1
+    bench = Bench(args)
+    bench.run(args.more)
+    lines = bench.report()
+    print("\n".join(lines))
+    if len(bench.results) == len(bench.tasks) and not args.quick:
+        commits = [result.commit for result in bench.results.values()]
+        write_section(f"single machine: {bench.model.name} on {bench.data.name}", lines, commits)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
