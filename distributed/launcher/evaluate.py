@@ -12,7 +12,7 @@ import torch
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
-from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import Evaluation, evaluate
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
@@ -34,6 +34,7 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
     samples = check_manifest(test, profile.max_duration_s, Path(spec.cache_dir).parent).samples
     device = devices.choose(spec.wanted_device)
     figures, folder = {}, Path(spec.run_dir)
+    warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
     at_once = profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE)
     for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
         model, processor = load_model(path)
@@ -45,7 +46,7 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
                 language=profile.language or None,
                 task=profile.task,
                 batch_size=at_once,
-                features=FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor),
+                features=FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn),
                 progress=lambda done, total, when=when: events(
                     {"type": "evaluating", "model": when, "done": done, "total": total}
                 ),

@@ -16,7 +16,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.plan.launch import environment
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import read_events
-from distributed.run_dir.run_view import RunView
+from distributed.run_dir.run_view import PREPARING, RunView
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 from whisper_tuner.text import duration, size
@@ -44,7 +44,10 @@ class PlainScreen:
         now = time.monotonic()
         for host in view.hosts.values():
             when, step = self._printed.get(host.name, (-LINE_EVERY_S, 0))
-            if host.state == "training" and host.step != step and now - when >= LINE_EVERY_S:
+            if host.state.startswith(PREPARING) and now - when >= LINE_EVERY_S:
+                self._printed[host.name] = now, step
+                self.print(f"{host.name}: {host.state}")
+            elif host.state == "training" and host.step != step and now - when >= LINE_EVERY_S:
                 self._printed[host.name] = now, host.step
                 loss = f"{host.loss:.3f}" if host.loss is not None else "-"
                 at_round = f", round {host.round}" if host.round else ""  # some strategies have none

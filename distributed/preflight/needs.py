@@ -22,7 +22,7 @@ from whisper_tuner.model.memory import profile_memory, shape_of, trained_paramet
 from .report import Problem
 
 CODE_BYTES = 2 << 20
-FEATURE_BYTES_PER_S = 32_000  # float32 log-mel of 80 bands, kept on disk
+FEATURE_BYTES_PER_S = 16_000  # fp16 log-mel of 80 bands, kept on disk
 CHECKPOINT_BYTES = 24  # of a trained parameter: its value, AdamW's moments, the strategy's own
 UNEVEN = 1.2  # the largest share over the mean one
 OPENED = 4  # audio files, of each end of a manifest

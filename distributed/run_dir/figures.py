@@ -70,7 +70,7 @@ def scan(path: Path) -> RunEvents:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFigures:
-    """One rank. `communicating` (seconds) is None where events do not tell.
+    """One rank. `communicating` and `waiting` (for batches; seconds) are None where events do not tell.
 
     memory: the most bytes that were held after a step: the accelerator's, or of a rank on the CPU its resident size.
     """
@@ -81,6 +81,7 @@ class HostFigures:
     clips: int = 0
     clips_per_s: float | None = None
     communicating: float | None = None
+    waiting: float | None = None
     bytes: int = 0
     memory: int = 0
 
@@ -162,6 +163,7 @@ def _host(name: str, attempts: Sequence[Attempt]) -> HostFigures:
     steps = [step for attempt in own for step in attempt.steps]
     devices = [event["device"] for attempt in own for event in attempt.of_type("start")]
     told = [spent for attempt in own if (spent := _communicating(attempt)) is not None]
+    waited = [step["seconds_waiting"] for step in steps if step.get("seconds_waiting") is not None]
     return HostFigures(
         name=name,
         device=devices[-1] if devices else "",
@@ -169,6 +171,7 @@ def _host(name: str, attempts: Sequence[Attempt]) -> HostFigures:
         clips=sum(step["samples"] for step in steps),
         clips_per_s=_rate(steps, sum(step["seconds"] for step in steps)),
         communicating=sum(told) if told else None,
+        waiting=sum(waited) if waited else None,
         bytes=sum(map(_sent, own)),
         memory=max((step.get("memory") or 0 for step in steps), default=0),
     )

@@ -44,7 +44,7 @@ def _status(value: Any) -> bool:
 
 
 CHECKS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("time", "seconds", "seconds_communicating", "loss", "lr", "wer"), _number),
+    **dict.fromkeys(("time", "seconds", "seconds_communicating", "seconds_waiting", "loss", "lr", "wer"), _number),
     **dict.fromkeys(("step", "epoch", "round", "number", "total_steps", "samples", "bytes", "memory"), _count),
     **dict.fromkeys(("min_hosts", "done", "total"), _count),
     **dict.fromkeys(("type", "host", "phase", "device", "reason", "what", "path", "model", "when", "message"), _text),
@@ -54,9 +54,10 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
 COMMON = "time type host? step?"
 FIELDS = {
     "phase": "phase hosts?",
+    "preparing": "host done total",
     "start": "total_steps device",
     "plan": "total_steps",
-    "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating?",
+    "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating? seconds_waiting?",
     "round": "round step bytes? seconds?",
     "stop": "step bytes? seconds?",
     "validation": "step loss?",

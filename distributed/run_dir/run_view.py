@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .log import problem_line
 
 RECENT_STEPS = 10  # that speed and remaining time are reckoned from
+PREPARING = "preparing"  # begins the state of a host that computes log-mels
 APART = (
     "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
 )
@@ -32,6 +33,9 @@ class HostView:
         kind = event["type"]
         if kind == "phase":
             self.state = {"load": "loading"}.get(event["phase"], event["phase"])
+        elif kind == "preparing":
+            done, total = event["done"], event["total"]
+            self.state = f"{PREPARING} {done}/{total} clips" if done < total else "waiting"
         elif kind == "start":
             self.state, self.total_steps, self.device = "training", event["total_steps"], event["device"]
         elif kind == "step":

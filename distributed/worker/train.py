@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container
 from pathlib import Path
 from urllib.parse import quote
@@ -16,8 +17,8 @@ from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
 from exogym.settings import FitSettings
 from whisper_tuner.data.batches import ShardBatches
-from whisper_tuner.data.dataset import load_manifest
-from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.dataset import Sample, load_manifest
+from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
@@ -40,7 +41,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
         work = load_bundle(spec)
     else:
         events({"type": "phase", "phase": "load"})
-        work = load_whisper(spec, events, channel.unsent)
+        work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
         if spec.rendezvous:
             keep_spec(spec)
     trainer = RankTrainer(spec, channel, work.model, work.train, work.validation)
@@ -53,8 +54,13 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     return lambda: work.save(Path(spec.run_dir) / "final", result)
 
 
-def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankWork:
-    """Model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory."""
+def load_whisper(
+    spec: RunSpec, events: Events, unsent: Container[str], *, stopped: Callable[[], bool] = lambda: False
+) -> RankWork:
+    """Model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory.
+
+    Log-mels are computed here, so that no step waits for them; not all of them once stopped() is true.
+    """
     profile = spec.profile
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
@@ -82,6 +88,7 @@ def load_whisper(spec: RunSpec, events: Events, unsent: Container[str]) -> RankW
         events=events,
         more_bytes=more_bytes(spec.strategy_settings),
     )
+    data.prepare(work, stopped)
     return work
 
 
@@ -117,7 +124,8 @@ class _Data:
         self._spec, self._events = spec, events
         profile = spec.profile
         self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
-        self._features = FeatureCache(Path(spec.cache_dir) / "features", processor.feature_extractor)
+        warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
+        self._features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
         self._audio_pull = AudioPull(events, unsent)
 
     def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
@@ -135,5 +143,22 @@ class _Data:
         )
         return ElasticSampler(batches, spec.hosts, spec.name)
 
+    def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
+        """Compute the log-mels of the clips that this rank is going to read, as far as their audio is here."""
+        spec, profile = self._spec, self._spec.profile
+        mine = _samples(work.train, profile.max_steps or None)
+        mine += _samples(work.validation) if work.validation else []
+        self._features.prepare(
+            [sample.audio for sample in mine if sample.audio.exists()],
+            lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
+            threads=profile.num_threads or max(1, (os.cpu_count() or 1) // spec.machine_workers),
+            stopped=stopped,
+        )
+
     def _report(self, problem: object) -> None:
         self._events({"type": "problem", "what": str(problem)})
+
+
+def _samples(sampler: ElasticSampler, steps: int | None = None) -> list[Sample]:
+    """What this rank reads in its next epoch, or in so many steps of it."""
+    return [sampler.samples.samples[number] for number in sampler.next_numbers(steps)]

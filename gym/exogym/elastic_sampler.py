@@ -124,6 +124,10 @@ class ElasticSampler:
         soon = [epoch for epoch in (self.first_epoch, self.first_epoch + 1) if epochs is None or epoch < epochs]
         self.samples.prefetch([numbers for epoch in soon for numbers in self._own(epoch)])
 
+    def next_numbers(self, steps: int | None = None) -> list[int]:
+        """Those of the samples that this member reads in its next epoch, or in so many steps of it, in order."""
+        return [number for step in self._own(self.first_epoch)[:steps] for number in step]
+
     def knows(self, members: Sequence[str]) -> bool:
         """Whether all of them have a share."""
         return set(members) <= set(self.members)
@@ -224,6 +228,10 @@ class FixedSampler:
 
     def prefetch(self, epochs: int | None = None) -> None:
         pass
+
+    def next_numbers(self, steps: int | None = None) -> list[int]:
+        """Those of the samples that this member reads in its next epoch, or in so many steps of it, in order."""
+        return [number for step in self._own(self.first_epoch)[:steps] for number in step]
 
     def knows(self, members: Sequence[str]) -> bool:
         return True

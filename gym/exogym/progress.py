@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +25,8 @@ SPEED_MEMORY = 0.9  # of a step's speed in the next
 MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
 MOST_SKIPPED = 5  # steps in a row without a finite loss or gradient, before the run ends
 NAMED = 8  # clips at most in a message
+
+T = TypeVar("T")
 
 
 class Progress:
@@ -59,9 +63,16 @@ class Progress:
         self._events({"type": "start", "rank": self.rank, **steps, **about})
 
     def step_made(
-        self, result: StepResult, work: StepWork, *, seconds: float, computing: float, device: torch.device
+        self,
+        result: StepResult,
+        work: StepWork,
+        *,
+        seconds: float,
+        computing: float,
+        waiting: float,
+        device: torch.device,
     ) -> None:
-        """computing: those of `seconds` in which this rank did not wait for others."""
+        """computing: those of `seconds` in which it did not wait for others. waiting: for its batches, before them."""
         self.speed.fade(SPEED_MEMORY)
         self.speed.add(work.samples, computing if work.samples else 0.0)
         norm = result.grad_norm
@@ -75,6 +86,7 @@ class Progress:
             tokens=work.loss.weight,
             samples=work.samples,
             seconds=seconds,
+            seconds_waiting=waiting,
             grad_norm=norm if norm is not None and isfinite(norm) else None,
             bytes=result.bytes,
             memory=devices.memory_in_use(device),
@@ -100,6 +112,14 @@ class Progress:
         known = [speed for speed in speeds if speed > 0]
         mean = sum(known) / len(known) if known else 1.0
         return [min(max(speed or mean, mean / MOST_UNEQUAL), mean * MOST_UNEQUAL) for speed in speeds]
+
+
+def waited_for(items: Iterable[T]) -> Iterator[tuple[T, float]]:
+    """Each item with the seconds until it came."""
+    began = time.perf_counter()
+    for item in items:
+        yield item, time.perf_counter() - began
+        began = time.perf_counter()
 
 
 class NonFiniteGuard:

@@ -20,7 +20,7 @@ from exogym.logger import Events, NullLogger
 from exogym.mean import Mean
 from exogym.membership.messages import CORRELATION, END, ROUND
 from exogym.micro_batches import Forward, accumulate
-from exogym.progress import NonFiniteGuard, Progress
+from exogym.progress import NonFiniteGuard, Progress, waited_for
 from exogym.settings import LoopSettings
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
@@ -104,6 +104,7 @@ class TrainNode:
         self._was_given_state = False  # that of the others, after they had agreed on some
         self._was_resharded = False
         self._correlation: float | None = None  # of the last round
+        self._waited = 0.0  # for the batches of this step
 
     def run(self) -> TrainResult:
         """Raises PeerLost, RanksDiverged, NotFinite, CheckpointError."""
@@ -229,7 +230,8 @@ class TrainNode:
         if first == 0:
             self.state.loss = Mean()
         promised = self.train.steps_in(epoch)
-        for batches in self.train.epoch(epoch, first_step=first):
+        for batches, waited in waited_for(self.train.epoch(epoch, first_step=first)):
+            self._waited = waited
             yield batches
             first += 1
             if first == promised or not self.state.work_is_left:
@@ -255,7 +257,8 @@ class TrainNode:
         seconds = time.perf_counter() - started
         computing = seconds - (self.comm.seconds - spent.seconds)
         self.progress.epoch = before.epoch
-        self.progress.step_made(result, work, seconds=seconds, computing=computing, device=self.device)
+        spent_on = {"seconds": seconds, "computing": computing, "waiting": self._waited}
+        self.progress.step_made(result, work, **spent_on, device=self.device)
         self._guard.check(result, work)
         self.saved.note_written()
         return result

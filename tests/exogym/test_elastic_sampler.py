@@ -48,6 +48,12 @@ def copied(state: dict) -> dict:
     return from_tree(tree, {name: tensor.clone() for name, tensor in tensors.items()})
 
 
+def test_what_a_member_reads_next_is_known_beforehand():
+    work = ranks_of(20, batch_size=3)["bob"]
+    assert work.next_numbers() == [number for numbers in drawn(work, 0) for number in numbers]
+    assert work.next_numbers(2) == work.next_numbers()[:6]
+
+
 class Group:
     """Ranks that train numbers as TrainNode does: rounds of steps, a common count at the end of each."""
 

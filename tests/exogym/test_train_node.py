@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
@@ -51,6 +53,23 @@ def test_events_and_result():
     assert step["loss"] > 0 and step["grad_norm"] > 0 and step["seconds"] > 0
     assert (result.steps, result.samples, result.stopped, result.val_loss) == (6, 24, False, events[-1]["loss"])
     assert result.train_loss == pytest.approx(sum(e["loss"] for e in events if e.get("epoch") == 1 and "lr" in e) / 3)
+
+
+class SlowSteps(Steps):
+    def epoch(self, epoch):
+        for batches in super().epoch(epoch):
+            time.sleep(0.05)
+            yield batches
+
+
+def test_a_step_tells_how_long_it_waited_for_its_batches():
+    made, events = node(train=SlowSteps(steps_of(Points(12), 4).steps))
+    made.run()
+    waited = [event["seconds_waiting"] for event in events if event["type"] == "step"]
+    assert len(waited) == 6 and min(waited) >= 0.05
+    made, events = node()
+    made.run()
+    assert min(event["seconds_waiting"] for event in events if event["type"] == "step") < 0.05
 
 
 def test_round_events_and_the_last_short_one():

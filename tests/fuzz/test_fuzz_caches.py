@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ import soundfile
 from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome, parsed
 from hypothesis import example
+from hypothesis import strategies as st
 
 from distributed.hosts.agent import files as host_files
 from distributed.hosts.code import SyncItem
 from distributed.hosts.sync import hashed_files
-from whisper_tuner.data import features
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.problems import Kind
+from whisper_tuner.data.segments import Segments, hash_of
 
 SIZE, SECONDS, CHANGED = 1644, 0.05, 1_763_726_400_000_000_000  # of the clip
 HASH = "0" * 64
@@ -101,15 +103,38 @@ def test_hashes_on_a_host(clip: Path, data: bytes):
     assert outcome(host_files.check, str(clip.parent), files, ["data"])["missing"] == state["missing"]
 
 
-MEL = io.BytesIO()
-np.save(MEL, np.arange(12, dtype=np.float32).reshape(3, 4))
-ENTRY = hashlib.blake2b(MEL.getvalue(), digest_size=features._DIGEST_BYTES).digest() + MEL.getvalue()
+VALUES = {hash_of(bytes([number])): bytes([number]) * (40 + number) for number in range(4)}
 
 
-@fuzz("features", damaged(ENTRY))
-@example(data=ENTRY)
-def test_features(folder: Path, data: bytes):
-    (folder / "entry.mel").write_bytes(data)
-    found = outcome(features._read, folder / "entry.mel")
-    assert (found is not None) == (data == ENTRY)
-    assert found is None or np.array_equal(found, np.arange(12, dtype=np.float32).reshape(3, 4))
+def stored() -> tuple[bytes, bytes]:
+    """The values and the index of a whole segment."""
+    with tempfile.TemporaryDirectory() as name:
+        store = Segments(Path(name))
+        for key, value in VALUES.items():
+            store.put(key, value)
+        [data], [index] = (list(Path(name).glob(f"*.{kind}")) for kind in ("data", "index"))
+        return data.read_bytes(), index.read_bytes()
+
+
+DATA, INDEX_OF_DATA = stored()
+ONE_OF_BOTH = st.tuples(damaged(DATA), st.just(INDEX_OF_DATA)) | st.tuples(st.just(DATA), damaged(INDEX_OF_DATA))
+
+
+@fuzz("stored log-mels", ONE_OF_BOTH | st.tuples(damaged(DATA), damaged(INDEX_OF_DATA)), cost=2)
+@example(data=(DATA, INDEX_OF_DATA))
+@example(data=(DATA[::-1], INDEX_OF_DATA))
+@example(data=(DATA, INDEX_OF_DATA[56:] + INDEX_OF_DATA[:56]))
+def test_stored_log_mels(folder: Path, data: tuple[bytes, bytes]):
+    """A damaged value is not there, and can be added again; the others are right."""
+    directory = folder / "store"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    for kind, content in zip(("data", "index"), data, strict=True):
+        (directory / f"segment.{kind}").write_bytes(content)
+    store = Segments(directory)
+    found = {key: outcome(store.get, key) for key in VALUES}
+    assert all(value in (None, VALUES[key]) for key, value in found.items())
+    for key, value in VALUES.items():
+        outcome(store.put, key, value)
+    for reader in (store, Segments(directory)):
+        assert {key: reader.get(key) for key in VALUES} == VALUES

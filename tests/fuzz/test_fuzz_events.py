@@ -33,11 +33,13 @@ AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}
 STEP = {
     **{"time": 1763726402.5, "type": "step", "rank": 0, "epoch": 0, "step": 1, "loss": 2.5, "lr": 1e-4, "tokens": 40.0},
     **{"samples": 4, "seconds": 0.5, "grad_norm": 1.0, "bytes": 0, "memory": 0, "host": "mini.local"},
+    **{"seconds_waiting": 0.01},
 }
 EVENTS = [
     {"time": 1763726400.0, "type": "phase", "phase": "start", "hosts": ["mini.local", "10.0.0.2"]},
     {"type": "start", "total_steps": 8, "steps_per_epoch": 4, "trainable": 900, "device": "cpu", **AT},
     {"type": "resume", "epoch": 0, "step": 0, "round": 0, **AT},
+    {"type": "preparing", "done": 1, "total": 2, **AT},
     STEP,
     {"type": "round", "epoch": 0, "step": 2, "round": 1, "bytes": 4000, "seconds": 0.1, **AT},
     {"type": "checkpoint", "epoch": 0, "step": 2, "round": 1, "bytes": 4000, **AT},

@@ -28,7 +28,8 @@ from whisper_tuner.data.batch_shapes import (
     padded_tokens,
 )
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.features import FeatureCache, pad_log_mel
+from whisper_tuner.data.feature_store import FeatureStore
+from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, LabelEncoder
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
@@ -75,7 +76,7 @@ class ShardBatches:
         samples: Sequence[Sample],
         profile: Profile,
         *,
-        features: FeatureCache,
+        features: FeatureStore,
         labels: LabelEncoder,
         shuffle: bool = True,
         missing_audio: MissingAudio | None = None,

@@ -20,7 +20,8 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.features import FeatureCache, log_mel, pad_log_mel
+from whisper_tuner.data.feature_store import FeatureStore
+from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.errors import TunerError
@@ -67,7 +68,7 @@ def evaluate(
     language: str | None = None,
     task: str | None = None,
     batch_size: int = 8,
-    features: FeatureCache | None = None,
+    features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Transcribe every sample and compare; an unreadable file becomes a Problem. Arguments are as in `transcribe`."""
@@ -104,7 +105,7 @@ def transcribe(
     language: str | None = None,
     task: str | None = None,
     batch_size: int = 8,
-    features: FeatureCache | None = None,
+    features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Transcript]:
     """One Transcript for each audio file or log-mel [80|128, frames], in order.
@@ -135,7 +136,7 @@ def transcribe(
 def _windows(
     audio: Sequence[str | Path | np.ndarray],
     processor: WhisperProcessor,
-    features: FeatureCache | None,
+    features: FeatureStore | None,
     problems: dict[int, str],
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(index, log-mel padded to the model's full length); fills `problems` with what cannot be read."""
@@ -148,10 +149,10 @@ def _windows(
             problems[index] = " - ".join(str(error).split("\n  "))
 
 
-def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureCache | None) -> Iterator[np.ndarray]:
+def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureStore | None) -> Iterator[np.ndarray]:
     extractor = processor.feature_extractor
     if features is not None and (mel := features.log_mel(path)).shape[1] < extractor.nb_max_frames:
-        yield mel  # a cached one of full length may be cut, so that clip is read again
+        yield mel  # a stored one of full length may be cut, so that clip is read again
         return
     waveform = load_audio(path, extractor.sampling_rate)
     for start in range(0, len(waveform), extractor.n_samples):

@@ -110,6 +110,12 @@ def test_exchanges_between_rounds_and_the_round_after_the_last_step_all_count(hi
     assert (stopped["bytes"], stopped["per_host"][0].communicating) == (10, 0.01)
 
 
+def test_seconds_that_a_host_waited_for_batches_are_added_up(history):
+    steps = [step("a", 1, seconds_waiting=0.5), step("a", 2, seconds_waiting=0.25), step("b", 1)]
+    told = {host.name: host.waiting for host in figures(history(BEGIN, *steps, END))["per_host"]}
+    assert told == {"a": 0.75, "b": None}
+
+
 def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(history):
     first = [step("a", 1), step("a", 2, loss=9.0), {"time": 13.0, "type": "validation", "step": 2, "loss": 9.0}]
     again = [

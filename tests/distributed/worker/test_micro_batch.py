@@ -37,7 +37,7 @@ from exogym.train_node import TrainNode
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.model.base_model import load_base, prepare
 from whisper_tuner.model.machine_memory import machine_memory
@@ -62,7 +62,7 @@ class Work:
         self.batches = ShardBatches(
             [sample_of(folder, number, duration) for number, duration in enumerate(seconds)],
             profile,
-            features=FeatureCache(folder / "cache", processor.feature_extractor),
+            features=FeatureStore(folder / "cache", processor.feature_extractor),
             labels=label_encoder(model, processor.tokenizer),
         )
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from waiting import wait_until
 
+from distributed.launcher.follow import PlainScreen
 from distributed.run_dir.run_view import RunView
 from multimac.view.console import follow, table
 from whisper_tuner.errors import ExitStatus, RunError
@@ -189,6 +190,9 @@ def test_the_table_tells_what_each_host_does():
         ({"type": "back", "host": "h2"}, "1 1/4 2.000 waiting"),
         ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
         (generation(2, "h1"), "1 1/4 2.000 loading"),
+        ({"type": "preparing", "host": "h2", "done": 3, "total": 5}, "1 1/4 2.000 preparing 3/5 clips"),
+        ({"type": "preparing", "host": "h2", "done": 5, "total": 5}, "1 1/4 2.000 waiting"),
+        ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
         (resumed("h2", 3), "1 3/4 2.000 2 loading"),
         ({"type": "paused", "hosts": ["h2"], "min_hosts": 3}, "1 3/4 2.000 2 paused"),
         (generation(3, "h1", "h2"), "1 3/4 2.000 2 cpu"),
@@ -197,6 +201,14 @@ def test_the_table_tells_what_each_host_does():
         view.take(event)
         assert state(view, "h2") == expected
     assert state(view, "h1") == "1 1/4 2.000 2.0 0:06 cpu"
+
+
+def test_plain_lines_tell_of_long_preparations(capsys):
+    view, screen = RunView(), PlainScreen()
+    for done in (1, 2, 5):
+        view.take({"type": "preparing", "host": "h1", "done": done, "total": 5})
+        screen.update(view)
+    assert capsys.readouterr().out == "h1: preparing 1/5 clips\n"
 
 
 def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path):

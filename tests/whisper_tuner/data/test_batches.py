@@ -21,7 +21,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from whisper_tuner.data.batch_shapes import bucket_edges
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.features import FeatureCache
+from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import IGNORED, label_encoder
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.model.base_model import prepare
@@ -43,7 +43,7 @@ def samples_of(count, tmp_path, seed=0, longest=30.0):
 @pytest.fixture
 def make_batches(multilingual, tmp_path, profile_of):
     model, processor = multilingual
-    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
+    cache = FeatureStore(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
     def make(*shards, alone=False, shuffle=True, on_problem=lambda problem: None, missing_audio=None, **settings):
@@ -71,7 +71,7 @@ def make_batches(multilingual, tmp_path, profile_of):
 def shared_out(multilingual, tmp_path, profile_of):
     """Batches of samples that are shared out by assign_shards."""
     model, processor = multilingual
-    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor)
+    cache = FeatureStore(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
     def shared_out(samples, **settings):

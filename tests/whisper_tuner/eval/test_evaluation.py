@@ -4,7 +4,8 @@ import torch
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.features import FeatureCache, log_mel
+from whisper_tuner.data.feature_store import FeatureStore
+from whisper_tuner.data.features import log_mel
 from whisper_tuner.eval.evaluation import evaluate, transcribe
 from whisper_tuner.model.base_model import prepare, set_language
 
@@ -36,24 +37,24 @@ def test_a_multilingual_model_finds_the_language_out_if_not_told(multilingual, c
     assert transcribe(model, processor, [clips[3].audio])[0].problem == ""
 
 
-def test_log_mels_and_cached_features_give_the_same_text(multilingual, clips, tmp_path):
+def test_log_mels_and_stored_features_give_the_same_text(multilingual, clips, tmp_path):
     model, processor = multilingual
     paths = [c.audio for c in clips[:3]]
     expected = transcribe(model, processor, paths, language="fr")
-    cache = FeatureCache(tmp_path, processor.feature_extractor)
+    cache = FeatureStore(tmp_path, processor.feature_extractor)
     mels = [log_mel(load_audio(path), processor.feature_extractor) for path in paths]
     assert transcribe(model, processor, paths, language="fr", features=cache) == expected
     assert transcribe(model, processor, mels, language="fr") == expected
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_long_recordings_are_heard_in_pieces(multilingual, audio_file, tmp_path, cached):
+@pytest.mark.parametrize("stored", [False, True])
+def test_long_recordings_are_heard_in_pieces(multilingual, audio_file, tmp_path, stored):
     model, processor = multilingual
     path = audio_file(tmp_path / "long.wav", seconds=12.05)  # 5 + 5 + 2.05
     waveform = load_audio(path)
     pieces = [log_mel(waveform[at : at + 80_000], processor.feature_extractor) for at in (0, 80_000, 160_000)]
     expected = [transcript.text for transcript in transcribe(model, processor, pieces, language="fr")]
-    cache = FeatureCache(tmp_path / "cache", processor.feature_extractor) if cached else None
+    cache = FeatureStore(tmp_path / "cache", processor.feature_extractor) if stored else None
     (whole,) = transcribe(model, processor, [path], language="fr", batch_size=2, features=cache)
     assert whole.text == " ".join(filter(None, expected))
 

@@ -1,0 +1,181 @@
+"""The log-mels of audio files, computed once and kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soxr
+from transformers import WhisperFeatureExtractor
+
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.features import log_mel
+from whisper_tuner.data.segments import KEY_BYTES, Segments, hash_of
+from whisper_tuner.errors import TunerError
+
+FORMAT = 2  # raise it when decoding, resampling or the layout of a value changes: old entries are then ignored
+STORED = np.dtype("<f2")
+SETTLED_NS = 3_000_000_000  # a file may be changed again within a tick of its time stamp, which is 2 s on FAT
+REPORT_S = 1.0  # between two calls of `progress`, and to a stop
+
+Progress = Callable[[int, int], None]
+"""Called with (clips done, clips in all)."""
+
+
+class FeatureStore:
+    """Log-mels under the hash of the audio's content, the extractor's settings and the speed.
+
+    The content is hashed when a file of this path, size and time is seen for the first time. Values are always rounded
+    to fp16, so that they do not depend on whether they were stored. Threads and processes may share a store. It keeps
+    all that it was ever given, about 16 kB for a second of audio (80 bands): whoever needs the room deletes its folder.
+    warn: told once, if nothing can be written; log-mels are then computed each time.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        extractor: WhisperFeatureExtractor,
+        *,
+        warn: Callable[[str], None] = lambda what: None,
+    ):
+        self.directory, self.extractor = Path(directory), extractor
+        self._segments = Segments(self.directory)
+        self._settings = hash_of(json.dumps([FORMAT, extractor.to_dict()], sort_keys=True).encode())
+        self._warn, self._is_writable, self._lock = warn, True, threading.Lock()
+        _remove_old_entries(self.directory)
+
+    def log_mel(self, path: str | Path, speed: float = 1.0) -> np.ndarray:
+        """float32 [80|128, frames] of an audio file played `speed` times as fast; see `log_mel` in features.py.
+
+        Raises DataError or MissingProgram.
+        """
+        audio = _Audio.of(path)
+        key = self._key(audio, speed)
+        value = self._segments.get(key)
+        if value is None:
+            value = self._compute(audio, speed, key)
+        return np.frombuffer(value, STORED).reshape(self.extractor.feature_size, -1).astype(np.float32)
+
+    def prepare(
+        self,
+        paths: Iterable[str | Path],
+        progress: Progress = lambda done, total: None,
+        *,
+        speeds: Sequence[float] = (1.0,),
+        threads: int | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Compute what is not stored yet, in the order of `paths`, on all cores or so many threads.
+
+        progress is called once a second. It ends soon after stopped() is true. Of files that cannot be read it says
+        nothing: log_mel does.
+        """
+        todo = deque((path, speed) for path in paths for speed in speeds)
+        total, threads = len(todo), threads or os.cpu_count() or 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="log-mels") as pool:
+            running = {pool.submit(self._work_off, todo) for _ in range(min(threads, total))}
+            try:
+                while running and not stopped():
+                    ended, running = wait(running, REPORT_S)
+                    for one in ended:
+                        one.result()
+                    progress(total - len(todo), total)
+            finally:
+                todo.clear()
+
+    def _work_off(self, todo: deque[tuple[str | Path, float]]) -> None:
+        while self._is_writable:
+            try:
+                path, speed = todo.popleft()
+            except IndexError:
+                return
+            with contextlib.suppress(TunerError):
+                audio = _Audio.of(path)
+                key = self._key(audio, speed)
+                if key not in self._segments:
+                    self._compute(audio, speed, key)
+
+    def _key(self, audio: _Audio, speed: float) -> bytes:
+        content = self._segments.get(audio.key)
+        if content is None:
+            content = audio.hash_content()
+            if audio.is_settled and audio == _Audio.of(audio.path):
+                self._put(audio.key, content)
+        return hash_of(self._settings + content + float(speed).hex().encode())
+
+    def _compute(self, audio: _Audio, speed: float, key: bytes) -> bytes:
+        waveform = load_audio(audio.path, self.extractor.sampling_rate)
+        value = log_mel(_played(waveform, speed), self.extractor).astype(STORED).tobytes()
+        if self._is_writable and self._key(_Audio.of(audio.path), speed) == key:  # it may have been changed meanwhile
+            self._put(key, value)
+        return value
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        with self._lock:
+            if not self._is_writable:
+                return
+            try:
+                self._segments.put(key, value)
+            except BlockingIOError:
+                pass  # next time
+            except OSError as error:
+                self._is_writable = False
+                what = f"log-mels cannot be kept in {self.directory}: {error.strerror or error}"
+                self._warn(f"{what}; they are computed each time, which is slower")
+
+
+@dataclass(frozen=True)
+class _Audio:
+    """A file as it was when it was looked at."""
+
+    path: Path
+    size: int
+    changed_ns: int
+    is_settled: bool = field(compare=False)  # another change will have another time
+
+    @classmethod
+    def of(cls, path: str | Path) -> _Audio:
+        try:
+            found = Path(path).stat()
+        except OSError:
+            load_audio(path)  # raises the error that names the file and what to do
+            raise
+        changed = found.st_mtime_ns
+        return cls(Path(path), found.st_size, changed, time.time_ns() - changed > SETTLED_NS)
+
+    @property
+    def key(self) -> bytes:
+        return hash_of(f"{self.size} {self.changed_ns} ".encode() + os.fsencode(self.path.absolute()))
+
+    def hash_content(self) -> bytes:
+        try:
+            with self.path.open("rb") as audio:
+                return hashlib.file_digest(audio, lambda: hashlib.blake2b(digest_size=KEY_BYTES)).digest()
+        except OSError:
+            load_audio(self.path)  # as above
+            raise
+
+
+def _played(waveform: np.ndarray, speed: float) -> np.ndarray:
+    """The waveform [n] with about n / speed samples: faster and higher, as a tape would be."""
+    return waveform if speed == 1 else soxr.resample(waveform, speed, 1.0, quality="HQ")
+
+
+def _remove_old_entries(directory: Path) -> None:
+    """Of the cache before this one, a file for each clip in folders 00 to ff."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(directory)):
+            if re.fullmatch("[0-9a-f]{2}", entry.name) and entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,180 @@
+"""Values on disk under keys of 16 bytes, in a few files that several processes read and write at once.
+
+    NAME.data    values, one after the other
+    NAME.index   for each value a record of fixed length: its key, hash and place, and a checksum of all this
+
+Values are only ever appended, by the one process that has locked the segment; others write to another segment
+meanwhile. Nothing is flushed to the disk: what a power cut or a killed process leaves fails its hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import threading
+from pathlib import Path
+from struct import Struct
+from typing import BinaryIO, NamedTuple
+
+KEY_BYTES = 16
+_CHECKED = Struct("<16s16sQQ")  # key, hash of the value, its offset and size
+_RECORD = Struct("<48s8s")  # these, and a hash of them
+
+
+class _Place(NamedTuple):
+    segment: str
+    record: int  # where it begins in the index
+    digest: bytes
+    offset: int
+    size: int
+
+
+class Segments:
+    """A mapping from keys to values. Threads may share it.
+
+    A value is compared with its hash when this process reads it for the first time. Whatever is damaged is not there.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self._places: dict[bytes, _Place] = {}
+        self._intact: set[_Place] = set()  # whose values were compared
+        self._known: dict[str, int] = {}  # bytes of each index that are read
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: bytes) -> bool:
+        with self._lock:
+            return self._find(key) is not None
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._lock:
+            place = self._find(key)
+        if place is None:
+            return None
+        value = self._read(place)
+        if len(value) == place.size and (place in self._intact or hash_of(value) == place.digest):
+            self._intact.add(place)
+            return value
+        self._forget(key, place)
+        return None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Unless another process has done so. Raises OSError; BlockingIOError if others hold all segments just now."""
+        with self._lock:
+            if self._find(key) is not None:
+                return
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with self._locked_segment() as data, _opened(Path(data.name).with_suffix(".index")) as index:
+                self._places[key] = _append(data, index, key, value)
+
+    def _find(self, key: bytes) -> _Place | None:
+        if key not in self._places:
+            self._read_indexes()
+        return self._places.get(key)
+
+    def _read_indexes(self) -> None:
+        """What has been added since the last time, by whatever process."""
+        for path in sorted(self.directory.glob("*.index")):
+            with contextlib.suppress(OSError):
+                if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
+                    self._read_index(path)
+
+    def _read_index(self, path: Path) -> None:
+        begin = self._known.get(path.stem, 0)
+        with path.open("rb") as file:
+            file.seek(begin)
+            raw = file.read()
+        end = _whole(len(raw))
+        for at in range(0, end, _RECORD.size):
+            if found := _from_record(raw[at : at + _RECORD.size], path.stem, begin + at):
+                self._places.update([found])
+        self._known[path.stem] = begin + end
+
+    def _read(self, place: _Place) -> bytes:
+        """Fewer bytes than there should be if the file is damaged, or gone."""
+        try:
+            with (self.directory / f"{place.segment}.data").open("rb", buffering=0) as data:
+                return os.pread(data.fileno(), place.size, place.offset)
+        except OSError:
+            return b""
+
+    def _forget(self, key: bytes, place: _Place) -> None:
+        """In the index too: whoever reads that next should not come upon the damage again."""
+        with self._lock:
+            if self._places.get(key) == place:
+                del self._places[key]
+            self._intact.discard(place)
+        index = self.directory / f"{place.segment}.index"
+        with contextlib.suppress(OSError), index.open("r+b", buffering=0) as file:
+            _write(file, place.record, bytes(_RECORD.size))
+
+    def _locked_segment(self) -> BinaryIO:
+        """The data of the first one that no other process writes to, or of a new one.
+
+        Waits for nobody: whoever has a lock may be frozen.
+        """
+        for path in sorted(self.directory.glob("*.data")):
+            with contextlib.suppress(BlockingIOError, PermissionError):
+                return _locked(path.open("r+b", buffering=0))
+        return _locked((self.directory / f"{secrets.token_hex(8)}.data").open("xb", buffering=0))
+
+
+def _locked(file: BinaryIO) -> BinaryIO:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _opened(path: Path) -> BinaryIO:
+    """To be written to at any place, whether it is there already or not."""
+    path.touch()
+    return path.open("r+b", buffering=0)
+
+
+def hash_of(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=KEY_BYTES).digest()
+
+
+def _append(data: BinaryIO, index: BinaryIO, key: bytes, value: bytes) -> _Place:
+    """Half a record may be at the end of the index, of a process that was killed: this one is written over it."""
+    offset, record = data.seek(0, os.SEEK_END), _whole(index.seek(0, os.SEEK_END))
+    place = _Place(Path(data.name).stem, record, hash_of(value), offset, len(value))
+    try:
+        _write(data, offset, value)
+        _write(index, record, _to_record(key, place))
+    except OSError:
+        for file, size in ((index, record), (data, offset)):
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+        raise
+    return place
+
+
+def _to_record(key: bytes, place: _Place) -> bytes:
+    checked = _CHECKED.pack(key, place.digest, place.offset, place.size)
+    return _RECORD.pack(checked, hash_of(checked)[:8])
+
+
+def _from_record(record: bytes, segment: str, begin: int) -> tuple[bytes, _Place] | None:
+    checked, checksum = _RECORD.unpack(record)
+    if hash_of(checked)[:8] != checksum:
+        return None
+    key, digest, offset, size = _CHECKED.unpack(checked)
+    return key, _Place(segment, begin, digest, offset, size)
+
+
+def _whole(size: int) -> int:
+    return size - size % _RECORD.size
+
+
+def _write(file: BinaryIO, begin: int, value: bytes) -> None:
+    file.seek(begin)
+    rest = memoryview(value)
+    while rest:
+        rest = rest[file.write(rest) :]
