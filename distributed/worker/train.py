@@ -123,7 +123,8 @@ class _Data:
     def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
         spec, profile = self._spec, self._spec.profile
         # Audio of other hosts' shards is not on this machine, at first.
-        samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
+        listing = {"max_duration_s": profile.max_duration_s, "no_speech": profile.no_speech == "train"}
+        samples = load_manifest(manifest, check_audio=False, **listing).samples
         batches = ShardBatches(
             samples,
             profile,

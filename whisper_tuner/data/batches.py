@@ -21,10 +21,11 @@ import numpy as np
 import torch
 
 from whisper_tuner.config import Profile
+from whisper_tuner.data.augment import UNCHANGED, augmentation_of
 from whisper_tuner.data.batch_shapes import LABEL_GRID, clips_within, equal_part, padded_tokens
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.features import FeatureCache, pad_log_mel
-from whisper_tuner.data.labels import IGNORED, LabelEncoder
+from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.errors import DataError
@@ -42,10 +43,12 @@ class MissingAudio(Protocol):
 
 
 Batch = dict[str, Any]
-"""`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""
+"""`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings.
 
-Clip = tuple[Sample, np.ndarray, list[int]]
-"""With its log-mel [80|128, frames] and its label ids."""
+If a clip has a previous text, also `decoder_input_ids` int64 [B, L]."""
+
+Clip = tuple[Sample, np.ndarray, Label]
+"""With its log-mel [80|128, frames]."""
 
 _GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
 
@@ -79,6 +82,7 @@ class ShardBatches:
     one shuffle that all share: so the ranks' inputs of a step are about equally long, and none waits for another. With
     unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
 
+    shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
     missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
     """
 
@@ -102,6 +106,8 @@ class ShardBatches:
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels = features, labels
         self._profile, self._shuffle = profile, shuffle
+        self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
+        self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most: int | None = None
         self._most_positions: int | None = None
@@ -133,6 +139,9 @@ class ShardBatches:
         """Pad labels to few lengths, for a device on which each shape of a batch has its price."""
         self._label_grid = LABEL_GRID
 
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) that a clip can have here."""
         seconds, tokens = max(sample.duration_s for sample in self.samples), 0
@@ -142,6 +151,7 @@ class ShardBatches:
                 break  # Whisper's tokens are byte-level: never more of them than bytes
             with contextlib.suppress(DataError):  # it is left out when its turn comes
                 tokens = max(tokens, len(self._labels.encode(text)))
+        tokens = self._augmentation.longest_label(tokens, self._labels)
         return self._frames(seconds * self._frames_per_s), self._tokens(tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
@@ -167,6 +177,7 @@ class ShardBatches:
             "seed": self._profile.seed,
             "shuffle": self._shuffle,
             "shards": list(self._profile.shards),
+            **self._augmentation.settings(),
         }
 
     def plan(
@@ -225,9 +236,14 @@ class ShardBatches:
         frames, tokens = self._shape(clips)
         return {
             "input_features": torch.from_numpy(np.stack([pad_log_mel(mel[:, :frames], frames) for mel in mels])),
-            "labels": pad_labels(labels, tokens),
+            **self._padded(labels, tokens),
             "ids": [sample.id for sample in samples],
         }
+
+    def _padded(self, labels: Sequence[Label], tokens: int) -> dict[str, torch.Tensor]:
+        if any(label.prompt[0] != self._labels.start for label in labels):
+            return pad_labels(labels, self._labels.end, tokens)
+        return {"labels": torch.tensor([label.shifted + [IGNORED] * (tokens - len(label)) for label in labels])}
 
     def _ordered(self, shard: Sequence[Sample], epoch: int, number: int) -> list[Sample]:
         """A shard's samples from the longest bucket to the shortest, shuffled inside each."""
@@ -266,21 +282,28 @@ class ShardBatches:
         count on this one.
         """
         try:
-            labels = self._labels.encode(sample.text)
+            epoch, changes = self._epoch, self._augmentation
+            label = changes.label(sample, epoch, self._labels)
             if self._missing_audio:
                 self._missing_audio.wait(sample, given_up)
-            return None if given_up() else (sample, self._features.log_mel(sample.audio), labels)
+            if given_up():
+                return None
+            mel = self._features.log_mel(sample.audio, changes.speed(sample, epoch))
+            return sample, changes.masked(mel, sample, epoch), label
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
 
 
-def pad_labels(labels: Sequence[Sequence[int]], length: int | None = None) -> torch.Tensor:
-    """int64 [B, length or longest], filled up with -100; not with the pad token: it is end-of-text, to be learnt."""
-    padded = torch.full((len(labels), length or max(map(len, labels))), IGNORED, dtype=torch.int64)
-    for row, ids in zip(padded, labels, strict=True):
-        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
-    return padded
+def pad_labels(labels: Sequence[Label], end: int, length: int | None = None) -> dict[str, torch.Tensor]:
+    """`decoder_input_ids` and `labels`, int64 [B, length or longest].
+
+    Labels are filled up with -100; not with the pad token: it is end-of-text, to be learnt.
+    """
+    length = length or max(map(len, labels))
+    inputs = [label.inputs + [end] * (length - len(label)) for label in labels]
+    targets = [label.targets + [IGNORED] * (length - len(label)) for label in labels]
+    return {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}
 
 
 def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:

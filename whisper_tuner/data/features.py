@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import soxr
 from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.data.audio import load_audio
@@ -74,17 +75,25 @@ class FeatureCache:
         settings = json.dumps([FORMAT, extractor.to_dict()], sort_keys=True)
         self._settings = hashlib.blake2b(settings.encode(), digest_size=_DIGEST_BYTES).digest()
 
-    def log_mel(self, path: str | Path) -> np.ndarray:
-        """float32 [80|128, frames] of an audio file; see `log_mel`. Raises DataError or MissingProgram."""
-        entry = self._entry(Path(path))
+    def log_mel(self, path: str | Path, speed: float = 1.0) -> np.ndarray:
+        """float32 [80|128, frames] of an audio file; see `log_mel`. Raises DataError or MissingProgram.
+
+        speed: what lasts a second is played in 1 / speed seconds.
+        """
+        entry = self._entry(Path(path), speed)
         mel = _read(entry)
         if mel is None:
-            mel = log_mel(load_audio(path, self.extractor.sampling_rate), self.extractor)
+            waveform = load_audio(path, self.extractor.sampling_rate)
+            if speed != 1.0:
+                waveform = soxr.resample(waveform, speed * self.extractor.sampling_rate, self.extractor.sampling_rate)
+            mel = log_mel(waveform, self.extractor)
             _write(entry, mel)
         return mel
 
-    def _entry(self, path: Path) -> Path:
+    def _entry(self, path: Path, speed: float) -> Path:
         key = hashlib.blake2b(self._settings, digest_size=_DIGEST_BYTES)
+        if speed != 1.0:
+            key.update(f"{speed}".encode())
         try:
             with path.open("rb") as audio:
                 while block := audio.read(1 << 20):
