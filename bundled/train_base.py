@@ -25,14 +25,13 @@ from transformers import (
     WhisperProcessor,
     WhisperTokenizer,
 )
-from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 from bundled.make_data import dataset_sentences
 from bundled.sentences import sentences
 from bundled.speech import Speaker, speak
 from whisper_tuner.data.batches import pad_labels
 from whisper_tuner.data.features import log_mel, pad_log_mel
-from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.labels import Label, label_encoder
 from whisper_tuner.eval.evaluation import transcribe
 from whisper_tuner.eval.wer import error_rates
 from whisper_tuner.model.base_model import encode
@@ -140,7 +139,7 @@ def mask_spectrum(mels: torch.Tensor, lengths: list[int], rng: random.Random) ->
 class Batches:
     """Endless batches: mostly cropped to the longest clip, and now and then padded up to 30 s."""
 
-    def __init__(self, mels: list[np.ndarray], labels: list[list[int]], size: int, seed: int):
+    def __init__(self, mels: list[np.ndarray], labels: list[Label], size: int, seed: int):
         self.mels, self.labels, self.size, self.rng = mels, labels, size, random.Random(seed)
 
     def __iter__(self):
@@ -159,16 +158,16 @@ class Batches:
             group, lengths = group[: self.size // 8], lengths[: self.size // 8]
         mels = pad([self.mels[i] for i in group], frames + frames % 2)
         mask_spectrum(mels, lengths, self.rng)
-        return mels, lengths, pad_labels([self.labels[i] for i in group])
+        return mels, lengths, pad_labels([self.labels[i] for i in group], self.labels[0].written[-1])
 
 
 def losses(model, ctc_head, mels, lengths, labels):
     """(decoder's cross-entropy, the encoder's CTC loss); CTC teaches the encoder where words are and is not kept."""
     hidden = encode(model, mels)
-    inputs = shift_tokens_right(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
+    inputs, labels = labels["decoder_input_ids"], labels["labels"]
     logits = model(encoder_outputs=hidden, decoder_input_ids=inputs, use_cache=False).logits
     decoder = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
-    text = [row[(row != -100)][1:-1] for row in labels]  # without <|notimestamps|> and <|endoftext|>
+    text = [row[(row != -100)][:-1] for row in labels]  # without <|endoftext|>
     ctc = F.ctc_loss(
         ctc_head(hidden.last_hidden_state).log_softmax(-1).transpose(0, 1),
         torch.cat(text),

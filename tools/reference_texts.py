@@ -16,12 +16,21 @@ EXAMPLES = {
     "test": "recordings/test.csv",
     "max_duration_s": "20",
     "bad_rows": "refuse",
+    "no_speech": "train",
+    "timestamps_share": "0.5",
+    "previous_text_share": "0.5",
     "method": "lora",
     "lora_r": "16",
     "lora_alpha": "32",
     "lora_dropout": "0.05",
     "lora_targets": "q_proj, v_proj",
     "dropout": "0.1",
+    "label_smoothing": "0.1",
+    "speed_perturbation": "0.1",
+    "mask_time_prob": "0.05",
+    "mask_time_length": "20",
+    "mask_feature_prob": "0.05",
+    "mask_feature_length": "8",
     "gradient_checkpointing": "true",
     "epochs": "3",
     "max_steps": "500",
@@ -132,7 +141,27 @@ section wins. Relative paths are relative to the folder of `config.ini`. `multim
 resolved values, and where each comes from.""",
     "profile": """\
 In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
-of them. `model = NAME` and `dataset = NAME` belong in a profile only.""",
+of them. `model = NAME` and `dataset = NAME` belong in a profile only.
+
+A manifest has an audio and a text column. It may have `id`, `duration_s` and `language`: a row with a language, as a
+code or an English name, is trained with that one in place of the profile's. English-only models ignore it. The profile
+still needs a `language`, which the trained model then assumes.
+
+`speed_perturbation`, `mask_time_prob`, `mask_feature_prob`, `timestamps_share` and `previous_text_share` change clips
+anew in each epoch. All is drawn from the seed, the epoch and the clip's id, so that a clip is the same on whichever
+machine trains it, and after a resume. Validation and test clips are never changed.
+
+* `speed_perturbation = 0.1` plays a clip at 0.9, 1 or 1.1 of its speed, and so changes its pitch, too. No clip becomes
+  longer than the longest.
+* The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
+  A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
+* With `timestamps_share` the text stands between `<|0.00|>` and the clip's end. A model that is trained without
+  timestamps forgets to write them, which long recordings and subtitles need. The model must have these tokens.
+* With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
+  tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
+* With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in
+  their `generation_config.json` (`begin_suppress_tokens`), so the trained model's allows it; in whisper.cpp and
+  faster-whisper switch `suppress_blank` off. Few such rows are enough; with many, quiet speech is lost.""",
     "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
 Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to

@@ -36,6 +36,17 @@ class Profile:
     bad_rows: str = setting(
         "skip", "rows that cannot be used: train without them, or refuse to start", choices=("skip", "refuse")
     )
+    no_speech: str = setting(
+        "skip",
+        "rows with an empty text: they cannot be used, or train that there is no speech in them",
+        choices=("skip", "train"),
+    )
+    timestamps_share: float = setting(
+        0.0, "share of the clips that are trained with timestamps; 0: the model forgets them", low=0.0, high=1.0
+    )
+    previous_text_share: float = setting(
+        0.0, "share of the clips that are trained with the text of the row before as a prompt", low=0.0, high=1.0
+    )
 
     method: str = setting("full", "which weights are trained", choices=("full", "lora", "decoder"))
     lora_r: int = setting(32, "rank of the LoRA matrices", low=1, high=1024)
@@ -45,6 +56,16 @@ class Profile:
         ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "names of the linear layers that LoRA adapts"
     )
     dropout: float = setting(0.0, "dropout of the model while training", low=0.0, high=0.9)
+    label_smoothing: float = setting(
+        0.0, "share of each target token's probability that is spread over all tokens", low=0.0, high=0.5
+    )
+    speed_perturbation: float = setting(
+        0.0, "clips are played slower or faster by this share, or as they are, anew in each epoch", low=0.0, high=0.5
+    )
+    mask_time_prob: float = setting(0.0, "SpecAugment: share of a clip's frames that is masked", low=0.0, high=0.5)
+    mask_time_length: int = setting(10, "frames (of 10 ms) of a mask; at most a quarter of the clip", low=1)
+    mask_feature_prob: float = setting(0.0, "SpecAugment: share of the mel bands that is masked", low=0.0, high=0.5)
+    mask_feature_length: int = setting(10, "mel bands of a mask; at most a quarter of them", low=1)
     gradient_checkpointing: bool = setting(False, "saves memory, takes about a third more time")
 
     epochs: int = setting(5, "passes over the training clips", low=1)
@@ -56,7 +77,7 @@ class Profile:
     warmup_ratio: float = setting(0.1, "share of the steps in which the learning rate rises", low=0.0, high=1.0)
     weight_decay: float = setting(0.01, "AdamW weight decay; none for biases and norms", low=0.0)
     max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0)
-    seed: int = setting(42, "order of the clips, initial LoRA weights, dropout", low=0)
+    seed: int = setting(42, "order of the clips, initial LoRA weights, dropout, augmentation", low=0)
     audio_context: str = setting(
         "cropped", "pad clips to their duration bucket, or to the full 30 s", choices=("cropped", "full")
     )

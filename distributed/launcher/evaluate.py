@@ -31,7 +31,8 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
     profile = spec.profile
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
-    samples = check_manifest(test, profile.max_duration_s, Path(spec.cache_dir).parent).samples
+    no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
+    samples = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech).samples
     device = devices.choose(spec.wanted_device)
     figures, folder = {}, Path(spec.run_dir)
     warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731

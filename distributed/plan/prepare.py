@@ -159,7 +159,7 @@ def rehost(
 
 def _manifest_of(run_dir: Path, kind: str, users_own: Path) -> Manifest:
     """The rows that the run began with, also where a clip is gone by now: all ranks must have the same list."""
-    return Manifest(users_own, load_manifest(run_dir / f"{kind}.csv", check_audio=False).samples, ())
+    return Manifest(users_own, load_manifest(run_dir / f"{kind}.csv", check_audio=False, no_speech=True).samples, ())
 
 
 def _shards(manifests: Mapping[str, Manifest], names: Sequence[str]) -> dict[str, list[list[Sample]]]:

@@ -86,7 +86,8 @@ def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Man
         wrong(error)
     for path in dict.fromkeys(filter(None, (profile.train, profile.validation, profile.test))):
         try:
-            manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop)
+            no_speech = profile.no_speech == "train"
+            manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop, no_speech=no_speech)
             check_usable(manifest)
             audio = [sample.audio for sample in manifest.samples]
             _try_to_open(dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]]))

@@ -73,7 +73,8 @@ def load_whisper(
     if most := devices.most_terms(share.device):
         split_wide_layers(model, most)
     work = RankWork(
-        model=WhisperModelWrapper(model, processor, "cpu"),  # TrainNode moves it to the device
+        # TrainNode moves it to the device.
+        model=WhisperModelWrapper(model, processor, "cpu", label_smoothing=profile.label_smoothing),
         train=data.sampler(profile.train, shuffle=True),
         validation=data.sampler(profile.validation, shuffle=False) if profile.validation else None,
         settings=settings,
@@ -131,7 +132,8 @@ class _Data:
     def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
         spec, profile = self._spec, self._spec.profile
         # Audio of other hosts' shards is not on this machine, at first.
-        samples = load_manifest(manifest, max_duration_s=profile.max_duration_s, check_audio=False).samples
+        listing = {"max_duration_s": profile.max_duration_s, "no_speech": profile.no_speech == "train"}
+        samples = load_manifest(manifest, check_audio=False, **listing).samples
         batches = ShardBatches(
             samples,
             profile,
@@ -146,14 +148,17 @@ class _Data:
     def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
         """Compute the log-mels of the clips that this rank is going to read, as far as their audio is here."""
         spec, profile = self._spec, self._spec.profile
-        mine = _samples(work.train, profile.max_steps or None)
-        mine += _samples(work.validation) if work.validation else []
-        self._features.prepare(
-            [sample.audio for sample in mine if sample.audio.exists()],
-            lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
-            threads=profile.num_threads or max(1, (os.cpu_count() or 1) // spec.machine_workers),
-            stopped=stopped,
-        )
+        threads = profile.num_threads or max(1, (os.cpu_count() or 1) // spec.machine_workers)
+        read = [(_samples(work.train, profile.max_steps or None), work.train.samples.speeds)]
+        read += [(_samples(work.validation), (1.0,))] if work.validation else []
+        for samples, speeds in read:
+            self._features.prepare(
+                [sample.audio for sample in samples if sample.audio.exists()],
+                lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
+                speeds=speeds,
+                threads=threads,
+                stopped=stopped,
+            )
 
     def _report(self, problem: object) -> None:
         self._events({"type": "problem", "what": str(problem)})

@@ -21,10 +21,19 @@ class WhisperModelWrapper(nn.Module):
     """Token-weighted loss of a Whisper model, plain or wrapped by peft.
 
     Trainable are the parameters that `whisper_model` leaves trainable; the wrapper has none of its own.
+    label_smoothing: in training, as in torch's cross_entropy.
     """
 
-    def __init__(self, whisper_model: nn.Module, processor: WhisperProcessor, device: str | torch.device):
+    def __init__(
+        self,
+        whisper_model: nn.Module,
+        processor: WhisperProcessor,
+        device: str | torch.device,
+        *,
+        label_smoothing: float = 0.0,
+    ):
         super().__init__()
+        self.label_smoothing = label_smoothing
         self.model = whisper_model.to(device)
         self.processor = processor
 
@@ -68,7 +77,8 @@ class WhisperModelWrapper(nn.Module):
     def _part_loss(self, states: Tensor, targets: Tensor) -> Tensor:
         logits = self._whisper.proj_out(states)  # [n, vocabulary]
         # float() even under autocast: bf16 has too few digits for a sum over 51,865 exponentials.
-        return cross_entropy(logits.float(), targets, reduction="sum")
+        smoothing = self.label_smoothing if self.training else 0.0
+        return cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
 
     @property
     def _whisper(self) -> WhisperForConditionalGeneration:

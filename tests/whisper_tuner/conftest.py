@@ -24,6 +24,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.labels import TIMESTAMPS
 from whisper_tuner.model.base_model import load_base
 
 LANGUAGE_TOKENS = [f"<|{code}|>" for code in LANGUAGES]
@@ -47,6 +48,18 @@ def multilingual_folder(tmp_path_factory) -> Path:
 def english_folder(tmp_path_factory) -> Path:
     """An English-only checkpoint that hears 30 s at once, as published ones do."""
     return write_whisper(tmp_path_factory.mktemp("models") / "english", multilingual=False, seconds=30)
+
+
+@pytest.fixture(scope="session")
+def timestamps_folder(tmp_path_factory) -> Path:
+    """A multilingual checkpoint with timestamps, which its tokenizer does not name: older ones on the hub do not."""
+    folder = tmp_path_factory.mktemp("models") / "timestamps"
+    return write_whisper(folder, multilingual=True, seconds=5, timestamps=TIMESTAMPS)
+
+
+@pytest.fixture
+def timestamps(timestamps_folder) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
+    return load_base(timestamps_folder)
 
 
 @pytest.fixture
@@ -105,13 +118,13 @@ def write_audio(path: Path, *, seconds: float, rate: int = 16_000, channels: int
     return path
 
 
-def write_whisper(folder: Path, *, multilingual: bool, seconds: int) -> Path:
+def write_whisper(folder: Path, *, multilingual: bool, seconds: int, timestamps: int = 0) -> Path:
     tokenizer = _tokenizer()
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     end, start = tokenizer.eos_token_id, ids["<|startoftranscript|>"]
     special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
     config = WhisperConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=len(tokenizer) + timestamps,
         num_mel_bins=80,
         d_model=16,
         encoder_layers=2,

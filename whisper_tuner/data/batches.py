@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from whisper_tuner.config import Profile
+from whisper_tuner.data.augment import UNCHANGED, augmentation_of
 from whisper_tuner.data.batch_shapes import (
     LABEL_GRID,
     bucket_edges,
@@ -30,7 +31,7 @@ from whisper_tuner.data.batch_shapes import (
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
-from whisper_tuner.data.labels import IGNORED, LabelEncoder
+from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes
@@ -52,10 +53,10 @@ class MissingAudio(Protocol):
 
 
 Batch = dict[str, Any]
-"""`input_features` float32 [B, 80|128, frames], `labels` int64 [B, L] padded with -100, `ids` list of B strings."""
+"""`input_features` float32 [B, 80|128, frames], `ids` list of B strings, and what pad_labels gives."""
 
-Clip = tuple[Sample, np.ndarray, list[int]]
-"""With its log-mel [80|128, frames] and its label ids."""
+Clip = tuple[Sample, np.ndarray, Label]
+"""With its log-mel [80|128, frames]."""
 
 PLAN = 2  # raise it when the same clips and settings come to be planned otherwise: an older run is then not resumed
 
@@ -68,6 +69,7 @@ class ShardBatches:
     steps take equally long, and no rank waits for another. It is computed in micro-batches of like length. With unequal
     weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
 
+    shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
     missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
     """
 
@@ -91,6 +93,8 @@ class ShardBatches:
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels = features, labels
         self._profile, self._shuffle = profile, shuffle
+        self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
+        self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most_positions = NO_LIMIT
         self._fixed_cost = WHOLE
@@ -113,6 +117,14 @@ class ShardBatches:
         shape of a batch has its price."""
         self._fixed_cost, self._label_grid = fixed_cost, LABEL_GRID if few_shapes else 1
 
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """That clips may be played at."""
+        return self._augmentation.speeds
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) that a clip can have here."""
         seconds, tokens = max(sample.duration_s for sample in self.samples), 0
@@ -122,6 +134,7 @@ class ShardBatches:
                 break  # Whisper's tokens are byte-level: never more of them than bytes
             with contextlib.suppress(DataError):  # it is left out when its turn comes
                 tokens = max(tokens, len(self._labels.encode(text)))
+        tokens = self._augmentation.longest_label(tokens, self._labels)
         return self._frames(seconds * self._frames_per_s), self._tokens(tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
@@ -148,6 +161,7 @@ class ShardBatches:
             "seed": self._profile.seed,
             "shuffle": self._shuffle,
             "shards": list(self._profile.shards),
+            **self._augmentation.settings(),
         }
 
     def plan(
@@ -207,7 +221,7 @@ class ShardBatches:
         frames, tokens = self._shape(clips)
         return {
             "input_features": torch.from_numpy(np.stack([pad_log_mel(mel[:, :frames], frames) for mel in mels])),
-            "labels": pad_labels(labels, tokens),
+            **pad_labels(labels, self._labels.end, tokens),
             "ids": [sample.id for sample in samples],
         }
 
@@ -241,18 +255,25 @@ class ShardBatches:
         count on this one.
         """
         try:
-            labels = self._labels.encode(sample.text)
+            epoch, changes = self._epoch, self._augmentation
+            label = changes.label(sample, epoch, self._labels)
             if self._missing_audio:
                 self._missing_audio.wait(sample, given_up)
-            return None if given_up() else (sample, self._features.log_mel(sample.audio), labels)
+            if given_up():
+                return None
+            mel = self._features.log_mel(sample.audio, changes.speed(sample, epoch))
+            return sample, changes.masked(mel, sample, epoch), label
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
 
 
-def pad_labels(labels: Sequence[Sequence[int]], length: int | None = None) -> torch.Tensor:
-    """int64 [B, length or longest], filled up with -100; not with the pad token: it is end-of-text, to be learnt."""
-    padded = torch.full((len(labels), length or max(map(len, labels))), IGNORED, dtype=torch.int64)
-    for row, ids in zip(padded, labels, strict=True):
-        row[: len(ids)] = torch.tensor(ids, dtype=torch.int64)
-    return padded
+def pad_labels(labels: Sequence[Label], end: int, length: int | None = None) -> dict[str, torch.Tensor]:
+    """`decoder_input_ids` and `labels`, int64 [B, length or longest].
+
+    Labels are filled up with -100; not with the pad token: it is end-of-text, to be learnt.
+    """
+    length = length or max(map(len, labels))
+    inputs = [label.inputs + [end] * (length - len(label)) for label in labels]
+    targets = [label.targets + [IGNORED] * (length - len(label)) for label in labels]
+    return {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}

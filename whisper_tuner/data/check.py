@@ -12,7 +12,7 @@ from pathlib import Path
 from whisper_tuner.config import Profile
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.dataset import Manifest, load_manifest
-from whisper_tuner.data.labels import TokenLimit, token_limit
+from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_limit
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
 from whisper_tuner.errors import DataError
 
@@ -28,11 +28,15 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     run folder, and DataError is raised. Headers of audio files are kept below `store`.
     """
     paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
-    manifests = {kind: check_manifest(path, profile.max_duration_s, store) for kind, path in paths.items()}
+    no_speech = profile.no_speech == "train"
+    manifests = {
+        kind: check_manifest(path, profile.max_duration_s, store, no_speech=no_speech) for kind, path in paths.items()
+    }
     limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
+    check_special_tokens(profile)
     for kind in paths:
         if kind != "test":  # its texts are not trained on, so they may be of any length
-            manifests[kind] = _encodable(manifests[kind], limit)
+            manifests[kind] = _encodable(_in_known_languages(manifests[kind], limit), limit)
     problems = {manifest.path: manifest.problems for manifest in manifests.values() if manifest.problems}
     if problems and profile.bad_rows == "refuse":
         _refuse(problems, store / PROBLEMS_FILE)
@@ -43,15 +47,19 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     return manifests
 
 
-def check_manifest(path: Path, max_duration_s: float, store: Path, stop: threading.Event | None = None) -> Manifest:
+def check_manifest(
+    path: Path, max_duration_s: float, store: Path, stop: threading.Event | None = None, *, no_speech: bool = False
+) -> Manifest:
     """A manifest without its unusable rows and without copies of a recording that it has already.
 
-    Raises Stopped once `stop` is set; the headers read by then are kept.
+    no_speech: see `load_manifest`. Raises Stopped once `stop` is set; the headers read by then are kept.
     """
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
     index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
     try:
-        return _without_twins(load_manifest(path, max_duration_s=max_duration_s, index=index), index)
+        return _without_twins(
+            load_manifest(path, max_duration_s=max_duration_s, index=index, no_speech=no_speech), index
+        )
     finally:
         index.save()
 
@@ -89,8 +97,14 @@ def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
     return _without(manifest, problems)
 
 
+def _in_known_languages(manifest: Manifest, limit: TokenLimit) -> Manifest:
+    unknown = [sample for sample in manifest.samples if sample.language and not limit.knows(sample.language)]
+    what = "the model does not know the language"
+    return _without(manifest, [Problem(s.line, f"{s.id}: {what} '{s.language}'", Kind.LANGUAGE) for s in unknown])
+
+
 def _encodable(manifest: Manifest, limit: TokenLimit) -> Manifest:
-    found = ((sample, limit.excess(sample.text)) for sample in manifest.samples)
+    found = ((sample, limit.excess(sample.text, sample.language)) for sample in manifest.samples)
     return _without(manifest, [Problem(s.line, f"{s.id}: {excess}", Kind.TOKENS) for s, excess in found if excess])
 
 

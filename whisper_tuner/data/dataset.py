@@ -16,11 +16,14 @@ from pathlib import Path
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
 from whisper_tuner.data.formats import AUDIO_COLUMNS, TEXT_COLUMNS, BadRow, cell, manifest_rows
 from whisper_tuner.data.problems import Kind, Problem
+from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import write_shared
+from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded
 
 DURATION_COLUMNS = ("duration_s", "duration")
 ID_COLUMNS = ("id",)
+LANGUAGE_COLUMNS = ("language",)
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
@@ -28,13 +31,17 @@ DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One clip and its transcript; `line` is where its manifest names it."""
+    """One clip and its transcript; `line` is where its manifest names it.
+
+    An empty text says that there is no speech. language: the code of this clip's, "" if it is the profile's.
+    """
 
     id: str
     audio: Path
     text: str
     duration_s: float
     line: int = 0
+    language: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,11 @@ def load_manifest(
     max_duration_s: float = MAX_DURATION_S,
     check_audio: bool = True,
     index: AudioIndex | None = None,
+    no_speech: bool = False,
 ) -> Manifest:
     """Read a manifest; audio paths are relative to its folder. Every audio file's header is read, through `index`.
+
+    no_speech: a row without text is a clip without speech. Else it cannot be used.
 
     With `check_audio=False` no audio file is opened: a host has only its own shard of them. Then each row must state
     its duration.
@@ -69,7 +79,7 @@ def load_manifest(
         try:
             if isinstance(row, BadRow):
                 raise row
-            sample = _sample(row, line, path.parent, max_duration_s, index)
+            sample = _sample(row, line, path.parent, max_duration_s, index, no_speech=no_speech)
             _check_unseen(sample, seen)
             samples.append(sample)
         except BadRow as reason:
@@ -94,28 +104,53 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     path = Path(path)
     listing = io.StringIO()
     writer = csv.writer(listing)
-    writer.writerow(["id", "audio_path", "transcription", "duration_s"])
+    samples = list(samples)
+    more = LANGUAGE_COLUMNS if any(sample.language for sample in samples) else ()
+    writer.writerow(["id", "audio_path", "transcription", "duration_s", *more])
     for sample in samples:
         inside = sample.audio.is_relative_to(path.parent)
         audio = sample.audio.relative_to(path.parent) if inside else sample.audio
-        writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}"])
+        own = [sample.language] if more else []
+        writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}", *own])
     write_shared(path, listing.getvalue())
 
 
-def _sample(row: dict[str, object], line: int, folder: Path, max_duration_s: float, index: AudioIndex | None) -> Sample:
+def _sample(
+    row: dict[str, object],
+    line: int,
+    folder: Path,
+    max_duration_s: float,
+    index: AudioIndex | None,
+    *,
+    no_speech: bool,
+) -> Sample:
     name, text = _audio_name(row), cell(row, TEXT_COLUMNS)
     if not name:
         raise BadRow(Kind.NO_AUDIO, "no audio path")
     audio = folder / name
     if index is not None and (found := index[audio].kind):
         raise BadRow(Kind(found), index[audio].what)
-    if not text:
+    if not (text or no_speech):
         raise BadRow(Kind.NO_TEXT, "empty text")
     seconds = _duration(cell(row, DURATION_COLUMNS), audio, index)
     longest = max(seconds, index[audio].seconds) if index is not None else seconds
     if longest > max_duration_s:
         raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {max_duration_s:g} s")
-    return Sample(id=cell(row, ID_COLUMNS) or str(name), audio=audio, text=text, duration_s=seconds, line=line)
+    return Sample(
+        id=cell(row, ID_COLUMNS) or str(name),
+        audio=audio,
+        text=text,
+        duration_s=seconds,
+        line=line,
+        language=_language(cell(row, LANGUAGE_COLUMNS)),
+    )
+
+
+def _language(stated: str) -> str:
+    try:
+        return language_code(stated) if stated else ""
+    except ConfigError as error:
+        raise BadRow(Kind.LANGUAGE, error.args[0]) from None
 
 
 def _duration(stated: str, audio: Path, index: AudioIndex | None) -> float:

@@ -1,8 +1,12 @@
 """Transcripts -> the token ids that the decoder learns to write; and which transcripts fit, told without torch.
 
-A label is  <|fr|><|transcribe|><|notimestamps|> text <|endoftext|>  for multilingual models and
-<|notimestamps|> text <|endoftext|>  for English-only ones. The decoder start token is not part of it: the model
-puts it in front when it shifts the labels to make the decoder's input.
+The decoder reads  <|startoftranscript|><|fr|><|transcribe|><|notimestamps|> text, and learns to write  text
+<|endoftext|>; English-only models have neither language nor task. With timestamps it is
+<|startoftranscript|><|fr|><|transcribe|><|0.00|> text<|2.40|>, and the two timestamps are learnt too. A previous text
+stands before all that:  <|startofprev|> previous text.
+
+A clip without speech has no text: only end-of-text is learnt, right after the prompt. OpenAI's <|nospeech|> stands in
+the place of the language instead, but `generate` is given the language, and so never asks for it.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.hub import loading, model_file, settings_of
 from whisper_tuner.languages import UNSPACED, language_code, text_language
@@ -21,29 +26,96 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # the label value that the loss leaves out
 MULTILINGUAL_VOCABULARY = 51_865  # tokens; OpenAI takes a model with at least so many for multilingual
+NO_TIMESTAMPS, PREVIOUS = "<|notimestamps|>", "<|startofprev|>"
+TIMESTAMP_S = 0.02
+TIMESTAMPS = 1501  # tokens, <|0.00|> to <|30.00|>
 LAYOUT = "Give a folder in transformers layout, or a hub id."
+
+
+@dataclass(frozen=True)
+class Label:
+    """The ids that the decoder is given, `prompt`, and those that it learns to write after them, `written`."""
+
+    prompt: tuple[int, ...]
+    written: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Positions of the decoder that it takes."""
+        return len(self.prompt) + len(self.written) - 1
+
+    @property
+    def shifted(self) -> list[int]:
+        """Prompt and text without the decoder start token, where nothing stands before that."""
+        return [*self.prompt[1:], *self.written]
+
+    @property
+    def inputs(self) -> list[int]:
+        """What the decoder reads at each position."""
+        return [*self.prompt, *self.written[:-1]]
+
+    @property
+    def targets(self) -> list[int]:
+        """What it is to write there; IGNORED inside the prompt."""
+        return [IGNORED] * (len(self.prompt) - 1) + [*self.written]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelEncoder:
-    """Turns a transcript into label ids; `prefix` holds the prompt tokens without the decoder start token.
+    """Turns a transcript into a Label.
 
-    `leading_space`: Whisper's own text begins with one, and runtimes join the pieces of a long recording on it.
+    language: the code of the profile's, "" for an English-only model. start: the decoder start token. first_timestamp:
+    the id of <|0.00|>, None for a model without timestamps.
     """
 
     tokenizer: WhisperTokenizer
-    prefix: tuple[int, ...]
+    language: str
+    task: str
+    start: int
     end: int
     max_tokens: int
-    leading_space: bool
+    first_timestamp: int | None = None
 
-    def encode(self, text: str) -> list[int]:
-        """Label ids of one transcript. Raises DataError if the decoder has no room for it."""
-        text = _spaced(text, self.leading_space)
-        ids = [*self.prefix, *self.tokenizer(text, add_special_tokens=False).input_ids, self.end]
-        if len(ids) > self.max_tokens:
-            raise DataError(f"the text makes {len(ids)} tokens, but the decoder takes {self.max_tokens}")
-        return ids
+    def encode(self, text: str, *, language: str = "", end_s: float | None = None, previous: str = "") -> Label:
+        """The label of one transcript; an empty one says that there is no speech.
+
+        language: a code, if it is not the profile's; English-only models ignore it. end_s: the clip's length, if it is
+        to have timestamps; it has none where the decoder has no room for them. previous: what was said before, cut to
+        its end as Whisper does. Raises DataError if the decoder has no room for the text, or a language is unknown.
+        """
+        spoken = (language or self.language) if self.language else ""
+        ids, prompt = self._ids(text, spoken), self._prompt(spoken)
+        label = Label((*prompt, self._token(NO_TIMESTAMPS)), (*ids, self.end))
+        if len(label) > self.max_tokens:
+            raise DataError(f"the text makes {len(label)} tokens, but the decoder takes {self.max_tokens}")
+        if text and end_s is not None:
+            timed = Label(prompt, (self._timestamp(0.0), *ids, self._timestamp(end_s), self.end))
+            label = timed if len(timed) <= self.max_tokens else label
+        # As Whisper's own decoding: at most the last 223 tokens of the usual 448 positions.
+        room = min(self.max_tokens // 2 - 1, self.max_tokens - len(label) - 1)
+        if previous and room > 0:
+            before = self._ids(previous, spoken)[-room:]
+            label = Label((self._token(PREVIOUS), *before, *label.prompt), label.written)
+        return label
+
+    def _prompt(self, spoken: str) -> tuple[int, ...]:
+        if not self.language:
+            return (self.start,)
+        try:
+            return self.start, self._token(f"<|{spoken}|>"), self._token(f"<|{self.task}|>")
+        except ModelError as error:
+            raise DataError(error.args[0]) from None  # of a row: that of the profile was looked up at once
+
+    def _ids(self, text: str, spoken: str) -> list[int]:
+        text = _spaced(text, _has_leading_space(spoken or "en", self.task))
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def _timestamp(self, seconds: float) -> int:
+        if self.first_timestamp is None:
+            raise DataError("the model has no timestamp tokens")
+        return self.first_timestamp + min(max(0, round(seconds / TIMESTAMP_S)), TIMESTAMPS - 1)
+
+    def _token(self, token: str) -> int:
+        return _token_id(self.tokenizer, token)
 
 
 def label_encoder(
@@ -59,30 +131,71 @@ def label_encoder(
     Raises ConfigError for a language or task that the model does not know, ModelError for a tokenizer that lacks
     Whisper's tokens.
     """
-    spoken = language_code(language) if is_multilingual(model) else "en"
-    prompt = [f"<|{spoken}|>", f"<|{task}|>"] if is_multilingual(model) else []
-    return LabelEncoder(
+    multilingual = is_multilingual(model)
+    encoder = LabelEncoder(
         tokenizer=tokenizer,
-        prefix=tuple(_token_id(tokenizer, token) for token in (*prompt, "<|notimestamps|>")),
+        language=language_code(language) if multilingual else "",
+        task=task if multilingual else "transcribe",
+        start=model.config.decoder_start_token_id,
         end=model.config.eos_token_id,
         max_tokens=model.config.max_target_positions,
-        leading_space=text_language(spoken, task) not in UNSPACED,
+        first_timestamp=first_timestamp(tokenizer, model.config.vocab_size),
     )
+    for token in (f"<|{encoder.language}|>", f"<|{encoder.task}|>") if multilingual else ():
+        _token_id(tokenizer, token)
+    return encoder
+
+
+def first_timestamp(tokenizer: WhisperTokenizer, vocabulary: int) -> int | None:
+    """The id of <|0.00|>, which follows <|notimestamps|>; older tokenizers do not name it. None if a model of so many
+    tokens has none. Raises ModelError.
+    """
+    first = _token_id(tokenizer, NO_TIMESTAMPS) + 1
+    is_other = first < len(tokenizer) and tokenizer.convert_ids_to_tokens(first) != "<|0.00|>"
+    return None if is_other or vocabulary < first + TIMESTAMPS else first
+
+
+def check_special_tokens(profile: Profile) -> None:
+    """Raises ConfigError for a setting that needs tokens which the base model lacks; ModelError."""
+    base = profile.base_model
+    if not profile.timestamps_share and not profile.previous_text_share:
+        return
+    with loading(f"{base}: its tokenizer does not load", remedy="Copy the model again."):
+        from transformers import WhisperTokenizer
+
+        tokenizer = WhisperTokenizer.from_pretrained(base)
+        has_timestamps = first_timestamp(tokenizer, settings_of(base, "config.json").get("vocab_size", 0)) is not None
+        has_previous = PREVIOUS in tokenizer.get_vocab()
+    for key, there in (("timestamps_share", has_timestamps), ("previous_text_share", has_previous)):
+        if getattr(profile, key) and not there:
+            lacks = "timestamp tokens" if key == "timestamps_share" else f"token {PREVIOUS}"
+            remedy = f"Set {key} = 0, or train a model that has them, such as openai/whisper-tiny."
+            raise ConfigError(f"{key} = {getattr(profile, key):g}: {base} has no {lacks}", remedy=remedy)
 
 
 @dataclass(frozen=True)
 class TokenLimit:
-    """`longest` tokens for the text itself: the decoder's positions without prompt and end-of-text."""
+    """`longest` tokens for the text itself: the decoder's positions without prompt and end-of-text.
+
+    language: the code of the profile's, "" for an English-only model. languages: all that the model knows, if it says.
+    """
 
     base_model: str
     longest: int
-    leading_space: bool
+    language: str
+    task: str
+    languages: frozenset[str] = frozenset()
 
-    def excess(self, text: str) -> str:
-        """Why the decoder cannot hold this text, or ''."""
+    def knows(self, language: str) -> bool:
+        """Whether a row may be in this language, a code; an English-only model ignores it."""
+        return not self.language or not self.languages or language in self.languages
+
+    def excess(self, text: str, language: str = "") -> str:
+        """Why the decoder cannot hold this text, or ''. language: a code, if it is not the profile's."""
         if len(text.encode()) + 1 <= self.longest:
             return ""  # Whisper's tokens are byte-level, so a text never has more tokens than bytes
-        tokens = self._count(_spaced(text, self.leading_space))
+        spoken = (language or self.language) if self.language else "en"
+        tokens = self._count(_spaced(text, _has_leading_space(spoken, self.task)))
         return f"the text makes {tokens} tokens, but the decoder takes {self.longest}" if tokens > self.longest else ""
 
     @cached_property
@@ -112,9 +225,14 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
         what = f"{base_model}: config.json does not give vocab_size and max_target_positions as whole numbers"
         raise ModelError(what, remedy=LAYOUT)
     multilingual = _is_multilingual(generation.get("is_multilingual"), vocabulary)
-    spoken = _known_language(language, generation) if multilingual else "en"
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
-    return TokenLimit(base_model, positions - prompt - 1, leading_space=text_language(spoken, task) not in UNSPACED)
+    return TokenLimit(
+        base_model,
+        positions - prompt - 1,
+        language=_known_language(language, generation) if multilingual else "",
+        task=task,
+        languages=_languages(generation),
+    )
 
 
 def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
@@ -127,13 +245,22 @@ def _is_multilingual(stated: object, vocabulary: int) -> bool:
     return vocabulary >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
 
 
+def _has_leading_space(spoken: str, task: str) -> bool:
+    """Whisper's own text begins with a space, and runtimes join the pieces of a long recording on it."""
+    return text_language(spoken, task) not in UNSPACED
+
+
 def _spaced(text: str, leading_space: bool) -> str:
-    return f" {text}" if leading_space and not text.startswith(" ") else text
+    return f" {text}" if text and leading_space and not text.startswith(" ") else text
+
+
+def _languages(generation: dict) -> frozenset[str]:
+    stated = generation.get("lang_to_id")
+    return frozenset(token.strip("<|>") for token in stated) if isinstance(stated, dict) else frozenset()
 
 
 def _known_language(language: str, generation: dict) -> str:
-    stated = generation.get("lang_to_id")
-    known = {token.strip("<|>") for token in stated} if isinstance(stated, dict) else set()
+    known = _languages(generation)
     if (plain := language.strip().strip("<|>").lower()) in known:
         return plain  # without `language_code`, which imports half a second of transformers
     code = language_code(language)

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     TOO_LONG = "too long"
     TOKENS = "too many tokens"
     DURATION = "wrong duration"
+    LANGUAGE = "unknown language"
     SAME_ID = "duplicate id"
     SAME_AUDIO = "duplicate audio"
     SAME_ROW = "duplicate row"

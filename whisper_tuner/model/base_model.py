@@ -54,6 +54,8 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     Raises ConfigError.
     """
     _set_dropout(model, profile.dropout)
+    if profile.no_speech == "train":
+        _allow_empty_text(model)
     if profile.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if profile.method == "lora":
@@ -92,7 +94,8 @@ def encode(model: nn.Module, log_mel: Tensor) -> BaseModelOutput:
     """
     whisper = whisper_of(model)
     encoder = whisper.model.encoder
-    if encoder.training and whisper.config.apply_spec_augment:
+    masks = whisper.config.apply_spec_augment and log_mel.shape[-1] >= whisper.config.mask_time_length
+    if encoder.training and masks:
         log_mel = whisper.model._mask_input_features(log_mel.clone())  # it writes in place
     if log_mel.shape[-1] == full_frames(model):
         return encoder(log_mel)
@@ -132,6 +135,13 @@ def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None
     for module in model.modules():
         if isinstance(module, (WhisperEncoder, WhisperEncoderLayer, WhisperDecoder, WhisperDecoderLayer)):
             module.dropout = dropout
+
+
+def _allow_empty_text(model: WhisperForConditionalGeneration) -> None:
+    """Let `generate` end at once: published models forbid it, and so write something of silence, too."""
+    for config in (model.generation_config, model.config):
+        forbidden = set(getattr(config, "begin_suppress_tokens", None) or ()) - {model.config.eos_token_id}
+        config.begin_suppress_tokens = sorted(forbidden) or None
 
 
 def _check_match(path: str | Path, model: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:

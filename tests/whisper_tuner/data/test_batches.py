@@ -362,7 +362,7 @@ def test_full_context_equals_the_feature_extractor(clips, make_batches, multilin
     (batch,) = next(read(make_batches(clips, batch_size=3, audio_context="full", shuffle=False)))
     waveforms = [load_audio(next(c.audio for c in clips if c.id == name)) for name in batch["ids"]]
     expected = [extractor(w, sampling_rate=16_000, return_tensors="np").input_features[0] for w in waveforms]
-    np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-4)
+    np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-3)
 
 
 def test_micro_batches_split_a_step(clips, make_batches):
@@ -501,7 +501,7 @@ def test_labels_are_padded_to_few_lengths_where_shapes_have_a_price(make_batches
     texts = [replace(clip, text="a" * (1 + 2 * number)) for number, clip in enumerate(clips)]
     batches = make_batches(texts, batch_size=2)
     parts = [part["labels"] for step in read(batches) for part in step]
-    assert all((labels != IGNORED).any(dim=0).all() for labels in parts)
+    assert all((labels[:, -1] != IGNORED).any() for labels in parts)
     planned_by = batches.plan_settings()
     batches.suit(0, few_shapes=True)
     assert batches.plan_settings() == planned_by

@@ -3,6 +3,7 @@ import json
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -377,3 +378,51 @@ def test_a_json_list_and_a_bad_header_say_what_is_wrong(tmp_path):
     (tmp_path / "latin.csv").write_bytes("audio,text\na.wav,x\nb.wav,activé\n".encode("latin-1"))
     with pytest.raises(DataError, match="on line 3"):
         load_manifest(tmp_path / "latin.csv")
+
+
+def test_rows_without_text_are_kept_where_the_profile_trains_them(folder, english_folder):
+    (folder / "m.csv").write_text("id,audio,text\na,a.wav,\nb,b.wav,fine\n")
+    profile = Profile(base_model=str(english_folder), train=folder / "m.csv", test=folder / "m.csv", no_speech="train")
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    found = check_data(profile, run_dir, folder / "store")
+    assert [[sample.text for sample in found[kind].samples] for kind in ("train", "test")] == [["", "fine"]] * 2
+    skipping = replace(profile, no_speech="skip")
+    assert [sample.id for sample in check_data(skipping, run_dir, folder / "store")["train"].samples] == ["b"]
+
+
+def test_a_row_in_a_language_that_the_model_does_not_know_is_left_out(
+    folder, multilingual_folder, english_folder, tmp_path
+):
+    """As Cantonese, which only the newest models know. English-only models look at no language."""
+    model = shutil.copytree(multilingual_folder, tmp_path / "older")
+    stated = json.loads((model / "generation_config.json").read_text())
+    del stated["lang_to_id"]["<|yue|>"]
+    (model / "generation_config.json").write_text(json.dumps(stated))
+    (folder / "m.csv").write_text("id,audio,text,language\na,a.wav,one,yue\nb,b.wav,two,de\nc,c.wav,three,\n")
+    run_dir = folder / "run"
+    run_dir.mkdir()
+
+    def ids(base):
+        profile = Profile(base_model=str(base), train=folder / "m.csv", language="fr")
+        manifest = check_data(profile, run_dir, folder / "store")["train"]
+        return [sample.id for sample in manifest.samples], manifest.problems
+
+    kept, [problem] = ids(model)
+    assert kept == ["b", "c"] and problem.kind == Kind.LANGUAGE
+    assert str(problem) == "line 2: a: the model does not know the language 'yue'"
+    assert ids(multilingual_folder) == ids(english_folder) == (["a", "b", "c"], ())
+
+
+@pytest.mark.parametrize("key", ["timestamps_share", "previous_text_share"])
+def test_settings_that_need_tokens_which_the_model_lacks_are_refused(folder, english_folder, timestamps_folder, key):
+    (folder / "m.csv").write_text("id,audio,text\nb,b.wav,fine\n")
+    (folder / "run").mkdir()
+    settings = {"train": folder / "m.csv", "language": "fr", key: 0.5}
+    check_data(Profile(base_model=str(timestamps_folder), **settings), folder / "run", folder / "store")
+    english = Profile(base_model=str(english_folder), **settings)
+    if key == "timestamps_share":
+        with pytest.raises(ConfigError, match="has no timestamp tokens"):
+            check_data(english, folder / "run", folder / "store")
+    else:
+        check_data(english, folder / "run", folder / "store")

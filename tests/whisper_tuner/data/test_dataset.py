@@ -4,6 +4,7 @@ import os
 import pytest
 
 from whisper_tuner.data.dataset import AUDIO_COLUMNS, TEXT_COLUMNS, Sample, load_manifest, write_manifest
+from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 
 
@@ -126,3 +127,30 @@ def test_a_written_manifest_reads_back_the_same(folder):
     assert "audio/a.wav" in (folder / "out.csv").read_text(encoding="utf-8")
     assert str(folder) not in (folder / "out.csv").read_text(encoding="utf-8")
     assert not list(folder.glob("*.part"))
+
+
+def test_a_row_may_state_its_language_as_a_code_or_a_name(folder):
+    text = "audio,text,language\naudio/a.wav,oui,French\naudio/b.flac,ja, DE \n"
+    loaded = load_manifest(manifest(folder, text))
+    assert [sample.language for sample in loaded.samples] == ["fr", "de"] and not loaded.problems
+    text = "audio,text,language\naudio/a.wav,oui,\naudio/b.flac,ja,Klingon\n"
+    loaded = load_manifest(manifest(folder, text))
+    assert [sample.language for sample in loaded.samples] == [""]
+    assert [str(problem) for problem in loaded.problems] == ["line 3: unknown language 'Klingon'"]
+    assert loaded.problems[0].kind == Kind.LANGUAGE
+
+
+def test_languages_and_clips_without_speech_are_written_and_read_back(folder):
+    samples = [
+        Sample(id="a", audio=folder / "audio/a.wav", text="", duration_s=0.5, line=2),
+        Sample(id="b", audio=folder / "audio/b.flac", text="ja", duration_s=1.234, line=3, language="de"),
+    ]
+    write_manifest(folder / "out.csv", samples)
+    assert load_manifest(folder / "out.csv", no_speech=True).samples == tuple(samples)
+    loaded = load_manifest(folder / "out.csv")
+    assert loaded.samples == tuple(samples[1:]) and loaded.problems[0].kind == Kind.NO_TEXT
+
+
+def test_without_languages_a_written_manifest_has_no_column_for_them(folder):
+    write_manifest(folder / "out.csv", [Sample(id="a", audio=folder / "audio/a.wav", text="a", duration_s=0.5)])
+    assert (folder / "out.csv").read_text().splitlines()[0] == "id,audio_path,transcription,duration_s"

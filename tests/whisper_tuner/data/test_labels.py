@@ -1,72 +1,83 @@
 import pytest
 import torch
-from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
+from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import pad_labels
-from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.labels import IGNORED, Label, check_special_tokens, first_timestamp, label_encoder
 from whisper_tuner.errors import ConfigError, DataError
+
+START = "<|startoftranscript|>"
 
 
 def names(processor, ids):
     return processor.tokenizer.convert_ids_to_tokens(ids)
 
 
+def learnt(processor, label):
+    """For each token of text after which something is learnt, what that is."""
+    pairs = zip(names(processor, label.inputs), label.targets, strict=True)
+    return [(read, *names(processor, [target])) for read, target in pairs if target != IGNORED]
+
+
 def test_multilingual_labels_carry_language_and_task(multilingual):
     model, processor = multilingual
-    ids = label_encoder(model, processor.tokenizer, language="French", task="translate").encode("ab")
-    assert names(processor, ids) == ["<|fr|>", "<|translate|>", "<|notimestamps|>", "Ġ", "a", "b", "<|endoftext|>"]
+    label = label_encoder(model, processor.tokenizer, language="French", task="translate").encode("ab")
+    assert names(processor, label.prompt) == [START, "<|fr|>", "<|translate|>", "<|notimestamps|>"]
+    assert names(processor, label.written) == ["Ġ", "a", "b", "<|endoftext|>"]
 
 
 def test_english_only_labels_carry_no_language(english):
     model, processor = english
-    ids = label_encoder(model, processor.tokenizer, language="fr").encode("ab")
-    assert names(processor, ids) == ["<|notimestamps|>", "Ġ", "a", "b", "<|endoftext|>"]
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    assert names(processor, encoder.encode("ab").inputs) == [START, "<|notimestamps|>", "Ġ", "a", "b"]
+    assert encoder.encode("ab", language="de") == encoder.encode("ab")
 
 
-def test_decoder_sees_the_start_token_exactly_once(multilingual):
+def test_each_position_learns_what_the_next_one_reads_and_the_prompt_is_not_learnt(multilingual):
     model, processor = multilingual
-    labels = pad_labels([label_encoder(model, processor.tokenizer, language="fr").encode("ab")])
-    inputs = shift_tokens_right(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
-    start = model.config.decoder_start_token_id
-    assert inputs[0, 0] == start and (inputs == start).sum() == 1 and not (labels == start).any()
+    label = label_encoder(model, processor.tokenizer, language="fr").encode("ab")
+    pairs = [("<|notimestamps|>", "Ġ"), ("Ġ", "a"), ("a", "b"), ("b", "<|endoftext|>")]
+    assert learnt(processor, label) == pairs and len(label) == len(label.inputs) == len(label.targets) == 7
 
 
-def test_labels_are_what_the_tokenizer_makes_without_the_start_token(multilingual):
+def test_labels_are_what_the_tokenizer_makes(multilingual):
     model, processor = multilingual
     processor.tokenizer.set_prefix_tokens(language="fr", task="transcribe")
     ours = label_encoder(model, processor.tokenizer, language="fr").encode("déjà vu")
-    assert [model.config.decoder_start_token_id, *ours] == processor.tokenizer(" déjà vu").input_ids
+    assert [*ours.inputs, ours.targets[-1]] == processor.tokenizer(" déjà vu").input_ids
+    assert [model.config.decoder_start_token_id, *ours.shifted] == processor.tokenizer(" déjà vu").input_ids
 
 
 def test_padding_is_masked_and_end_of_text_is_learnt(multilingual):
     model, _ = multilingual
     end = model.config.eos_token_id
     assert model.config.pad_token_id == end
-    padded = pad_labels([[1, 2, end], [1, end]])
-    assert padded.dtype == torch.int64
-    assert padded.tolist() == [[1, 2, end], [1, end, -100]]
+    padded = pad_labels([Label((7, 8), (1, 2, end)), Label((8,), (1, end))], end)
+    assert {ids.dtype for ids in padded.values()} == {torch.int64}
+    assert padded["decoder_input_ids"].tolist() == [[7, 8, 1, 2], [8, 1, end, end]]
+    assert padded["labels"].tolist() == [[-100, 1, 2, end], [1, end, -100, -100]]
 
 
 def test_text_in_unspaced_scripts_gets_no_leading_space(multilingual):
     model, processor = multilingual
-    ids = label_encoder(model, processor.tokenizer, language="ja").encode("a")
-    assert names(processor, ids)[3:] == ["a", "<|endoftext|>"]
+    label = label_encoder(model, processor.tokenizer, language="ja").encode("a")
+    assert names(processor, label.written) == ["a", "<|endoftext|>"]
 
 
 @pytest.mark.parametrize("language", ["ja", "Japanese", "<|ja|>", " JA "])
 def test_a_translation_is_english_text_of_foreign_speech(multilingual, language):
     model, processor = multilingual
-    ids = label_encoder(model, processor.tokenizer, language=language, task="translate").encode("a")
-    assert names(processor, ids) == ["<|ja|>", "<|translate|>", "<|notimestamps|>", "Ġ", "a", "<|endoftext|>"]
-    ids = label_encoder(model, processor.tokenizer, language=language).encode("a")
-    assert names(processor, ids) == ["<|ja|>", "<|transcribe|>", "<|notimestamps|>", "a", "<|endoftext|>"]
+    label = label_encoder(model, processor.tokenizer, language=language, task="translate").encode("a")
+    assert names(processor, label.inputs) == [START, "<|ja|>", "<|translate|>", "<|notimestamps|>", "Ġ", "a"]
+    label = label_encoder(model, processor.tokenizer, language=language).encode("a")
+    assert names(processor, label.inputs) == [START, "<|ja|>", "<|transcribe|>", "<|notimestamps|>", "a"]
 
 
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
 def test_english_only_models_write_a_leading_space_whatever_is_asked(english, task):
     model, processor = english
-    ids = label_encoder(model, processor.tokenizer, language="Japanese", task=task).encode("a")
-    assert names(processor, ids) == ["<|notimestamps|>", "Ġ", "a", "<|endoftext|>"]
+    label = label_encoder(model, processor.tokenizer, language="Japanese", task=task).encode("a")
+    assert names(processor, label.inputs) == [START, "<|notimestamps|>", "Ġ", "a"]
 
 
 def test_text_that_the_decoder_cannot_hold_is_refused(multilingual):
@@ -83,3 +94,89 @@ def test_a_multilingual_model_must_be_told_the_language(multilingual):
     for task in ("transcribe", "translate"):
         with pytest.raises(ConfigError, match="needs a language"):
             label_encoder(model, processor.tokenizer, task=task)
+
+
+def test_a_clip_without_speech_learns_to_end_right_after_the_prompt(multilingual, english):
+    for model, processor in (multilingual, english):
+        label = label_encoder(model, processor.tokenizer, language="fr").encode("", end_s=2.0)
+        assert learnt(processor, label) == [("<|notimestamps|>", "<|endoftext|>")]
+
+
+def test_a_row_may_be_in_another_language_that_the_model_knows(multilingual):
+    model, processor = multilingual
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    assert names(processor, encoder.encode("a", language="ja").inputs)[1:] == [
+        "<|ja|>", "<|transcribe|>", "<|notimestamps|>", "a",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"no token <\|xx\|>"):
+        encoder.encode("a", language="xx")
+
+
+@pytest.mark.parametrize(("end_s", "last"), [(0.0, 0), (0.1, 5), (2.413, 121), (29.996, 1500), (31.0, 1500)])
+def test_timestamps_stand_around_the_text_and_are_learnt(timestamps, end_s, last):
+    model, processor = timestamps
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    label, plain = encoder.encode("ab", end_s=end_s), encoder.encode("ab")
+    zero = processor.tokenizer.convert_tokens_to_ids("<|notimestamps|>") + 1
+    assert encoder.first_timestamp == zero == model.generation_config.no_timestamps_token_id + 1
+    assert label.prompt == plain.prompt[:-1]
+    assert label.written == (zero, *plain.written[:-1], zero + last, encoder.end)
+    assert label.targets[len(label.prompt) - 1] == zero
+
+
+def test_timestamps_that_the_tokenizer_names_are_found_too(timestamps, multilingual):
+    tokenizer = timestamps[1].tokenizer
+    unnamed = first_timestamp(tokenizer, timestamps[0].config.vocab_size)
+    tokenizer.add_tokens([f"<|{n * 0.02:.2f}|>" for n in range(1501)], special_tokens=True)
+    assert first_timestamp(tokenizer, timestamps[0].config.vocab_size) == unnamed
+    other = multilingual[1].tokenizer
+    other.add_tokens([f"<|own{n}|>" for n in range(1501)], special_tokens=True)
+    assert first_timestamp(other, len(other)) is None
+
+
+def test_what_was_said_before_is_a_prompt_cut_to_its_end(multilingual):
+    model, processor = multilingual
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    label, plain = encoder.encode("ab", previous="cd"), encoder.encode("ab")
+    assert label.prompt[4:] == plain.prompt and label.written == plain.written
+    assert names(processor, label.prompt[:4]) == ["<|startofprev|>", "Ġ", "c", "d"]
+    assert list(label.prompt[:4]) == processor.tokenizer.get_prompt_ids("cd").tolist()
+    assert label.targets == [IGNORED] * (len(label.prompt) - 1) + list(label.written)
+    long = encoder.encode("ab", previous="c" * 100 + "d")
+    assert names(processor, long.prompt[:32]) == ["<|startofprev|>", *["c"] * 30, "d"]  # 64 / 2 - 1
+    most = encoder.encode("a" * (64 - 9), previous="x" * 100)  # five positions are taken, four left
+    assert len(most) == 64 and names(processor, most.prompt[:4]) == ["<|startofprev|>", "x", "x", "x"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_what_has_no_room_is_left_out(timestamps, left):
+    model, processor = timestamps
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    text = "a" * (59 - left)
+    plain = encoder.encode(text)
+    assert len(plain) == 64 - left
+    label = encoder.encode(text, end_s=1.0, previous="b" * 9)
+    assert len(label) <= 64 and (label.written == plain.written) is (left < 1)
+
+
+def test_labels_are_of_any_text_and_come_back_as_it(timestamps):
+    model, processor = timestamps
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    for text in ("déjà vu", "  two  spaces", "a\nb", "…", "日本"):
+        label = encoder.encode(text, end_s=1.0, previous="avant")
+        ids = [target for target in label.targets if target != IGNORED][1:-2]
+        assert processor.tokenizer.decode(ids).removeprefix(" ") == text.removeprefix(" ")
+
+
+@pytest.mark.parametrize("key", ["timestamps_share", "previous_text_share"])
+def test_a_model_without_the_tokens_is_refused(multilingual_folder, timestamps_folder, tmp_path, key):
+    def check(folder):
+        check_special_tokens(Profile(base_model=str(folder), train=tmp_path, **{key: 0.5}))
+
+    check(timestamps_folder)
+    if key == "timestamps_share":
+        with pytest.raises(ConfigError, match=r"timestamps_share = 0\.5: .*multilingual has no timestamp tokens"):
+            check(multilingual_folder)
+    else:
+        check(multilingual_folder)
+    check_special_tokens(Profile(base_model="nobody/nothing", train=tmp_path))

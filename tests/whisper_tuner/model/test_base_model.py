@@ -177,3 +177,23 @@ def test_the_language_is_remembered_by_multilingual_models_only(multilingual, en
     for (model, _), expected in ((multilingual, "fr"), (english, None)):
         set_language(model, "French")
         assert getattr(model.generation_config, "language", None) == expected
+
+
+def test_a_model_that_is_trained_on_silence_may_write_nothing(english, profile_of, tmp_path):
+    """Published models forbid a blank and end-of-text as the first token."""
+    model, _ = english
+    end = model.config.eos_token_id
+    model.generation_config.begin_suppress_tokens = [220, end]
+    prepare(model, profile_of())
+    assert model.generation_config.begin_suppress_tokens == [220, end]
+    prepare(model, profile_of(no_speech="train"))
+    model.save_pretrained(tmp_path)
+    saved = WhisperForConditionalGeneration.from_pretrained(tmp_path)
+    assert saved.generation_config.begin_suppress_tokens == [220]
+    saved.generate(mel(saved, full_frames(saved)), max_new_tokens=2)
+
+
+def test_masks_of_the_checkpoints_own_that_are_longer_than_a_clip_are_left_out(multilingual):
+    model, _ = multilingual
+    model.config.apply_spec_augment, model.config.mask_time_length = True, 60
+    encode(model.train(), mel(model, 50))

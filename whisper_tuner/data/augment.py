@@ -1,0 +1,121 @@
+"""What of a clip changes from epoch to epoch: its speed, masks over its log-mel, timestamps, and a previous text.
+
+Everything is drawn from the seed, the epoch and the clip's id alone, so that a clip is the same on whatever host trains
+it, in whatever batch, and after a resume. No other random generator is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from whisper_tuner.config import Profile
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.labels import Label, LabelEncoder
+
+MOST_MASKED = 4  # a mask covers at most this part of a clip: none is left without speech
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Settings of a profile by their names there; by default nothing changes.
+
+    longest_s: of all clips; none is slowed down beyond it, since memory is measured with it. previous: by id, what is
+    said before a clip.
+    """
+
+    seed: int = 0
+    speed_perturbation: float = 0.0
+    timestamps_share: float = 0.0
+    previous_text_share: float = 0.0
+    mask_time_prob: float = 0.0
+    mask_time_length: int = 10
+    mask_feature_prob: float = 0.0
+    mask_feature_length: int = 10
+    longest_s: float = 0.0
+    previous: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Of what is on, by name; what is off is not named, as in runs from before there was such a setting."""
+        return {key: getattr(self, key) for key in PROFILE_KEYS if getattr(self, key.replace("_length", "_prob"))}
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        change = self.speed_perturbation
+        return (round(1 - change, 6), 1.0, round(1 + change, 6)) if change else (1.0,)
+
+    def speed(self, sample: Sample, epoch: int) -> float:
+        """By which the clip is played: it lasts duration_s / speed."""
+        if not self.speed_perturbation:
+            return 1.0
+        speed = self._chance("speed", sample, epoch).choice(self.speeds)
+        return 1.0 if speed < 1 and sample.duration_s / speed > self.longest_s else speed
+
+    def label(self, sample: Sample, epoch: int, encoder: LabelEncoder) -> Label:
+        """Raises DataError."""
+        has_timestamps = self._chance("timestamps", sample, epoch).random() < self.timestamps_share
+        has_previous = self._chance("previous text", sample, epoch).random() < self.previous_text_share
+        return encoder.encode(
+            sample.text,
+            language=sample.language,
+            end_s=sample.duration_s / self.speed(sample, epoch) if has_timestamps else None,
+            previous=self.previous.get(sample.id, "") if has_previous else "",
+        )
+
+    def longest_label(self, tokens: int, encoder: LabelEncoder) -> int:
+        """The most that a label without timestamps and previous text may come to, of so many tokens."""
+        if self.timestamps_share:
+            tokens += 1  # two timestamps, and no <|notimestamps|>
+        if self.previous_text_share:
+            tokens += encoder.max_tokens // 2
+        return min(tokens, encoder.max_tokens)
+
+    def masked(self, log_mel: np.ndarray, sample: Sample, epoch: int) -> np.ndarray:
+        """SpecAugment (1904.08779) without time warping: log_mel [80|128, frames] with its mean in the masks."""
+        if not self.mask_time_prob and not self.mask_feature_prob:
+            return log_mel
+        chance = self._chance("masks", sample, epoch)
+        bins, frames = log_mel.shape
+        hidden = np.zeros(log_mel.shape, dtype=bool)
+        for start, end in _masks(frames, self.mask_time_prob, self.mask_time_length, chance):
+            hidden[:, start:end] = True
+        for start, end in _masks(bins, self.mask_feature_prob, self.mask_feature_length, chance):
+            hidden[start:end] = True
+        hidden.flat[log_mel.argmax()] = False  # the loudest value says how loud silence is, see `pad_log_mel`
+        return np.where(hidden, log_mel.mean(dtype=np.float64).astype(log_mel.dtype), log_mel)
+
+    def _chance(self, what: str, sample: Sample, epoch: int) -> Random:
+        return Random(f"{what} {self.seed} {epoch} {sample.id}")
+
+
+PROFILE_KEYS = [f.name for f in dataclasses.fields(Augmentation) if f.name not in ("seed", "longest_s", "previous")]
+UNCHANGED = Augmentation()
+
+
+def augmentation_of(profile: Profile, samples: Sequence[Sample]) -> Augmentation:
+    """Of training clips in the order of their manifest. What is said before a clip is the text of the row before, if
+    that is in the same language: in most data sets the rows of a recording follow each other.
+    """
+    return Augmentation(
+        seed=profile.seed,
+        longest_s=max((sample.duration_s for sample in samples), default=0.0),
+        previous={own.id: before.text for before, own in pairwise(samples) if before.language == own.language},
+        **{key: getattr(profile, key) for key in PROFILE_KEYS},
+    )
+
+
+def _masks(size: int, share: float, length: int, chance: Random) -> list[tuple[int, int]]:
+    """Begin and end of each mask on an axis. They cover at most about `share` of it, on average; they may overlap.
+
+    As transformers' `mask_time_prob` and `mask_time_length`, but masks are shorter on a short axis.
+    """
+    length = min(length, size // MOST_MASKED)
+    count = int(share * size / length + chance.random()) if length else 0
+    starts = [chance.randrange(size - length + 1) for _ in range(count)]
+    return [(start, start + length) for start in starts]
