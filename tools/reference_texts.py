@@ -152,7 +152,7 @@ anew in each epoch. All is drawn from the seed, the epoch and the clip's id, so 
 machine trains it, and after a resume. Validation and test clips are never changed.
 
 * `speed_perturbation = 0.1` plays a clip at 0.9, 1 or 1.1 of its speed, and so changes its pitch, too. No clip becomes
-  longer than the longest.
+  longer than the longest. The cache of features takes three times the space.
 * The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
   A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
 * With `timestamps_share` the text stands between `<|0.00|>` and the clip's end. A model that is trained without
@@ -161,7 +161,7 @@ machine trains it, and after a resume. Validation and test clips are never chang
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
 * With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in
   their `generation_config.json` (`begin_suppress_tokens`), so the trained model's allows it; in whisper.cpp and
-  faster-whisper switch `suppress_blank` off. Few such rows are enough; with many, quiet speech is lost.""",
+  faster-whisper switch `suppress_blank` off. A LoRA adapter needs the `generation_config.json` beside it, too.""",
     "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
 Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to

@@ -73,7 +73,7 @@ class Augmentation:
         if self.timestamps_share:
             tokens += 1  # two timestamps, and no <|notimestamps|>
         if self.previous_text_share:
-            tokens += encoder.max_tokens // 2
+            tokens += min(tokens, encoder.max_tokens // 2)  # another text, without this one's prompt
         return min(tokens, encoder.max_tokens)
 
     def masked(self, log_mel: np.ndarray, sample: Sample, epoch: int) -> np.ndarray:

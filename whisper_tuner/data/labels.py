@@ -5,7 +5,7 @@ The decoder reads  <|startoftranscript|><|fr|><|transcribe|><|notimestamps|> tex
 <|startoftranscript|><|fr|><|transcribe|><|0.00|> text<|2.40|>, and the two timestamps are learnt too. A previous text
 stands before all that:  <|startofprev|> previous text.
 
-A clip without speech has no text: only end-of-text is learnt, right after the prompt. OpenAI's <|nospeech|> stands in
+A clip without speech has no text: only end-of-text is learnt, right after the prompt (or <|0.00|>). OpenAI's <|nospeech|> stands in
 the place of the language instead, but `generate` is given the language, and so never asks for it.
 """
 
@@ -87,8 +87,9 @@ class LabelEncoder:
         label = Label((*prompt, self._token(NO_TIMESTAMPS)), (*ids, self.end))
         if len(label) > self.max_tokens:
             raise DataError(f"the text makes {len(label)} tokens, but the decoder takes {self.max_tokens}")
-        if text and end_s is not None:
-            timed = Label(prompt, (self._timestamp(0.0), *ids, self._timestamp(end_s), self.end))
+        if end_s is not None:
+            last = [self._timestamp(end_s)] if text else []  # `generate` lets no timestamp follow the first one at once
+            timed = Label(prompt, (self._timestamp(0.0), *ids, *last, self.end))
             label = timed if len(timed) <= self.max_tokens else label
         # As Whisper's own decoding: at most the last 223 tokens of the usual 448 positions.
         room = min(self.max_tokens // 2 - 1, self.max_tokens - len(label) - 1)

@@ -98,8 +98,14 @@ def test_a_multilingual_model_must_be_told_the_language(multilingual):
 
 def test_a_clip_without_speech_learns_to_end_right_after_the_prompt(multilingual, english):
     for model, processor in (multilingual, english):
-        label = label_encoder(model, processor.tokenizer, language="fr").encode("", end_s=2.0)
+        label = label_encoder(model, processor.tokenizer, language="fr").encode("")
         assert learnt(processor, label) == [("<|notimestamps|>", "<|endoftext|>")]
+
+
+def test_with_timestamps_it_learns_to_end_after_the_first(timestamps):
+    model, processor = timestamps
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    assert encoder.encode("", end_s=2.0).written == (encoder.first_timestamp, encoder.end)
 
 
 def test_a_row_may_be_in_another_language_that_the_model_knows(multilingual):
