@@ -55,6 +55,15 @@ class Profile:
     lora_targets: tuple[str, ...] = setting(
         ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "names of the linear layers that LoRA adapts"
     )
+    lora_part: str = setting(
+        "all", "where LoRA adapts those layers: everywhere, or in the decoder alone", choices=("all", "decoder")
+    )
+    encoder_cache_gb: float = setting(
+        20.0,
+        "disk space on each host for the outputs of an encoder that is not trained (method = decoder, or lora_part = "
+        "decoder), which is then computed once for each clip and not in each epoch; 0: none",
+        low=0.0,
+    )
     dropout: float = setting(0.0, "dropout of the model while training", low=0.0, high=0.9)
     label_smoothing: float = setting(
         0.0, "share of each target token's probability that is spread over all tokens", low=0.0, high=0.5
@@ -96,6 +105,16 @@ class Profile:
 
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def trains_encoder(self) -> bool:
+        return self.method == "full" or (self.method == "lora" and self.lora_part == "all")
+
+    @property
+    def caches_encoder(self) -> bool:
+        """Whether its outputs are kept: not where a clip changes from epoch to epoch."""
+        changes = self.speed_perturbation or self.mask_time_prob or self.mask_feature_prob
+        return not self.trains_encoder and self.encoder_cache_gb > 0 and not changes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from exogym.elastic_sampler import ElasticSampler
 from exogym.settings import FitSettings
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample, load_manifest
+from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.export.final import save_final
@@ -67,18 +68,18 @@ def load_whisper(
     torch.manual_seed(profile.seed)
     model, processor = load_base(profile.base_model)
     set_language(model, profile.language or None, profile.task)
+    trained, settings = prepare(model, profile), _fit_settings(spec)
     data = _Data(spec, model, processor, events, unsent)
-    model, settings = prepare(model, profile), _fit_settings(spec)
     share = share_of_memory(spec, settings.device)
     if most := devices.most_terms(share.device):
-        split_wide_layers(model, most)
+        split_wide_layers(trained, most)
+    about = {"label_smoothing": profile.label_smoothing, "encoder_store": data.encoder_store}
     work = RankWork(
-        # TrainNode moves it to the device.
-        model=WhisperModelWrapper(model, processor, "cpu", label_smoothing=profile.label_smoothing),
+        model=WhisperModelWrapper(trained, processor, "cpu", **about),  # TrainNode moves it to the device
         train=data.sampler(profile.train, shuffle=True),
         validation=data.sampler(profile.validation, shuffle=False) if profile.validation else None,
         settings=settings,
-        save=lambda final, _: save_final(model.cpu(), processor, final, profile.base_model),
+        save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
     )
     fit_into_memory(
         work.model,
@@ -89,6 +90,7 @@ def load_whisper(
         events=events,
         more_bytes=more_bytes(spec.strategy_settings),
     )
+    data.make_room(work)
     data.prepare(work, stopped)
     return work
 
@@ -128,6 +130,10 @@ class _Data:
         warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
         self._features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
         self._audio_pull = AudioPull(events, unsent)
+        self.encoder_store: EncoderStore | None = None
+        if profile.caches_encoder:
+            folder = Path(spec.cache_dir) / "encoder"
+            self.encoder_store = EncoderStore(folder, model.model.encoder, precision=profile.precision, warn=warn)
 
     def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
         spec, profile = self._spec, self._spec.profile
@@ -139,11 +145,19 @@ class _Data:
             profile,
             features=self._features,
             labels=self._encoder,
+            encoder_store=self.encoder_store,
             shuffle=shuffle,
             missing_audio=self._audio_pull,
             on_problem=self._report,
         )
         return ElasticSampler(batches, spec.hosts, spec.name)
+
+    def make_room(self, work: RankWork) -> None:
+        """For the outputs of the encoder, if they are kept. Raises RunError."""
+        if self.encoder_store:
+            samplers = filter(None, (work.train, work.validation))
+            needed = sum(sampler.samples.stored_bytes(sampler.next_numbers()) for sampler in samplers)
+            self.encoder_store.make_room(needed, int(self._spec.profile.encoder_cache_gb * 1e9))
 
     def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
         """Compute the log-mels of the clips that this rank is going to read, as far as their audio is here."""

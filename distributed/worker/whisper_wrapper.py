@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
+from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
 from whisper_tuner.model.base_model import encode, whisper_of
 
@@ -21,7 +23,7 @@ class WhisperModelWrapper(nn.Module):
     """Token-weighted loss of a Whisper model, plain or wrapped by peft.
 
     Trainable are the parameters that `whisper_model` leaves trainable; the wrapper has none of its own.
-    label_smoothing: in training, as in torch's cross_entropy.
+    label_smoothing: in training, as in torch's cross_entropy. encoder_store: of an encoder that is not trained.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class WhisperModelWrapper(nn.Module):
         device: str | torch.device,
         *,
         label_smoothing: float = 0.0,
+        encoder_store: EncoderStore | None = None,
     ):
         super().__init__()
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.encoder_store = label_smoothing, encoder_store
         self.model = whisper_model.to(device)
         self.processor = processor
 
@@ -47,21 +50,40 @@ class WhisperModelWrapper(nn.Module):
         `batch` is a dict with `input_features` and `labels`, or a pair `(audio_features, labels)`. Features are
         log-mel, float32 [B, 80|128, frames], at most the model's full length; labels are int64 [B, L], -100 = no
         target. `decoder_input_ids` int64 [B, L] are what the decoder is given, by default the labels shifted right.
+        `encoder_states` float32 [B, frames / 2, d_model] may stand for the features; `encoder_keys`: to keep them by.
         """
-        features, labels, inputs = _unpack(batch)
+        batch = batch if isinstance(batch, Mapping) else dict(zip(("input_features", "labels"), batch, strict=True))
+        labels, inputs = batch["labels"], batch.get("decoder_input_ids")
         is_target = (labels != IGNORED).flatten().cpu()  # [B * L]; before the copy: later it would wait for the queue
-        features, labels = features.to(self.device), labels.to(self.device)
+        labels = labels.to(self.device)
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
         states = decoder(
             input_ids=inputs.to(self.device),
-            encoder_hidden_states=encode(self._whisper, features).last_hidden_state,
+            encoder_hidden_states=self._encoded(batch),
             use_cache=False,
         ).last_hidden_state  # [B, L, d_model]
         places = is_target.nonzero().squeeze(1).to(self.device)
         total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places])
         return total / max(len(places), 1), len(places)
+
+    def train(self, mode: bool = True) -> WhisperModelWrapper:
+        """An encoder that is not trained has no dropout either: it says the same of a clip each time."""
+        super().train(mode)
+        encoder = self._whisper.model.encoder
+        if not any(parameter.requires_grad for parameter in encoder.parameters()):
+            encoder.eval()
+        return self
+
+    def _encoded(self, batch: Mapping[str, Any]) -> Tensor:
+        """float32 [B, frames / 2, d_model]"""
+        if "encoder_states" in batch:
+            return batch["encoder_states"].to(self.device)
+        states = encode(self._whisper, batch["input_features"].to(self.device)).last_hidden_state
+        if self.encoder_store and "encoder_keys" in batch:
+            self.encoder_store.put(batch["encoder_keys"], states)
+        return states
 
     def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
         """Summed cross entropy of targets [n] for the decoder's states [n, d_model].
@@ -83,10 +105,3 @@ class WhisperModelWrapper(nn.Module):
     @property
     def _whisper(self) -> WhisperForConditionalGeneration:
         return whisper_of(self.model)
-
-
-def _unpack(batch: Mapping[str, Tensor] | Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-    if isinstance(batch, Mapping):
-        return batch["input_features"], batch["labels"], batch.get("decoder_input_ids")
-    features, labels = batch
-    return features, labels, None

@@ -29,6 +29,7 @@ from whisper_tuner.data.batch_shapes import (
     padded_tokens,
 )
 from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
@@ -53,7 +54,10 @@ class MissingAudio(Protocol):
 
 
 Batch = dict[str, Any]
-"""`input_features` float32 [B, 80|128, frames], `ids` list of B strings, and what pad_labels gives."""
+"""`input_features` float32 [B, 80|128, frames], `ids` list of B strings, and what pad_labels gives.
+
+Where an EncoderStore has what the encoder says of all clips: `encoder_states` float32 [B, frames / 2, d_model] instead.
+"""
 
 Clip = tuple[Sample, np.ndarray, Label]
 """With its log-mel [80|128, frames]."""
@@ -80,6 +84,7 @@ class ShardBatches:
         *,
         features: FeatureStore,
         labels: LabelEncoder,
+        encoder_store: EncoderStore | None = None,
         shuffle: bool = True,
         missing_audio: MissingAudio | None = None,
         assign: Assign = assign_shards,
@@ -91,13 +96,13 @@ class ShardBatches:
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
         self.edges = bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
-        self._features, self._labels = features, labels
+        self._features, self._labels, self._encoder_store = features, labels, encoder_store
         self._profile, self._shuffle = profile, shuffle
         self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
         self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most_positions = NO_LIMIT
-        self._fixed_cost = WHOLE
+        self._fixed_cost = 0 if encoder_store else WHOLE
         self._label_grid = 1
 
     def __len__(self) -> int:
@@ -115,7 +120,9 @@ class ShardBatches:
     def suit(self, fixed_cost: int, *, few_shapes: bool) -> None:
         """To a device on which each micro-batch costs as much as so many mel frames more; few_shapes: and on which each
         shape of a batch has its price."""
-        self._fixed_cost, self._label_grid = fixed_cost, LABEL_GRID if few_shapes else 1
+        if self._encoder_store is None:  # or each clip has its own length, and none is padded to another's
+            self._fixed_cost = fixed_cost
+        self._label_grid = LABEL_GRID if few_shapes else 1
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -219,11 +226,25 @@ class ShardBatches:
     def collate(self, clips: Sequence[Clip]) -> Batch:
         samples, mels, labels = zip(*clips, strict=True)
         frames, tokens = self._shape(clips)
+        padded = [pad_log_mel(mel[:, :frames], frames) for mel in mels]
         return {
-            "input_features": torch.from_numpy(np.stack([pad_log_mel(mel[:, :frames], frames) for mel in mels])),
+            **self._inputs(padded),
             **pad_labels(labels, self._labels.end, tokens),
             "ids": [sample.id for sample in samples],
         }
+
+    def _inputs(self, mels: Sequence[np.ndarray]) -> Batch:
+        """`input_features`, or what is stored of them."""
+        keys = [self._encoder_store.key(mel) for mel in mels] if self._encoder_store else []
+        if keys and (states := self._encoder_store.get(keys)) is not None:
+            return {"encoder_states": states}
+        features = torch.from_numpy(np.stack(mels))
+        return {"input_features": features, "encoder_keys": keys} if keys else {"input_features": features}
+
+    def stored_bytes(self, numbers: Sequence[int]) -> int:
+        """That the encoder's outputs of these samples take."""
+        lengths = [self._frames(self.samples[number].duration_s * self._frames_per_s) for number in numbers]
+        return self._encoder_store.bytes_of(lengths) if self._encoder_store else 0
 
     def _frames(self, frames: float) -> int:
         """The length that a clip of this many frames is padded to."""

@@ -116,7 +116,7 @@ def _add_adapters(model: WhisperForConditionalGeneration, profile: Profile) -> P
         r=profile.lora_r,
         lora_alpha=profile.lora_alpha,
         lora_dropout=profile.lora_dropout,
-        target_modules=list(profile.lora_targets),
+        target_modules=_lora_targets(profile),
     )
     try:
         return get_peft_model(model, settings)
@@ -124,6 +124,12 @@ def _add_adapters(model: WhisperForConditionalGeneration, profile: Profile) -> P
         raise ConfigError(
             f"LoRA cannot be added: {error}", remedy=f"Use some of {', '.join(_linear_names(model))}."
         ) from error
+
+
+def _lora_targets(profile: Profile) -> list[str] | str:
+    """Ends of names, or an expression for whole ones: only the output layer is not inside encoder or decoder."""
+    names = list(profile.lora_targets)
+    return names if profile.lora_part == "all" else rf"(model\.decoder\..*\.)?({'|'.join(map(re.escape, names))})"
 
 
 def _linear_names(model: nn.Module) -> Sequence[str]:

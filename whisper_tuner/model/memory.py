@@ -131,7 +131,8 @@ def trained_parameters(shape: ModelShape, profile: Profile) -> int:
         return sum(
             profile.lora_r * (width + height)
             for name, width, height in shape.linear_layers()
-            if any(name == target or name.endswith(f".{target}") for target in profile.lora_targets)
+            if (profile.lora_part == "all" or ".encoder." not in name)
+            and any(name == target or name.endswith(f".{target}") for target in profile.lora_targets)
         )
     return shape.decoder_parameters if profile.method == "decoder" else shape.parameters - shape.positions
 
@@ -145,9 +146,9 @@ def training_memory(
     """
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
-    per_clip = _activations(shape, profile.method, clip_s, profile.gradient_checkpointing)
+    per_clip = _activations(shape, profile, clip_s)
     if device == "mps":
-        per_clip += _attention_weights(shape, profile.method, clip_s, profile.gradient_checkpointing)
+        per_clip += _attention_weights(shape, profile, clip_s)
     return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + clips * per_clip
 
 
@@ -175,25 +176,25 @@ def profile_memory(
     return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
 
 
-def _activations(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:
+def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:
     """Bytes kept for the backward pass of one clip: what each layer needs of its inputs, and the logits."""
     frames, tokens = _lengths(shape, clip_s)
-    d = shape.d_model
-    more = 22 if method == "lora" else 0  # what adapters keep, and what passes through them
+    d, is_lora, checkpointing = shape.d_model, profile.method == "lora", profile.gradient_checkpointing
+    more = 22 if is_lora else 0  # what adapters keep, and what passes through them
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
     if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
-        layers = shape.encoder_layers * frames * (15 if method == "lora" else 1) * d + encoder_layer
+        layers = shape.encoder_layers * frames * (15 if is_lora else 1) * d + encoder_layer
         layers += shape.decoder_layers * tokens * d + decoder_layer
     else:
         layers = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer
-    if method == "decoder":  # nothing of the encoder is kept but its output
+    if not profile.trains_encoder:  # nothing of the encoder is kept but its output
         layers -= 0 if checkpointing else shape.encoder_layers * encoder_layer
-    stem = 0 if method == "decoder" else 4 * frames * (d + shape.num_mel_bins)
+    stem = 4 * frames * (d + shape.num_mel_bins) if profile.trains_encoder else 0
     return FLOAT * (layers + stem + LOGITS * tokens * shape.vocab_size)
 
 
-def _attention_weights(shape: ModelShape, method: str, clip_s: float, checkpointing: bool) -> int:
+def _attention_weights(shape: ModelShape, profile: Profile, clip_s: float) -> int:
     """Bytes that one clip takes more where attention has no fused backward: on mps (pytorch 179294).
 
     There each attention keeps its weights [heads, queries, keys] in float32, also under bf16, and scaled copies of
@@ -201,8 +202,8 @@ def _attention_weights(shape: ModelShape, method: str, clip_s: float, checkpoint
     scores besides, of one layer at a time; by then the logits are gone. Measured on a CPU without its fused attention.
     """
     frames, tokens = _lengths(shape, clip_s)
-    d, heads = shape.d_model, shape.decoder_attention_heads
-    square = 0 if method == "decoder" else shape.encoder_attention_heads * frames**2
+    d, heads, checkpointing = shape.d_model, shape.decoder_attention_heads, profile.gradient_checkpointing
+    square = shape.encoder_attention_heads * frames**2 if profile.trains_encoder else 0
     encoder_layer = square and square + 2 * frames * d
     decoder_layer = heads * tokens * (frames + 3 * tokens) + (frames + 3 * tokens) * d
     layers = (1, 1) if checkpointing else (shape.encoder_layers, shape.decoder_layers)

@@ -1,0 +1,108 @@
+"""Outputs of an encoder that is not trained: computed in the first epoch, read from disk in the others."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whisper_tuner.data.segments import Segments, hash_of
+from whisper_tuner.errors import RunError
+from whisper_tuner.text import size
+
+FORMAT = 1  # raise it when the same weights and log-mels come to be encoded otherwise
+STORED = np.dtype("<f2")
+REMEDY = "Make room, raise encoder_cache_gb, or set it to 0: then the encoder is computed anew in each epoch."
+
+
+class EncoderStore:
+    """Encoder states [frames / 2, d_model] under the hash of the weights and of the padded log-mel, as fp16.
+
+    All clips of one length: padding changes what an encoder says of a clip. Other models' outputs are in folders beside
+    this one. warn: told once, if nothing can be written; the encoder is then computed each time.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        encoder: nn.Module,
+        *,
+        precision: str,
+        warn: Callable[[str], None] = lambda what: None,
+    ):
+        self.d_model = encoder.config.d_model
+        self.directory = Path(directory) / _digest(encoder, precision)
+        self._segments = Segments(self.directory)
+        self._warn, self._is_writable, self._lock = warn, True, threading.Lock()
+
+    def bytes_of(self, lengths: Sequence[int]) -> int:
+        """That clips of so many mel frames take."""
+        return sum(frames // 2 * self.d_model * STORED.itemsize for frames in lengths)
+
+    def make_room(self, needed: int, budget: int) -> None:
+        """For so many bytes: other models' outputs go, those first that were not used for longest. Raises RunError."""
+        if needed > budget:
+            what = f"the encoder's outputs take {size(needed)}, but encoder_cache_gb allows {size(budget)}"
+            raise RunError(what, remedy=REMEDY)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        held = _bytes_in(self.directory)
+        others = [folder for folder in self.directory.parent.iterdir() if folder.is_dir() and folder != self.directory]
+        for folder in sorted(others, key=lambda folder: folder.stat().st_mtime):
+            if sum(map(_bytes_in, self.directory.parent.iterdir())) + needed - held <= budget:
+                break
+            shutil.rmtree(folder, ignore_errors=True)
+        free = shutil.disk_usage(self.directory).free
+        if needed - held > free:
+            what = f"the encoder's outputs take {size(needed)}, but {self.directory} has {size(free)} free"
+            raise RunError(what, remedy=REMEDY)
+
+    def key(self, log_mel: np.ndarray) -> bytes:
+        """Of a padded log-mel, float32 [80|128, frames]."""
+        return hash_of(f"{log_mel.shape}".encode() + log_mel.tobytes())
+
+    def get(self, keys: Sequence[bytes]) -> Tensor | None:
+        """float32 [B, frames / 2, d_model]; None if one of them is not stored."""
+        found = [self._segments.get(key) for key in keys]
+        if None in found:
+            return None
+        return torch.from_numpy(
+            np.stack([np.frombuffer(value, STORED).astype(np.float32) for value in found])
+        ).unflatten(1, (-1, self.d_model))
+
+    def put(self, keys: Sequence[bytes], states: Tensor) -> None:
+        """states [B, frames / 2, d_model], on any device. What is too large for fp16 is not kept."""
+        values = states.detach().float().cpu().numpy().astype(STORED)
+        with self._lock, contextlib.suppress(BlockingIOError):  # others write just now: in the next epoch
+            for key, value in zip(keys, values, strict=True):
+                if self._is_writable and np.isfinite(value).all():
+                    self._put(key, value.tobytes())
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        try:
+            self._segments.put(key, value)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self._is_writable = False
+            what = f"the encoder's outputs cannot be kept in {self.directory}: {error.strerror or error}"
+            self._warn(f"{what}; they are computed in each epoch, which is slower")
+
+
+def _digest(encoder: nn.Module, precision: str) -> str:
+    """Of its weights, on any device."""
+    found = f"{FORMAT} {precision} {torch.__version__}".encode()
+    for name, value in sorted(encoder.state_dict().items()):
+        found = hash_of(found + name.encode() + value.detach().float().cpu().contiguous().numpy().tobytes())
+    return found.hex()
+
+
+def _bytes_in(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in folder.iterdir())
+    return 0
