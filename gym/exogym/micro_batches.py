@@ -27,7 +27,7 @@ class Forward:
         """(mean loss, weight of that mean, number of samples)"""
         self._tidy(batch)
         batch = to_device(batch, self._device)
-        samples = count_samples(batch)
+        samples = len(sample_ids(batch)) or count_samples(batch)
         with devices.autocast(self._device, self._precision):
             output = self._model(batch)
         loss, weight = output if isinstance(output, tuple) else (output, samples)

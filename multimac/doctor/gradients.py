@@ -22,7 +22,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
 from whisper_tuner.config import Profile
-from whisper_tuner.data.batch_shapes import bucket_edges, equal_part
+from whisper_tuner.data.batch_shapes import bucket_edges, equal_part, window_edges
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.errors import DataError
 from whisper_tuner.model.base_model import full_frames, load_base, prepare, whisper_of
@@ -153,7 +153,9 @@ def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.devi
     samples, source = _samples(profile)
     clips = -(-profile.batch_size // profile.accumulation) if profile else 8
     full = full_frames(model.model)
-    edges = (full,) if profile and profile.audio_context == "full" else bucket_edges(samples, full)
+    context = profile.audio_context if profile else "cropped"
+    edges = {"full": (full,), "pack": window_edges(full)}.get(context) or bucket_edges(samples, full)
+    edges = edges if context != "mixed" else tuple(sorted({*edges, full}))
     limit = CPU_POSITIONS if device.type == "cpu" else devices.most_terms(device) or ACCELERATOR_POSITIONS
     if device.type == "cpu":
         edges = tuple(sorted({edges[0], edges[-1]}))

@@ -27,12 +27,15 @@ from whisper_tuner.data.batch_shapes import (
     clips_within,
     micro_batches,
     padded_tokens,
+    window_edges,
 )
+from whisper_tuner.data.clip import Clip
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
+from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes
@@ -58,9 +61,6 @@ Batch = dict[str, Any]
 
 Where an EncoderStore has what the encoder says of all clips: `encoder_states` float32 [B, frames / 2, d_model] instead.
 """
-
-Clip = tuple[Sample, np.ndarray, Label]
-"""With its log-mel [80|128, frames]."""
 
 PLAN = 2  # raise it when the same clips and settings come to be planned otherwise: an older run is then not resumed
 
@@ -94,7 +94,12 @@ class ShardBatches:
         extractor = features.extractor
         self._full_frames = extractor.nb_max_frames
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
-        self.edges = bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
+        self._packs = profile.audio_context == "pack" and shuffle
+        self.edges = (
+            window_edges(self._full_frames)
+            if self._packs
+            else bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
+        )
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels, self._encoder_store = features, labels, encoder_store
         self._profile, self._shuffle = profile, shuffle
@@ -142,7 +147,10 @@ class ShardBatches:
             with contextlib.suppress(DataError):  # it is left out when its turn comes
                 tokens = max(tokens, len(self._labels.encode(text)))
         tokens = self._augmentation.longest_label(tokens, self._labels)
-        return self._frames(seconds * self._frames_per_s), self._tokens(tokens)
+        if self._packs:
+            return self._full_frames, self._tokens(self._labels.max_tokens)
+        is_full = self._augmentation.full_share > 0
+        return self._full_frames if is_full else self._frames(seconds * self._frames_per_s), self._tokens(tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -218,19 +226,17 @@ class ShardBatches:
         for number, (shard, own) in enumerate(zip(shards, sizes, strict=True)):
             by_length = sorted(shard, key=lambda s: (-s.duration_s, s.id))
             chance = random.Random(f"samples {self._profile.seed} {epoch} {number}")
-            costs = [self._frames(sample.duration_s * self._frames_per_s) for sample in by_length]
+            costs = [self._cost(sample, epoch) for sample in by_length]
             steps = balanced(costs, own, turns, chance) if self._shuffle else in_order(len(shard), own)
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 
-    def collate(self, clips: Sequence[Clip]) -> Batch:
-        samples, mels, labels = zip(*clips, strict=True)
-        frames, tokens = self._shape(clips)
-        padded = [pad_log_mel(mel[:, :frames], frames) for mel in mels]
+    def collate(self, clips: Sequence[Clip], frames: int) -> Batch:
+        tokens = self._tokens(max(len(clip.label) for clip in clips))
         return {
-            **self._inputs(padded),
-            **pad_labels(labels, self._labels.end, tokens),
-            "ids": [sample.id for sample in samples],
+            **self._inputs([pad_log_mel(clip.log_mel[:, :frames], frames) for clip in clips]),
+            **pad_labels([clip.label for clip in clips], self._labels.end, tokens),
+            "ids": [name for clip in clips for name in clip.ids],
         }
 
     def _inputs(self, mels: Sequence[np.ndarray]) -> Batch:
@@ -247,7 +253,7 @@ class ShardBatches:
         return self._encoder_store.bytes_of(lengths) if self._encoder_store else 0
 
     def _frames(self, frames: float) -> int:
-        """The length that a clip of this many frames is padded to."""
+        """The length that a clip of this many frames is padded to, unless it is a full one among cropped ones."""
         if self._profile.audio_context == "full":
             return self._full_frames
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
@@ -256,20 +262,28 @@ class ShardBatches:
         """The length that labels of so many tokens are padded to."""
         return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
 
-    def _shape(self, clips: Sequence[Clip]) -> tuple[int, int]:
-        """(mel frames, label tokens) that these clips are padded to."""
-        _, mels, labels = zip(*clips, strict=True)
-        frames = self._frames(max(mel.shape[1] for mel in mels))
-        return frames, self._tokens(max(map(len, labels)))
+    def _cost(self, sample: Sample, epoch: int) -> int:
+        """The mel frames that are computed for it."""
+        frames = sample.duration_s * self._frames_per_s
+        if self._packs:
+            return round(frames)
+        return self._full_frames if self._augmentation.is_full(sample.id, epoch) else self._frames(frames)
+
+    def _length(self, clip: Clip, epoch: int) -> int:
+        """The mel frames that it is padded to."""
+        return self._full_frames if self._augmentation.is_full(clip.ids[0], epoch) else self._frames(clip.frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
-        ready = [clip for sample in samples if (clip := self._clip(sample, given_up))]
-        if not ready:
+        clips, epoch = [clip for sample in samples if (clip := self._clip(sample, given_up))], self._epoch
+        if not clips:
             return []
-        lengths = [self._frames(mel.shape[1]) for _, mel, _ in ready]
-        longest = self._tokens(max(len(labels) for *_, labels in ready))
+        if self._packs:
+            chance = random.Random(f"pack {self._profile.seed} {epoch} {clips[0].ids}")
+            clips = packed(clips, self._full_frames, self._labels, chance)
+        lengths = [self._length(clip, epoch) for clip in clips]
+        longest = self._tokens(max(len(clip.label) for clip in clips))
         parts = micro_batches(lengths, lambda frames: self.at_once(frames, longest), self._fixed_cost)
-        return [self.collate([ready[place] for place in part]) for part in parts]
+        return [self.collate([clips[n] for n in part], max(lengths[n] for n in part)) for part in parts]
 
     def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
         """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
@@ -283,7 +297,7 @@ class ShardBatches:
             if given_up():
                 return None
             mel = self._features.log_mel(sample.audio, changes.speed(sample, epoch))
-            return sample, changes.masked(mel, sample, epoch), label
+            return Clip((sample.id,), changes.masked(mel, sample, epoch), label)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None

@@ -169,7 +169,7 @@ def profile_memory(
     if shape is None:
         return None
     longest = profile.max_duration_s if longest_s is None else longest_s
-    clip_s = 30.0 if profile.audio_context == "full" else min(30.0, longest)
+    clip_s = min(30.0, longest) if profile.audio_context == "cropped" else 30.0
     batch = math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
     most = CPU_POSITIONS if device == "cpu" else POSITIONS
     clips = clips or min(batch, max(1, most // max(_lengths(shape, clip_s))))

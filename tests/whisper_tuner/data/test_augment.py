@@ -51,8 +51,8 @@ def trained(batches, epoch, members=("a",), member=0):
     found = {}
     for step in batches.plan(epoch, None, members, [1.0] * len(members))[member]:
         for number in step:
-            sample, mel, label = batches._clip(batches.samples[number], lambda: False)
-            found[sample.id] = (mel.tobytes(), label)
+            clip = batches._clip(batches.samples[number], lambda: False)
+            found[clip.ids] = (clip.log_mel.tobytes(), clip.label)
     return found
 
 

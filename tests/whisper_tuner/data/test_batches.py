@@ -365,6 +365,36 @@ def test_full_context_equals_the_feature_extractor(clips, make_batches, multilin
     np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-3)
 
 
+@pytest.mark.parametrize("context", ["mixed", "pack"])
+def test_other_contexts_train_every_clip_once(clips, make_batches, context):
+    batches = make_batches(clips, batch_size=8, audio_context=context, full_share=0.3)
+    batches.suit(0, few_shapes=False)
+    frames, tokens = batches.longest()
+    full = {}
+    for epoch in range(3):
+        batches.begin_epoch(epoch)
+        parts = [part for step in read(batches, epoch) for part in step]
+        assert sorted(name for part in parts for name in part["ids"]) == sorted(clip.id for clip in clips)
+        shapes = [(len(part["ids"]), *part["labels"].shape, part["input_features"].shape[2]) for part in parts]
+        assert all(length <= frames and width <= tokens for _, _, width, length in shapes)
+        full[epoch] = {name for part in parts if part["input_features"].shape[2] == frames for name in part["ids"]}
+        again = [part["ids"] for step in read(batches, epoch) for part in step]
+        assert again == [part["ids"] for part in parts]
+        if context == "pack":
+            assert sum(rows for _, rows, *_ in shapes) < 0.7 * len(clips)
+    if context == "mixed":
+        assert 0 < len(full[0]) < 15 and full[0] != full[1]
+
+
+@pytest.mark.parametrize("context", ["mixed", "pack"])
+def test_validation_is_cropped_whatever_is_trained(clips, make_batches, context):
+    settings = {"batch_size": 8, "shuffle": False}
+    cropped = read(make_batches(clips, **settings))
+    for step, other in zip(cropped, read(make_batches(clips, audio_context=context, **settings)), strict=True):
+        for batch, same in zip(step, other, strict=True):
+            assert batch["ids"] == same["ids"] and torch.equal(batch["input_features"], same["input_features"])
+
+
 def test_micro_batches_split_a_step(clips, make_batches):
     whole = [b["ids"] for (b,) in read(make_batches(clips, batch_size=8))]
     for step, ids in zip(read(make_batches(clips, batch_size=8, accumulation=3)), whole, strict=True):
