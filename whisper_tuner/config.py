@@ -89,8 +89,8 @@ class Profile:
     seed: int = setting(42, "order of the clips, initial LoRA weights, dropout, augmentation", low=0)
     audio_context: str = setting(
         "cropped",
-        "how long clips are made: padded to their duration bucket, or to the full 30 s; mixed: a share of them to 30 s; "
-        "pack: those of a step joined to windows of up to 30 s",
+        "how long clips are made: padded to their duration bucket, or to the full 30 s; mixed: a share of them to "
+        "30 s; pack: those of a step joined to windows of up to 30 s",
         choices=("cropped", "mixed", "pack", "full"),
     )
     full_share: float = setting(
