@@ -357,7 +357,7 @@ def test_full_context_equals_the_feature_extractor(clips, make_batches, multilin
     (batch,) = next(read(make_batches(clips, batch_size=3, audio_context="full", shuffle=False)))
     waveforms = [load_audio(next(c.audio for c in clips if c.id == name)) for name in batch["ids"]]
     expected = [extractor(w, sampling_rate=16_000, return_tensors="np").input_features[0] for w in waveforms]
-    np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-4)
+    np.testing.assert_allclose(batch["input_features"].numpy(), np.stack(expected), atol=1e-3)  # stored as fp16
 
 
 def test_micro_batches_split_a_step(clips, make_batches):
