@@ -144,12 +144,12 @@ class _Data:
         return ElasticSampler(batches, spec.hosts, spec.name)
 
     def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
-        """Compute the log-mels of the clips that this rank is going to read, as far as their audio is here."""
+        """Compute the log-mels of the clips that this rank is going to read; the audio of some may not be here."""
         spec, profile = self._spec, self._spec.profile
         mine = _samples(work.train, profile.max_steps or None)
         mine += _samples(work.validation) if work.validation else []
         self._features.prepare(
-            [sample.audio for sample in mine if sample.audio.exists()],
+            [sample.audio for sample in mine],
             lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
             threads=profile.num_threads or max(1, (os.cpu_count() or 1) // spec.machine_workers),
             stopped=stopped,

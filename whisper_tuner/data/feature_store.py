@@ -102,7 +102,7 @@ class FeatureStore:
                 path, speed = todo.popleft()
             except IndexError:
                 return
-            with contextlib.suppress(TunerError):
+            with contextlib.suppress(TunerError, OSError):
                 audio = _Audio.of(path)
                 key = self._key(audio, speed)
                 if key not in self._segments:

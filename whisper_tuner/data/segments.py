@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 KEY_BYTES = 16
 NAME = "[0-9a-f]*"  # of a segment; macOS puts files of its own, such as ._NAME.data, on some drives
+FULL_BYTES = 2 << 30  # of a segment; some file systems have no files of 4 GiB
 _CHECKED = Struct("<16s16sQQ")  # key, hash of the value, its offset and size
 _RECORD = Struct("<48s8s")  # these, and a hash of them
 
@@ -114,13 +115,14 @@ class Segments:
             _write(file, place.record, bytes(_RECORD.size))
 
     def _locked_segment(self) -> BinaryIO:
-        """The data of the first one that no other process writes to, or of a new one.
+        """The data of the first one that has room and that no other process writes to, or of a new one.
 
         Waits for nobody: whoever has a lock may be frozen.
         """
         for path in sorted(self.directory.glob(f"{NAME}.data")):
             with contextlib.suppress(OSError):
-                return _locked(path.open("r+b", buffering=0), is_own=path == self._own)
+                if path.stat().st_size < FULL_BYTES:
+                    return _locked(path.open("r+b", buffering=0), is_own=path == self._own)
         self._own = self.directory / f"{secrets.token_hex(8)}.data"
         return _locked(self._own.open("xb", buffering=0), is_own=True)
 

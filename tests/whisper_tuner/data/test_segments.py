@@ -169,6 +169,12 @@ def test_without_locks_each_process_writes_to_a_segment_of_its_own(tmp_path, mon
     assert [reader.get(key(5)) for reader in (one, other, Segments(tmp_path))] == [value(5)] * 3
 
 
+def test_a_full_segment_is_followed_by_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FULL_BYTES", 3000)
+    assert filled(tmp_path, 5).get(key(4)) == Segments(tmp_path).get(key(4)) == value(4)
+    assert len(files(tmp_path, "data")) == 3
+
+
 def test_files_of_others_are_left_alone(tmp_path):
     (tmp_path / "._0a1b.data").write_bytes(b"x")
     (tmp_path / "._0a1b.index").write_bytes(b"x" * 200)
