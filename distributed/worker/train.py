@@ -160,14 +160,14 @@ class _Data:
             self.encoder_store.make_room(needed, int(self._spec.profile.encoder_cache_gb * 1e9))
 
     def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
-        """Compute the log-mels of the clips that this rank is going to read, as far as their audio is here."""
+        """Compute the log-mels of the clips that this rank is going to read; the audio of some may not be here."""
         spec, profile = self._spec, self._spec.profile
         threads = profile.num_threads or max(1, (os.cpu_count() or 1) // spec.machine_workers)
         read = [(_samples(work.train, profile.max_steps or None), work.train.samples.speeds)]
         read += [(_samples(work.validation), (1.0,))] if work.validation else []
         for samples, speeds in read:
             self._features.prepare(
-                [sample.audio for sample in samples if sample.audio.exists()],
+                [sample.audio for sample in samples],
                 lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
                 speeds=speeds,
                 threads=threads,

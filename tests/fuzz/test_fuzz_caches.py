@@ -130,7 +130,7 @@ def test_stored_log_mels(folder: Path, data: tuple[bytes, bytes]):
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     for kind, content in zip(("data", "index"), data, strict=True):
-        (directory / f"segment.{kind}").write_bytes(content)
+        (directory / f"5e9.{kind}").write_bytes(content)
     store = Segments(directory)
     found = {key: outcome(store.get, key) for key in VALUES}
     assert all(value in (None, VALUES[key]) for key, value in found.items())

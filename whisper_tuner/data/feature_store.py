@@ -28,6 +28,7 @@ from whisper_tuner.errors import TunerError
 FORMAT = 2  # raise it when decoding, resampling or the layout of a value changes: old entries are then ignored
 STORED = np.dtype("<f2")
 SETTLED_NS = 3_000_000_000  # a file may be changed again within a tick of its time stamp, which is 2 s on FAT
+SLOWEST, FASTEST = 0.1, 10.0
 REPORT_S = 1.0  # between two calls of `progress`, and to a stop
 
 Progress = Callable[[int, int], None]
@@ -101,7 +102,7 @@ class FeatureStore:
                 path, speed = todo.popleft()
             except IndexError:
                 return
-            with contextlib.suppress(TunerError):
+            with contextlib.suppress(TunerError, OSError):
                 audio = _Audio.of(path)
                 key = self._key(audio, speed)
                 if key not in self._segments:
@@ -153,7 +154,7 @@ class _Audio:
             load_audio(path)  # raises the error that names the file and what to do
             raise
         changed = found.st_mtime_ns
-        return cls(Path(path), found.st_size, changed, time.time_ns() - changed > SETTLED_NS)
+        return cls(Path(path), found.st_size, changed, abs(time.time_ns() - changed) > SETTLED_NS)
 
     @property
     def key(self) -> bytes:
@@ -170,6 +171,8 @@ class _Audio:
 
 def _played(waveform: np.ndarray, speed: float) -> np.ndarray:
     """The waveform [n] with about n / speed samples: faster and higher, as a tape would be."""
+    if not SLOWEST <= speed <= FASTEST:  # soxr would go on for ever with some numbers
+        raise ValueError(f"a speed of {speed}")
     return waveform if speed == 1 else soxr.resample(waveform, speed, 1.0, quality="HQ")
 
 

@@ -20,6 +20,8 @@ from struct import Struct
 from typing import BinaryIO, NamedTuple
 
 KEY_BYTES = 16
+NAME = "[0-9a-f]*"  # of a segment; macOS puts files of its own, such as ._NAME.data, on some drives
+FULL_BYTES = 2 << 30  # of a segment; some file systems have no files of 4 GiB
 _CHECKED = Struct("<16s16sQQ")  # key, hash of the value, its offset and size
 _RECORD = Struct("<48s8s")  # these, and a hash of them
 
@@ -43,6 +45,7 @@ class Segments:
         self._places: dict[bytes, _Place] = {}
         self._intact: set[_Place] = set()  # whose values were compared
         self._known: dict[str, int] = {}  # bytes of each index that are read
+        self._own: Path | None = None  # segment's data
         self._lock = threading.Lock()
 
     def __contains__(self, key: bytes) -> bool:
@@ -77,7 +80,7 @@ class Segments:
 
     def _read_indexes(self) -> None:
         """What has been added since the last time, by whatever process."""
-        for path in sorted(self.directory.glob("*.index")):
+        for path in sorted(self.directory.glob(f"{NAME}.index")):
             with contextlib.suppress(OSError):
                 if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
                     self._read_index(path)
@@ -112,22 +115,26 @@ class Segments:
             _write(file, place.record, bytes(_RECORD.size))
 
     def _locked_segment(self) -> BinaryIO:
-        """The data of the first one that no other process writes to, or of a new one.
+        """The data of the first one that has room and that no other process writes to, or of a new one.
 
         Waits for nobody: whoever has a lock may be frozen.
         """
-        for path in sorted(self.directory.glob("*.data")):
-            with contextlib.suppress(BlockingIOError, PermissionError):
-                return _locked(path.open("r+b", buffering=0))
-        return _locked((self.directory / f"{secrets.token_hex(8)}.data").open("xb", buffering=0))
+        for path in sorted(self.directory.glob(f"{NAME}.data")):
+            with contextlib.suppress(OSError):
+                if path.stat().st_size < FULL_BYTES:
+                    return _locked(path.open("r+b", buffering=0), is_own=path == self._own)
+        self._own = self.directory / f"{secrets.token_hex(8)}.data"
+        return _locked(self._own.open("xb", buffering=0), is_own=True)
 
 
-def _locked(file: BinaryIO) -> BinaryIO:
+def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
+    """is_own: this process has made it, and may use it also where the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise
+    except OSError as error:
+        if not is_own or isinstance(error, BlockingIOError):
+            file.close()
+            raise
     return file
 
 

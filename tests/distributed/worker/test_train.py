@@ -71,7 +71,7 @@ def test_a_worker_prepares_its_own_clips_that_are_here(tmp_path, decoded):
         spec = replace(spec_of(tmp_path, train=tmp_path / "train.csv"), rank=rank, world_size=2, hosts=("ada", "bob"))
         load_whisper(spec, lambda event: None, ())
         assert decoded
-        prepared += decoded
+        prepared += [path for path in decoded if path.exists()]
     assert sorted(prepared) == sorted(clip.audio for clip in clips[1::2])
 
 

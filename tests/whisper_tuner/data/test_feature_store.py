@@ -157,6 +157,12 @@ def test_a_tone_played_faster_is_higher_and_shorter(store, tmp_path, speed):
     np.testing.assert_array_equal(again(store).log_mel(tmp_path / "a.wav", speed=speed), played)
 
 
+@pytest.mark.parametrize("speed", [0.0, -1.0, 1e9, float("nan"), float("inf")])
+def test_speeds_that_cannot_be_are_refused(store, clip, speed):
+    with pytest.raises(ValueError, match="speed"):
+        store.log_mel(clip, speed=speed)
+
+
 @pytest.mark.parametrize("samples", [1, 2, 100])
 def test_the_shortest_clips_can_be_played_faster(store, tmp_path, samples):
     soundfile.write(tmp_path / "a.wav", np.full(samples, 0.1), 16_000)

@@ -1,3 +1,4 @@
+import errno
 import random
 import resource
 import shutil
@@ -155,6 +156,30 @@ def test_values_are_compared_with_their_hashes_once(tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "hash_of", lambda data: hashed.append(data) or hash_of(data))
     assert [store.get(key(0)) for _ in range(3)] == [value(0)] * 3
     assert hashed.count(value(0)) == 1
+
+
+def test_without_locks_each_process_writes_to_a_segment_of_its_own(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    filled(tmp_path, 1)
+    monkeypatch.setattr(segments.fcntl, "flock", refuse)
+    one, other = filled(tmp_path, 4), filled(tmp_path, 6)
+    assert len(files(tmp_path, "data")) == 3
+    assert [reader.get(key(5)) for reader in (one, other, Segments(tmp_path))] == [value(5)] * 3
+
+
+def test_a_full_segment_is_followed_by_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FULL_BYTES", 3000)
+    assert filled(tmp_path, 5).get(key(4)) == Segments(tmp_path).get(key(4)) == value(4)
+    assert len(files(tmp_path, "data")) == 3
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "._0a1b.data").write_bytes(b"x")
+    (tmp_path / "._0a1b.index").write_bytes(b"x" * 200)
+    assert filled(tmp_path, 2).get(key(1)) == value(1)
+    assert (tmp_path / "._0a1b.data").read_bytes() == b"x"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
