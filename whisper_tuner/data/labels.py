@@ -5,8 +5,8 @@ The decoder reads  <|startoftranscript|><|fr|><|transcribe|><|notimestamps|> tex
 <|startoftranscript|><|fr|><|transcribe|><|0.00|> text<|2.40|>, and the two timestamps are learnt too. A previous text
 stands before all that:  <|startofprev|> previous text.
 
-A clip without speech has no text: only end-of-text is learnt, right after the prompt (or <|0.00|>). OpenAI's <|nospeech|> stands in
-the place of the language instead, but `generate` is given the language, and so never asks for it.
+A clip without speech has no text: only end-of-text is learnt, right after the prompt (or <|0.00|>). OpenAI's
+<|nospeech|> stands in the place of the language instead, but `generate` is given the language, and never asks for it.
 """
 
 from __future__ import annotations
