@@ -140,6 +140,7 @@ class ShardBatches:
         self._label_grid = LABEL_GRID
 
     def begin_epoch(self, epoch: int) -> None:
+        """See Samples."""
         self._epoch = epoch
 
     def longest(self) -> tuple[int, int]:
