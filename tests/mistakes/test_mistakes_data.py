@@ -121,6 +121,20 @@ MISTAKES = {
         "clips.csv line 3: empty text",
         "bad_rows = skip",
     ),
+    "a language that there is not": (
+        manifest("audio_path,transcription,language\naudio/000.ogg,Remove the butter.,Elvish\n", REFUSE),
+        TRAIN,
+        4,
+        "clips.csv line 2: unknown language 'Elvish'",
+        "bad_rows = skip",
+    ),
+    "timestamps of a model that has none": (
+        manifest(HEADER + GOOD, "timestamps_share = 0.5"),
+        TRAIN,
+        3,
+        ("timestamps_share = 0.5", "has no timestamp tokens"),
+        "Set timestamps_share = 0",
+    ),
     "a duration of another recording": (
         manifest(HEADER + "a,audio/000.ogg,Remove the butter.,9\n", REFUSE),
         TRAIN,

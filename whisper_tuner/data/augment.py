@@ -19,7 +19,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import Label, LabelEncoder
 
-MOST_MASKED = 4  # a mask covers at most this part of a clip: none is left without speech
+PARTS = 4  # a mask is at most one of so many parts of a clip, so that the shortest is not masked whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _masks(size: int, share: float, length: int, chance: Random) -> list[tuple[i
 
     As transformers' `mask_time_prob` and `mask_time_length`, but masks are shorter on a short axis.
     """
-    length = min(length, size // MOST_MASKED)
+    length = min(length, size // PARTS)
     count = int(share * size / length + chance.random()) if length else 0
     starts = [chance.randrange(size - length + 1) for _ in range(count)]
     return [(start, start + length) for start in starts]

@@ -135,6 +135,7 @@ class ShardBatches:
         return self._augmentation.speeds
 
     def begin_epoch(self, epoch: int) -> None:
+        """See Samples."""
         self._epoch = epoch
 
     def longest(self) -> tuple[int, int]:

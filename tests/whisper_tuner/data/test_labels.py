@@ -1,5 +1,6 @@
 import pytest
 import torch
+from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import pad_labels
@@ -56,6 +57,18 @@ def test_padding_is_masked_and_end_of_text_is_learnt(multilingual):
     assert {ids.dtype for ids in padded.values()} == {torch.int64}
     assert padded["decoder_input_ids"].tolist() == [[7, 8, 1, 2], [8, 1, end, end]]
     assert padded["labels"].tolist() == [[-100, 1, 2, end], [1, end, -100, -100]]
+
+
+def test_without_a_previous_text_transformers_makes_the_same_inputs(multilingual):
+    model, processor = multilingual
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    labels = [encoder.encode(text) for text in ("ab", "", "longer")]
+    padded = pad_labels(labels, encoder.end, 16)
+    whole = torch.tensor([label.shifted + [IGNORED] * (16 - len(label)) for label in labels])
+    made = shift_tokens_right(whole, model.config.pad_token_id, model.config.decoder_start_token_id)
+    assert torch.equal(made, padded["decoder_input_ids"])
+    learnt = padded["labels"] != IGNORED
+    assert torch.equal(whole[learnt], padded["labels"][learnt])
 
 
 def test_text_in_unspaced_scripts_gets_no_leading_space(multilingual):
