@@ -44,11 +44,6 @@ class Label:
         return len(self.prompt) + len(self.written) - 1
 
     @property
-    def shifted(self) -> list[int]:
-        """Prompt and text without the decoder start token, where nothing stands before that."""
-        return [*self.prompt[1:], *self.written]
-
-    @property
     def inputs(self) -> list[int]:
         """What the decoder reads at each position."""
         return [*self.prompt, *self.written[:-1]]
