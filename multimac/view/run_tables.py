@@ -98,7 +98,7 @@ def host_table(run: RunSummary) -> Table:
         "clips": [str(host.clips or "") for host in run.per_host],
         "clips/s": [f"{host.clips_per_s:.1f}" if host.clips_per_s else "" for host in run.per_host],
         "communicating": [f"{h.communicating:.1f} s" if h.communicating is not None else "" for h in run.per_host],
-        "waiting for data": [f"{h.waiting:.1f} s" if h.waiting is not None else "" for h in run.per_host],
+        "data wait": [f"{h.waiting:.1f} s" if h.waiting is not None else "" for h in run.per_host],
         "sent": [size(host.bytes) if host.bytes else "" for host in run.per_host],
         "memory": [size(host.memory) if host.memory else "" for host in run.per_host],
     }
