@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from distributed.plan.launch import Launch
+from distributed.run_dir.figures import HostFigures
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
 from whisper_tuner.errors import RunError
 from whisper_tuner.text import duration, size
 
 from .curves import Curve, plot
 
+LONG_WAIT = 0.02  # of the time of all steps; what is less is not worth a column
 WIDE = 100  # columns of a terminal that has room for the names of hosts
 STYLES = {RUNNING: "cyan", FINISHED: "green", FAILED: "red", BROKEN: "red"}
 LOSS, VALIDATION = "·", "◆"
@@ -98,7 +100,7 @@ def host_table(run: RunSummary) -> Table:
         "clips": [str(host.clips or "") for host in run.per_host],
         "clips/s": [f"{host.clips_per_s:.1f}" if host.clips_per_s else "" for host in run.per_host],
         "communicating": [f"{h.communicating:.1f} s" if h.communicating is not None else "" for h in run.per_host],
-        "waiting for data": [f"{h.waiting:.1f} s" if h.waiting is not None else "" for h in run.per_host],
+        "data wait": [f"{h.waiting:.1f} s" if waits_for_data(h) else "" for h in run.per_host],
         "sent": [size(host.bytes) if host.bytes else "" for host in run.per_host],
         "memory": [size(host.memory) if host.memory else "" for host in run.per_host],
     }
@@ -109,6 +111,11 @@ def host_table(run: RunSummary) -> Table:
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
+
+
+def waits_for_data(host: HostFigures) -> bool:
+    """Whether it waited for batches for long, beside the time of its steps."""
+    return bool(host.waiting and host.clips_per_s and host.waiting * host.clips_per_s > LONG_WAIT * host.clips)
 
 
 def curve_lines(run: RunSummary, width: int) -> list[str]:

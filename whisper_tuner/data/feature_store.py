@@ -11,13 +11,14 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import soxr
+import torch
 from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.data.audio import load_audio
@@ -85,7 +86,7 @@ class FeatureStore:
         """
         todo = deque((path, speed) for path in paths for speed in speeds)
         total, threads = len(todo), threads or os.cpu_count() or 1
-        with ThreadPoolExecutor(threads, thread_name_prefix="log-mels") as pool:
+        with _threads(threads) as pool:
             running = {pool.submit(self._work_off, todo) for _ in range(min(threads, total))}
             try:
                 while running and not stopped():
@@ -167,6 +168,17 @@ class _Audio:
         except OSError:
             load_audio(self.path)  # as above
             raise
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """In each of them torch computes alone: with helpers of its own, which wait busily, it is many times slower."""
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, "log-mels", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)  # for threads that begin later
 
 
 def _played(waveform: np.ndarray, speed: float) -> np.ndarray:

@@ -4,11 +4,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.data import feature_store
@@ -182,6 +184,17 @@ def test_prepare_computes_all_that_is_missing(store, clips, decoded):
         other.log_mel(path, speed=1.1)
     assert not decoded
     store.prepare([])
+
+
+def test_prepare_leaves_torchs_threads_as_they_were(store, clips):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        store.prepare(clips, threads=3)
+        with ThreadPoolExecutor() as pool:
+            assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_prepare_leaves_files_that_cannot_be_read(store, clips, tmp_path):
