@@ -97,7 +97,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
     audio_context: Annotated[
         str,
-        typer.Option(help="full: pad to 30 s, as every program does; cropped: to compare."),
+        typer.Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
     ] = "full",
     base: Annotated[bool, typer.Option(help="Also evaluate the untouched base of a trained model.")] = True,
     out: Annotated[

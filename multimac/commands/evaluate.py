@@ -35,8 +35,8 @@ CACHE = PROJECT / STORE / "cache"
 ELSEWHERE = "Free some space, or choose another folder with --out."
 FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten", "cer_raw": "CER as\nwritten"}
 CAPTIONS = {
-    "full": "audio padded to 30 s, as every program does",
-    "cropped": "audio cropped to its own length, as no other program does",
+    "full": "audio padded to 30 s, as other programs do",
+    "cropped": "audio cropped to its own length; other programs pad it to 30 s",
 }
 
 
@@ -67,7 +67,7 @@ def evaluate(
 ) -> ExitStatus:
     """Without `data` the profile's test set is used, else those of the runs that made the models."""
     if audio_context not in AUDIO_CONTEXTS:
-        what = f"--audio-context {audio_context}: no such way{nearest(audio_context, AUDIO_CONTEXTS)}"
+        what = f"--audio-context {audio_context}: no such audio context{nearest(audio_context, AUDIO_CONTEXTS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(AUDIO_CONTEXTS)}.")
     console = Console(highlight=False, markup=False, stderr=as_json)
     used = ConfigFile(config).profile(profile) if profile else None

@@ -146,6 +146,8 @@ def transcribe(
     audio_context: "full" pads to the model's input, "cropped" to a little more than the clip's own length.
     Takes plain and peft models on any device, and leaves their training mode as it was.
     """
+    if audio_context not in AUDIO_CONTEXTS:
+        raise ValueError(f"audio_context {audio_context!r} is none of {', '.join(AUDIO_CONTEXTS)}")
     texts: list[dict[int, str]] = [{} for _ in audio]  # by the number of the piece
     problems: dict[int, str] = {}
     whisper = whisper_of(model)

@@ -22,13 +22,13 @@ def greedy(
     """For `generate(custom_generate=greedy)`: token ids [B, tokens], padded, of prompts [B, p].
 
     transformers' own loop, which `generate` runs otherwise, computes every clip until the last one has ended: one that
-    repeats itself up to the longest text allowed then makes all others of its batch as slow as itself. Here the ended
-    ones leave when they are half of the batch: not earlier, because each size of a batch has its price on Apple's GPU.
+    repeats itself up to the longest text allowed then makes all others of its batch as slow as itself. Here the batch
+    is halved once half of it has ended: not earlier, because each size of a batch has its price on Apple's GPU.
     """
     states, cache = inputs["encoder_outputs"].last_hidden_state, None  # [B, frames / 2, d_model]
     ids = new = input_ids
     rows, ended = list(range(len(ids))), {}  # rows of the result: those in the batch, and the ids of those that ended
-    while rows:
+    while len(ended) < len(input_ids):
         output = model(
             encoder_outputs=BaseModelOutput(states), decoder_input_ids=new, past_key_values=cache, use_cache=True
         )
@@ -39,11 +39,12 @@ def greedy(
         for row, text, stop in zip(rows, ids, stopping_criteria(ids, None).tolist(), strict=True):
             if stop:
                 ended.setdefault(row, text)
-        going = [place for place, row in enumerate(rows) if row not in ended]
-        if len(going) <= len(rows) // 2:
-            chosen = torch.tensor(going, dtype=torch.long, device=ids.device)
-            rows = [rows[place] for place in going]
-            ids, new, states = ids[chosen], new[chosen], states[chosen]
-            cache.batch_select_indices(chosen)
+        going_first = sorted(range(len(rows)), key=lambda place: rows[place] in ended)
+        half = len(rows) // 2
+        if half and rows[going_first[half]] in ended:
+            rows = [rows[place] for place in going_first[:half]]
+            kept = torch.tensor(going_first[:half], device=ids.device)
+            ids, new, states = ids[kept], new[kept], states[kept]
+            cache.batch_select_indices(kept)
     texts = [ended[row] for row in range(len(input_ids))]
     return pad_sequence(texts, batch_first=True, padding_value=generation_config.pad_token_id)

