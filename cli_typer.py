@@ -95,6 +95,10 @@ def evaluate(
     profile: Annotated[str, typer.Option(help="Take test set, language and task from this [profile:NAME].")] = "",
     language: Language = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
+    audio_context: Annotated[
+        str,
+        typer.Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
+    ] = "full",
     base: Annotated[bool, typer.Option(help="Also evaluate the untouched base of a trained model.")] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions. [default: the run's, or ./evaluation]")
@@ -111,6 +115,7 @@ def evaluate(
         profile,
         language,
         batch_size=batch_size,
+        audio_context=audio_context,
         base=base,
         out=out,
         worst_rows=worst,

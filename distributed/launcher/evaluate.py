@@ -16,6 +16,7 @@ from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import Evaluation, evaluate
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
+from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
 from whisper_tuner.files import write_atomically
 
@@ -34,30 +35,36 @@ def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> N
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
     samples = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech).samples
     device = devices.choose(spec.wanted_device)
-    figures, folder = {}, Path(spec.run_dir)
+    decoding = Decoding(device=device.type, language=profile.language or None, task=profile.task)
+    texts = TextCache(Path(spec.cache_dir) / TEXTS)
     warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
+    figures, folder, base = {}, Path(spec.run_dir), None
     at_once = profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE)
     for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
-        model, processor = load_model(path)
-        with _out_of_memory_told():
-            result = evaluate(
-                model.to(device),
-                processor,
-                samples,
-                language=profile.language or None,
-                task=profile.task,
-                batch_size=at_once,
-                features=FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn),
-                progress=lambda done, total, when=when: events(
-                    {"type": "evaluating", "model": when, "done": done, "total": total}
-                ),
-            )
+        key = texts.key(path, samples, decoding)
+        if (result := texts.read(key, samples)) is None:
+            model, processor = load_model(path, base)
+            with _out_of_memory_told():
+                result = evaluate(
+                    model.to(device),
+                    processor,
+                    samples,
+                    language=decoding.language,
+                    task=decoding.task,
+                    batch_size=at_once,
+                    features=FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn),
+                    progress=lambda done, total, when=when: events(
+                        {"type": "evaluating", "model": when, "done": done, "total": total}
+                    ),
+                )
+            texts.write(key, result)
+            base = model  # what an adapter is added to
         for problem in result.problems:
             events({"type": "problem", "what": str(problem)})
         name = "base" if when == "before" else "final"
         write_predictions(folder / "evaluation" / test.stem / name / PREDICTIONS, result.rows)
         figures[when] = summary(result)
-        events({"type": "evaluation", "when": when, **figures[when]})
+        events({"type": "evaluation", "when": when, **figures[when], "cached": result.cached})
     write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
 
 
@@ -73,11 +80,14 @@ def _out_of_memory_told() -> Iterator[None]:
 
 
 def summary(result: Evaluation) -> dict:
-    """Per cent, corpus-level; `wer` and `cer` after Whisper's own text normaliser."""
+    """Per cent, corpus-level; `wer` and `cer` after Whisper's own text normaliser. `clips` and `loops` are counts."""
     rates = {
         "wer": result.normalized.wer,
         "cer": result.normalized.cer,
         "wer_raw": result.raw.wer,
         "cer_raw": result.raw.cer,
     }
-    return {name: round(100 * rate, 2) for name, rate in rates.items()} | {"clips": len(result.rows)}
+    return {name: round(100 * rate, 2) for name, rate in rates.items()} | {
+        "clips": len(result.rows),
+        "loops": result.loops,
+    }

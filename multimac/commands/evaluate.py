@@ -23,14 +23,21 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.errors import ConfigError, ExitStatus
-from whisper_tuner.eval.evaluation import Evaluation
+from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
 from whisper_tuner.eval.predictions import PREDICTIONS, Prediction, worst, write_predictions
+from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
+from whisper_tuner.settings import nearest
 from whisper_tuner.text import duration
 
+CACHE = PROJECT / STORE / "cache"
 ELSEWHERE = "Free some space, or choose another folder with --out."
 FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten", "cer_raw": "CER as\nwritten"}
+CAPTIONS = {
+    "full": "audio padded to 30 s, as other programs do",
+    "cropped": "audio cropped to its own length; other programs pad it to 30 s",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +59,16 @@ def evaluate(
     language: str,
     *,
     batch_size: int,
+    audio_context: str,
     base: bool,
     out: Path | None,
     worst_rows: int,
     as_json: bool,
 ) -> ExitStatus:
     """Without `data` the profile's test set is used, else those of the runs that made the models."""
+    if audio_context not in AUDIO_CONTEXTS:
+        what = f"--audio-context {audio_context}: no such audio context{nearest(audio_context, AUDIO_CONTEXTS)}"
+        raise ConfigError(what, remedy=f"Known: {', '.join(AUDIO_CONTEXTS)}.")
     console = Console(highlight=False, markup=False, stderr=as_json)
     used = ConfigFile(config).profile(profile) if profile else None
     asked = {"language": language or (used.language if used else ""), "task": used.task if used else ""}
@@ -67,16 +78,17 @@ def evaluate(
         fetch_model(model.path)
     with console.status("loading the models"):
         check_models(chosen)
-    folders = _make_folders(chosen, manifests, out)
+    folders = _make_folders(chosen, manifests, out, audio_context)
     measured = []
     for model in chosen:
-        for manifest, result in _results(console, model, manifests, asked, batch_size):
-            measured.append(_measured(console, model, manifest, result, folders[model, manifest.path]))
+        for manifest, result in _results(console, model, manifests, asked, batch_size, audio_context):
+            folder = folders[model, manifest.path]
+            measured.append(_measured(console, model, manifest, result, folder, audio_context))
     measured.sort(key=lambda one: manifests.index(one.manifest))
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return ExitStatus.OK
-    console.print(_table(manifests, measured))
+    console.print(_table(manifests, measured, CAPTIONS[audio_context]))
     for one in measured:
         if not one.model.untouched or len(chosen) == 1:
             _show_worst(console, one, worst_rows)
@@ -105,11 +117,13 @@ def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
 
 
 def _make_folders(
-    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None
+    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None, audio_context: str
 ) -> dict[tuple[Candidate, Path], Path]:
     """The folder for the predictions of each model on each manifest, made before hours are spent on them."""
     names = labels([manifest.path for manifest in manifests])
     folders = {(model, path): model.predictions_folder(out, path, names[path]) for model in chosen for path in names}
+    if audio_context != "full":  # those of the usual way stay
+        folders = {which: folder.with_name(f"{folder.name}-{audio_context}") for which, folder in folders.items()}
     for folder in folders.values():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -119,28 +133,46 @@ def _make_folders(
 
 
 def _results(
-    console: Console, chosen: Candidate, manifests: Sequence[Manifest], asked: dict[str, str], batch_size: int
+    console: Console,
+    chosen: Candidate,
+    manifests: Sequence[Manifest],
+    asked: dict[str, str],
+    batch_size: int,
+    audio_context: str,
 ) -> Iterator[tuple[Manifest, Evaluation]]:
     """asked: language and task; where they are empty, those of the run that made the model."""
-    (model, processor), origin = load_model(chosen.path), chosen.origin
-    model = model.to(devices.choose())
+    origin, device, loaded = chosen.origin, devices.choose(), None
+    decoding = Decoding(
+        device=device.type,
+        language=asked["language"] or (origin.language if origin else "") or None,
+        task=asked["task"] or (origin.task if origin else None),
+        audio_context=audio_context,
+    )
+    texts = TextCache(CACHE / TEXTS)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         for manifest in manifests:
-            shown = bar.add_task(f"{chosen.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
-            result = evaluate_model(
-                model,
-                processor,
-                manifest.samples,
-                language=asked["language"] or (origin.language if origin else "") or None,
-                task=asked["task"] or (origin.task if origin else None),
-                batch_size=batch_size,
-                progress=lambda done, total, shown=shown: bar.update(shown, completed=done),
-            )
+            key = texts.key(chosen.path, manifest.samples, decoding)
+            if (result := texts.read(key, manifest.samples)) is None:
+                model, processor = loaded = loaded or load_model(chosen.path)
+                shown = bar.add_task(f"{chosen.name[-30:]} {manifest.path.name}", total=len(manifest.samples))
+                result = evaluate_model(
+                    model.to(device),
+                    processor,
+                    manifest.samples,
+                    language=decoding.language,
+                    task=decoding.task,
+                    audio_context=audio_context,
+                    batch_size=batch_size,
+                    progress=lambda done, total, shown=shown: bar.update(shown, completed=done),
+                )
+                texts.write(key, result)
             yield manifest, result
 
 
-def _measured(console: Console, model: Candidate, manifest: Manifest, result: Evaluation, folder: Path) -> Measured:
+def _measured(
+    console: Console, model: Candidate, manifest: Manifest, result: Evaluation, folder: Path, audio_context: str
+) -> Measured:
     """Its predictions are written."""
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
@@ -152,8 +184,10 @@ def _measured(console: Console, model: Candidate, manifest: Manifest, result: Ev
         "model": model.path,
         "base": model.untouched,
         "data": str(manifest.path),
+        "audio_context": audio_context,
         **summary(result),
         "speed": round(result.speed, 2),
+        "cached": result.cached,
         "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
         "skipped": len(manifest.problems) + len(result.problems),
         "predictions": str(path),
@@ -161,12 +195,13 @@ def _measured(console: Console, model: Candidate, manifest: Manifest, result: Ev
     return Measured(model=model, manifest=manifest, predictions=result.rows, record=record)
 
 
-def _table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table:
+def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
     """A section for each test set; the rate columns come right after the model, as scripts expect."""
-    table = Table(
-        header_style="bold", caption="per cent; WER and CER after Whisper's text normaliser; speed: audio s/s"
+    explained = (
+        "per cent; WER and CER after Whisper's text normaliser; loops: clips in whose text a phrase repeats itself"
     )
-    for column in ("model", *FIGURES.values(), "clips", "speed"):
+    table = Table(header_style="bold", caption=f"{explained}; speed: audio s/s; {way}")
+    for column in ("model", *FIGURES.values(), "clips", "loops", "speed"):
         table.add_column(column, justify="left" if column == "model" else "right", overflow="fold")
     for manifest in manifests:
         seconds = sum(sample.duration_s for sample in manifest.samples)
@@ -178,7 +213,9 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table
         for one in measured:
             if one.manifest is manifest:
                 rates = [f"{one.record[key]:.1f}" for key in FIGURES]
-                table.add_row(one.model.name, *rates, str(one.record["clips"]), f"{one.record['speed']:.1f}")
+                counts = [str(one.record["clips"]), str(one.record["loops"])]
+                speed = "cached" if one.record["cached"] else f"{one.record['speed']:.1f}"
+                table.add_row(one.model.name, *rates, *counts, speed)
     return table
 
 

@@ -1,22 +1,26 @@
 """Transcribes clips with a model and compares the result with their transcripts.
 
 Features are padded to 30 s and go through transformers' own `generate`, because every runtime will use the model in
-this way. A shortcut of this program would report a quality that nobody else sees.
+this way. A shortcut of this program would report a quality that nobody else sees. `audio_context="cropped"` is there to
+compare: the encoder then sees no more than it does in training.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers.modeling_outputs import BaseModelOutput
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
@@ -25,15 +29,18 @@ from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.errors import TunerError
-from whisper_tuner.eval.predictions import Prediction
+from whisper_tuner.eval.greedy import greedy
+from whisper_tuner.eval.predictions import REPETITION, Prediction
 from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizer
 from whisper_tuner.languages import joined, language_code, text_language
-from whisper_tuner.model.base_model import whisper_of
+from whisper_tuner.model.base_model import encode, full_frames, whisper_of
 
 Progress = Callable[[int, int], None]
 """Called with (clips done, clips in all)."""
 
+AUDIO_CONTEXTS = ("full", "cropped")
 _SHORTEST_TAIL_S = 0.1  # a shorter last piece of a long recording holds no word
+_CROP_FRAMES = 200  # cropped clips are padded to a multiple of it, 2 s: so there are few lengths, and large batches
 
 
 @dataclass(frozen=True)
@@ -46,18 +53,29 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Rates over the clips in `rows`; unreadable clips are in `problems` and count in no rate."""
+    """Rates over the clips in `rows`; unreadable clips are in `problems` and count in no rate.
+
+    `written` is the code of the language of the texts, None if the model was told none. `seconds` are those that the
+    transcription took; `cached` says that it was done in an earlier evaluation.
+    """
 
     raw: ErrorRates
     normalized: ErrorRates
     rows: tuple[Prediction, ...]
     problems: tuple[Problem, ...]
-    seconds: float  # that the transcription took
+    seconds: float
+    written: str | None
+    cached: bool = False
 
     @property
     def speed(self) -> float:
         """Seconds of audio that were transcribed per second."""
         return sum(row.sample.duration_s for row in self.rows) / max(self.seconds, 1e-9)
+
+    @property
+    def loops(self) -> int:
+        """Clips in whose text a phrase repeats itself."""
+        return sum(REPETITION in row.flags for row in self.rows)
 
 
 def evaluate(
@@ -67,24 +85,35 @@ def evaluate(
     *,
     language: str | None = None,
     task: str | None = None,
+    audio_context: str = "full",
     batch_size: int = 8,
     features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Transcribe every sample and compare; an unreadable file becomes a Problem. Arguments are as in `transcribe`."""
     began = time.perf_counter()
+    longest_first = sorted(range(len(samples)), key=lambda place: -samples[place].duration_s)
     heard = transcribe(
         model,
         processor,
-        [sample.audio for sample in samples],
+        [samples[place].audio for place in longest_first],
         language=language,
         task=task,
+        audio_context=audio_context,
         batch_size=batch_size,
         features=features,
         progress=progress,
     )
     seconds = time.perf_counter() - began
     _, written = generation_settings(whisper_of(model), language, task)
+    by_place = dict(zip(longest_first, heard, strict=True))
+    return compared(samples, [by_place[place] for place in range(len(samples))], written, seconds)
+
+
+def compared(
+    samples: Sequence[Sample], heard: Sequence[Transcript], written: str | None, seconds: float, *, cached: bool = False
+) -> Evaluation:
+    """The rates of what was heard in these samples; see Evaluation."""
     normalize = text_normalizer(written)
     pairs = list(zip(samples, heard, strict=True))
     rows = tuple(Prediction(s, t.text, (normalize(s.text), normalize(t.text))) for s, t in pairs if not t.problem)
@@ -94,6 +123,8 @@ def evaluate(
         rows=rows,
         problems=tuple(Problem(s.line, f"{s.id}: {t.problem}") for s, t in pairs if t.problem),
         seconds=seconds,
+        written=written,
+        cached=cached,
     )
 
 
@@ -104,6 +135,7 @@ def transcribe(
     *,
     language: str | None = None,
     task: str | None = None,
+    audio_context: str = "full",
     batch_size: int = 8,
     features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
@@ -113,24 +145,39 @@ def transcribe(
     Recordings longer than the model's input (30 s) are cut into pieces and their texts joined.
     language: of the speech. Without it or a task, a multilingual model assumes what it was trained for; if it was
     trained for no language, it detects one. English-only models ignore both.
+    audio_context: "full" pads to the model's input, "cropped" to a little more than the clip's own length.
     Takes plain and peft models on any device, and leaves their training mode as it was.
     """
-    texts: list[list[str]] = [[] for _ in audio]
+    if audio_context not in AUDIO_CONTEXTS:
+        raise ValueError(f"audio_context {audio_context!r} is none of {', '.join(AUDIO_CONTEXTS)}")
+    texts: list[dict[int, str]] = [{} for _ in audio]  # by the number of the piece
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
     arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
-    windows = _windows(audio, processor, features, problems)
-    with evaluating(model), torch.inference_mode():
-        while batch := list(islice(windows, batch_size)):
-            ids = whisper.generate(**model_inputs(whisper, [window for _, window in batch]), **arguments)
+    batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
+    with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:
+        coming = reader.submit(next, batches, None)
+        while batch := coming.result():
+            coming = reader.submit(next, batches, None)
+            ids = _generate(whisper, [window.mel for window in batch], arguments)
             heard = processor.batch_decode(ids, skip_special_tokens=True)
-            for (index, _), text in zip(batch, heard, strict=True):
-                texts[index].append(text.strip())
-            progress(batch[-1][0] + 1, len(audio))
+            for window, text in zip(batch, heard, strict=True):
+                texts[window.clip][window.piece] = text.strip()
+            progress(sum(map(bool, texts)), len(audio))
     progress(len(audio), len(audio))
-    return [Transcript(joined(text, written), problems.get(index, "")) for index, text in enumerate(texts)]
+    pieces = [[text for _, text in sorted(found.items())] for found in texts]
+    return [Transcript(joined(found, written), problems.get(clip, "")) for clip, found in enumerate(pieces)]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What the model hears at once: a clip, or a piece of a long one. `mel` is [80|128, frames], padded."""
+
+    clip: int
+    piece: int
+    mel: np.ndarray
 
 
 def _windows(
@@ -138,15 +185,45 @@ def _windows(
     processor: WhisperProcessor,
     features: FeatureStore | None,
     problems: dict[int, str],
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(index, log-mel padded to the model's full length); fills `problems` with what cannot be read."""
+    audio_context: str,
+) -> Iterator[_Window]:
+    """Fills `problems` with what cannot be read."""
     full = processor.feature_extractor.nb_max_frames
-    for index, item in enumerate(audio):
+    for clip, item in enumerate(audio):
         try:
-            for mel in [item] if isinstance(item, np.ndarray) else _log_mels(Path(item), processor, features):
-                yield index, pad_log_mel(mel, full)
+            mels = [item] if isinstance(item, np.ndarray) else _log_mels(Path(item), processor, features)
+            for piece, mel in enumerate(mels):
+                near = _CROP_FRAMES * math.ceil(mel.shape[1] / _CROP_FRAMES)
+                yield _Window(clip, piece, pad_log_mel(mel, min(near, full) if audio_context == "cropped" else full))
         except TunerError as error:
-            problems[index] = " - ".join(str(error).split("\n  "))
+            problems[clip] = " - ".join(str(error).split("\n  "))
+
+
+def _batches(windows: Iterable[_Window], size: int) -> Iterator[list[_Window]]:
+    """Windows of one length together."""
+    waiting: defaultdict[int, list[_Window]] = defaultdict(list)
+    for window in windows:
+        frames = window.mel.shape[1]
+        waiting[frames].append(window)
+        if len(waiting[frames]) == size:
+            yield waiting.pop(frames)
+    yield from waiting.values()
+
+
+def _generate(
+    whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray], arguments: dict[str, object]
+) -> Tensor:
+    """Token ids [B, tokens], padded, for log-mels of one length."""
+    inputs, frames = model_inputs(whisper, mels), mels[0].shape[1]
+    full = full_frames(whisper)
+    if frames < full or not getattr(whisper.generation_config, "return_timestamps", False):
+        # Encoded here, because `generate` encodes twice if it has to detect the language, and nothing that is cropped.
+        # On a CPU one clip of 30 s at a time: 16 take a quarter longer each, since nothing stays in the CPU's caches.
+        at_once = full // frames if whisper.device.type == "cpu" else len(mels)
+        parts = inputs.pop("input_features").split(at_once)
+        states = torch.cat([encode(whisper, part).last_hidden_state for part in parts])
+        inputs |= {"encoder_outputs": BaseModelOutput(states), "return_timestamps": False}
+    return whisper.generate(**inputs, **arguments, custom_generate=greedy)
 
 
 def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureStore | None) -> Iterator[np.ndarray]:

@@ -48,17 +48,18 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
 
 
 def load_model(
-    folder: str | Path, base_model: str | Path | None = None, *, merge: bool = True
+    folder: str | Path, base_model: str | Path | WhisperForConditionalGeneration | None = None, *, merge: bool = True
 ) -> tuple[WhisperForConditionalGeneration | PeftModel, WhisperProcessor]:
     """A saved model (float32, on the CPU) with its processor: a checkpoint, a hub id, or an adapter on its base.
 
-    `base_model` overrides the base that an adapter names. `merge` adds the adapter to the weights: the output is the
-    same, and the model is a plain one again. Raises ModelError.
+    `base_model` overrides the base that an adapter names; one in memory becomes part of the result. `merge` adds the
+    adapter to the weights: the output is the same, and the model is a plain one again. Raises ModelError.
     """
     folder = expanded(folder) if expanded(folder).exists() else folder
     if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
         return load_base(folder)
-    base, _ = load_base(base_model or base_of(folder))
+    loaded = isinstance(base_model, WhisperForConditionalGeneration)
+    base = base_model.cpu() if loaded else load_base(base_model or base_of(folder))[0]
     remedy = "The adapter and its base model must be of the same size."
     with loading(f"{folder} does not load as an adapter", remedy=remedy):
         processor = WhisperProcessor.from_pretrained(folder)

@@ -14,6 +14,7 @@ from distributed.plan.run_spec import RunSpec
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import candidates, labels
 from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.export import final
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base
 
@@ -25,6 +26,7 @@ MODEL, DATA = PROJECT / "bundled" / "model", PROJECT / "bundled" / "data"
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("multimac.commands.evaluate.CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
@@ -162,10 +164,62 @@ def test_a_lost_base_is_named_with_the_way_round(run_folder, few, capsys, tmp_pa
     assert "--no-base" in capsys.readouterr().err
 
 
-def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
+def test_what_an_unchanged_model_wrote_is_taken_from_the_cache(run_folder, few, capsys, monkeypatch):
+    ask = ["evaluate", str(run_folder / "final"), "--data", str(few), "--json"]
+    assert cli_typer.main(ask) == 0
+    first = json.loads(capsys.readouterr().out)
+    texts = [Path(record["predictions"]).read_text() for record in first]
+    monkeypatch.setattr("multimac.commands.evaluate.evaluate_model", lambda *_, **__: pytest.fail("done again"))
+    for record in first:
+        Path(record["predictions"]).unlink()
+    assert cli_typer.main(ask) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again == [record | {"cached": True} for record in first] and not first[0]["cached"]
+    assert [Path(record["predictions"]).read_text() for record in again] == texts
+    assert cli_typer.main(ask[:-1]) == 0
+    assert "cached" in capsys.readouterr().out
+
+
+def test_cropped_audio_is_told_and_kept_apart(few, capsys, tmp_path):
+    ask = ["evaluate", str(MODEL), "--data", str(few), "--out", "o"]
+    assert cli_typer.main(ask) == 0
+    usual = capsys.readouterr().out
+    before = Path("o/few/bundled-model/predictions.csv").read_text()
+    assert cli_typer.main([*ask, "--audio-context", "cropped"]) == 0
+    cropped = capsys.readouterr().out
+    assert "padded to 30 s" in usual and "cropped to" in cropped and "padded to 30 s" not in cropped
+    assert Path("o/few/bundled-model/predictions.csv").read_text() == before
+    assert Path("o/few/bundled-model-cropped/predictions.csv").exists()
+    assert cli_typer.main([*ask, "--audio-context", "croped"]) == 3
+    assert "cropped" in capsys.readouterr().err
+
+
+def run_spec(run_folder, cache: Path) -> RunSpec:
     profile = ConfigFile(PROJECT / "config.ini").profile("demo")
     profile = Profile(base_model=profile.base_model, train=profile.train, device="cpu")
-    spec = RunSpec(run_id="x", run_dir=str(run_folder), profile=profile, cache_dir=str(tmp_path / "cache"))
+    return RunSpec(run_id="x", run_dir=str(run_folder), profile=profile, cache_dir=str(cache))
+
+
+def test_a_second_run_takes_the_texts_of_its_base_from_the_cache(run_folder, few, tmp_path, monkeypatch):
+    spec, events, loaded = run_spec(run_folder, tmp_path / "cache"), [], []
+    monkeypatch.setattr(final, "load_base", lambda path: loaded.append(path) or load_base(path))
+    evaluate_run(spec, few, events.append)
+    assert loaded == [MODEL]  # the adapter was added to the base in memory
+    figures = json.loads((run_folder / "wer.json").read_text())
+    base = run_folder / "evaluation/few/base/predictions.csv"
+    predicted = base.read_text()
+    base.unlink()
+    adapter = run_folder / "final" / "adapter_config.json"
+    adapter.write_text(adapter.read_text() + "\n")  # another model, as far as its files tell
+    evaluate_run(spec, few, events.append)
+    assert [e["cached"] for e in events if e["type"] == "evaluation"] == [False, False, True, False]
+    assert {e["model"] for e in events if e["type"] == "evaluating"} == {"before", "after"}
+    assert json.loads((run_folder / "wer.json").read_text()) == figures and base.read_text() == predicted
+    assert len(loaded) == 2
+
+
+def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
+    spec = run_spec(run_folder, tmp_path / "cache")
     events = []
     evaluate_run(spec, few, events.append)
     figures = json.loads((run_folder / "wer.json").read_text())

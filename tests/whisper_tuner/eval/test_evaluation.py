@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from transformers import WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel
-from whisper_tuner.eval.evaluation import evaluate, transcribe
+from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, evaluate, transcribe
 from whisper_tuner.model.base_model import prepare, set_language
 
 
@@ -165,3 +166,65 @@ def test_silence_is_no_problem(multilingual):
     model, processor = multilingual
     mel = log_mel(np.zeros(16_000, np.float32), processor.feature_extractor)
     assert transcribe(model, processor, [mel], language="fr")[0].problem == ""
+
+
+def test_cropped_clips_of_full_length_are_decoded_as_full_ones(multilingual, audio_file, tmp_path):
+    model, processor = multilingual
+    paths = [audio_file(tmp_path / f"{n}.wav", seconds=5, seed=n) for n in range(3)]
+    paths.append(audio_file(tmp_path / "long.wav", seconds=10))
+    full, cropped = (transcribe(model, processor, paths, language="fr", audio_context=c) for c in AUDIO_CONTEXTS)
+    assert full == cropped and all(transcript.text for transcript in full)
+
+
+def test_cropped_clips_are_encoded_at_few_lengths_near_their_own(multilingual, clips):
+    model, processor = multilingual
+    shapes = []
+    model.model.encoder.conv1.register_forward_pre_hook(lambda _module, given: shapes.append(tuple(given[0].shape)))
+    paths = [clip.audio for clip in clips]  # 0.3 to 4.1 s; the model hears 5 s at once
+    together = transcribe(model, processor, paths, language="fr", audio_context="cropped", batch_size=6)
+    assert sorted(shapes) == [(1, 80, 200), *[(1, 80, 400)] * 10, (1, 80, 500), *[(2, 80, 200)] * 4]
+    alone = [transcribe(model, processor, [path], language="fr", audio_context="cropped")[0] for path in paths]
+    assert together == alone != transcribe(model, processor, paths, language="fr")
+
+
+@pytest.mark.parametrize("audio_context", AUDIO_CONTEXTS)
+def test_pieces_of_long_recordings_stay_in_order(multilingual, audio_file, clips, tmp_path, audio_context):
+    """The last piece, which is short, may be decoded before the others."""
+    model, processor = multilingual
+    long = audio_file(tmp_path / "long.wav", seconds=10.5)
+    waveform = load_audio(long)
+    pieces = [log_mel(waveform[at : at + 80_000], processor.feature_extractor) for at in (0, 80_000, 160_000)]
+    arguments = {"language": "fr", "audio_context": audio_context}
+    alone = [transcribe(model, processor, [mel], **arguments)[0].text for mel in pieces]
+    heard = transcribe(model, processor, [clips[0].audio, long], batch_size=2, **arguments)
+    assert heard[1].text == " ".join(filter(None, alone)) and alone[-1] not in alone[:-1]
+
+
+def test_a_model_that_writes_timestamps_by_itself(multilingual, clips):
+    """Then transformers may decode a clip in several turns, and encodes in each of them."""
+    model, processor = multilingual
+    model.generation_config.return_timestamps = True
+    paths = [clip.audio for clip in clips[:5]]
+    expected = [plain_transformers(model, processor, path, language="fr", task="transcribe") for path in paths]
+    heard = transcribe(model, processor, paths, language="fr", task="transcribe", batch_size=3)
+    assert [transcript.text for transcript in heard] == expected
+
+
+def test_loops_are_counted(multilingual, clips, monkeypatch):
+    heard = iter([["on and on and on and on and on"], ["one two three"], ["no no no no no no"]])
+    monkeypatch.setattr(WhisperProcessor, "batch_decode", lambda *_args, **_more: next(heard))
+    assert evaluate(*multilingual, clips[:3], language="fr", batch_size=1).loops == 2
+
+
+def test_what_cannot_be_transcribed_for_another_reason_ends_it(multilingual, clips):
+    """Also while the next clips are being read."""
+    model, processor = multilingual
+    with pytest.raises(TypeError):
+        transcribe(model, processor, [clips[0].audio, None, clips[1].audio], language="fr", batch_size=1)
+    model.model.decoder.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        transcribe(model, processor, [clip.audio for clip in clips], language="fr", batch_size=1)
+
+
+def test_nothing_to_transcribe(multilingual):
+    assert transcribe(*multilingual, [], language="fr") == []

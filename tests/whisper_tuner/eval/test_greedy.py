@@ -1,0 +1,100 @@
+"""Batched decoding against transformers' own, clip by clip."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.eval.evaluation import evaluate, transcribe
+from whisper_tuner.eval.greedy import greedy
+from whisper_tuner.model.base_model import load_base
+
+BUNDLED = Path(__file__).parents[3] / "bundled"
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return *load_base(BUNDLED / "model"), load_manifest(BUNDLED / "data" / "test.csv").samples[:13]
+
+
+@pytest.fixture(scope="module")
+def expected(bundled) -> list[str]:
+    model, processor, samples = bundled
+    return [one_by_one(model, processor, sample.audio) for sample in samples]
+
+
+def one_by_one(model, processor, path, **arguments) -> str:
+    features = processor(load_audio(path), sampling_rate=16_000, return_tensors="pt").input_features
+    with torch.no_grad():
+        ids = model.generate(features, max_new_tokens=model.config.max_target_positions // 2, **arguments)
+    return processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 16])
+def test_a_real_model_writes_what_plain_generate_does_clip_by_clip(bundled, expected, batch_size):
+    model, processor, samples = bundled
+    heard = transcribe(model, processor, [sample.audio for sample in samples], batch_size=batch_size)
+    assert [transcript.text for transcript in heard] == expected
+    assert len(set(expected)) > 10
+
+
+def test_the_order_of_an_evaluation_is_that_of_the_samples(bundled, expected):
+    model, processor, samples = bundled
+    result = evaluate(model, processor, samples, batch_size=4)
+    assert [row.sample for row in result.rows] == list(samples)
+    assert [row.hypothesis for row in result.rows] == expected
+
+
+def texts(processor, several) -> list[str]:
+    return [processor.decode(ids, skip_special_tokens=True) for ids in several]
+
+
+class NeverEnds(LogitsProcessor):
+    """For texts whose first word is this one, however many others are in the batch."""
+
+    def __init__(self, end: int, prompt: int, first: int):
+        self.end, self.prompt, self.first = end, prompt, first
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] > self.prompt:
+            scores[input_ids[:, self.prompt] == self.first, self.end] = -torch.inf
+        return scores
+
+
+def test_clips_that_never_end_neither_change_nor_hold_up_the_others(bundled):
+    model, processor, samples = bundled
+    waveforms = [load_audio(sample.audio) for sample in samples]
+    features = processor(waveforms, sampling_rate=16_000, return_tensors="pt").input_features
+    limit = model.config.max_target_positions // 2
+    plain = [model.generate(one[None], max_new_tokens=limit)[0] for one in features]
+    end, firsts = model.generation_config.eos_token_id, [int(ids[0]) for ids in plain]
+    first = max(set(firsts), key=lambda token: (firsts.count(token) < 5, firsts.count(token)))
+    prompt = model.generate(features[:1], max_new_tokens=1, force_unique_generate_call=True).shape[1] - 1
+    arguments = {"max_new_tokens": limit, "logits_processor": [NeverEnds(end, prompt, first)]}
+    expected = [model.generate(one[None], **arguments)[0] for one in features]
+    sizes = []
+    hook = model.model.decoder.register_forward_pre_hook(
+        lambda _module, _args, given: sizes.append(len(given["input_ids"])), with_kwargs=True
+    )
+    mask = torch.ones(features.shape[::2])
+    heard = model.generate(features, attention_mask=mask, custom_generate=greedy, **arguments)
+    hook.remove()
+    assert texts(processor, heard) == texts(processor, expected)
+    endless = firsts.count(first)
+    assert 0 < endless < 5 and [len(ids) == limit for ids in expected].count(True) == endless
+    assert len(sizes) == limit and sizes[-1] < 2 * endless and set(sizes) <= {13, 6, 3, 1}
+
+
+@pytest.mark.parametrize("arguments", [{"language": "fr", "task": "transcribe"}, {"task": "transcribe"}])
+def test_the_encoder_runs_once_also_where_the_language_is_detected(multilingual, clips, arguments):
+    model, processor = multilingual
+    paths = [clip.audio for clip in clips]
+    expected = [one_by_one(model, processor, path, **arguments) for path in paths]
+    encoded = []
+    model.model.encoder.register_forward_pre_hook(lambda _module, given: encoded.append(len(given[0])))
+    heard = transcribe(model, processor, paths, batch_size=8, **arguments)
+    assert [transcript.text for transcript in heard] == expected
+    assert encoded == [1] * 20
