@@ -22,8 +22,10 @@ import torch
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
+from benchmarks.performance_chart import draw_steps  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 
+CHART = PROJECT / "docs" / "performance.svg"
 OUT = Path.home() / ".cache" / "multimac" / "bench-step-cost"
 SHAPES = {
     "tiny": "openai/whisper-tiny",
@@ -42,6 +44,8 @@ FRAMES, TOKENS, CLIPS = 250, 16, 8  # of a clip of 2.5 s, as French prompts have
 AT_ONCE = {"padded": 1}  # clips that are computed at once where all would not fit
 REPEATS = {"tiny": 7, "base": 7, "small": 5}  # otherwise 3
 CACHED_TO_FROZEN, CACHED_TO_PADDED, OF_MATMUL = 1.5, 20.0, 0.6
+CHARTED = ("tiny", "small")
+PARTS = ("encoder", "decoder", "output layer and loss", "optimizer")
 HEAD = ("shape", "way", "ms a clip", "times as fast as padded", "of the matmul rate, %")
 
 
@@ -66,6 +70,44 @@ def measure(shape: str, way: str, device: torch.device, repeats: int) -> dict:
         step()
     about = {"seconds": seconds / clips, "flops": counted.get_total_flops() / clips}
     return {**about, "matmul": statistics.mean((before, after)), "device": name_of(device)}
+
+
+def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> dict:
+    """Seconds of a clip in each part of a step; the optimizer's are those of a batch divided by its clips."""
+    from exogym.config import AllReduceConfig
+    from exogym.strategy.optim import inner_optimizer
+    from whisper_tuner.model.base_model import encode
+
+    model = wrapper_of(shape, way).to(device).train()
+    clips = AT_ONCE.get(way, CLIPS)
+    batch, whisper = batch_of(model, way, clips, device), model.model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = inner_optimizer(AllReduceConfig(), trained)
+
+    def encoded() -> torch.Tensor:
+        return (
+            batch["encoder_states"] if way == "cached" else encode(whisper, batch["input_features"]).last_hidden_state
+        )
+
+    def run(last: str) -> None:
+        model.zero_grad(set_to_none=True)
+        if last == "loss":
+            loss, tokens = model(batch)
+            return (loss * tokens).backward()
+        states = encoded()
+        if last == "decoder":
+            ids = batch["labels"].to(device)
+            states = whisper.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False)[0]
+        if states.requires_grad:
+            states.sum().backward()
+
+    ends = {
+        part: timed(lambda part=part: run(part), repeats, device) / clips for part in ("encoder", "decoder", "loss")
+    }
+    run("loss")
+    found = {"encoder": ends["encoder"], "decoder": ends["decoder"] - ends["encoder"]}
+    found |= {"output layer and loss": ends["loss"] - ends["decoder"]}
+    return found | {"optimizer": timed(optimizer.step, repeats, device) / CLIPS}
 
 
 def wrapper_of(shape: str, way: str) -> torch.nn.Module:
@@ -118,6 +160,10 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
+def parts_of(done: dict[str, dict], shape: str, way: str) -> dict[str, float]:
+    return {part: done[f"{shape} {way} parts"][part] for part in PARTS}
+
+
 def report(done: dict[str, dict], shapes: list[str]) -> list[str]:
     rows, misses = [], []
     for shape in shapes:
@@ -134,13 +180,24 @@ def report(done: dict[str, dict], shapes: list[str]) -> list[str]:
             misses.append(f"{shape}: stored is {s['padded'] / s['cached']:.1f} times as fast as padded, not 20")
         if shape == "small" and share["cropped"] < 100 * OF_MATMUL:
             misses.append(f"{shape}: {share['cropped']:.0f} % of the matmul rate, not {100 * OF_MATMUL:.0f}")
-    devices = sorted({result["device"] for result in done.values()})
-    rate = statistics.median(result["matmul"] for result in done.values()) / 1e9
+    whole = [result for result in done.values() if "device" in result]
+    devices = sorted({result["device"] for result in whole})
+    rate = statistics.median(result["matmul"] for result in whole) / 1e9
+    parts = [
+        [shape, WAYS[way], *(f"{1000 * done[cell][part]:.1f}" for part in PARTS)]
+        for shape in shapes
+        for way in WAYS
+        if (cell := f"{shape} {way} parts") in done
+    ]
     return [
         f"Forward and backward on {', '.join(devices)}, float32, no optimizer; {CLIPS} clips of {FRAMES / 100:g} s and "
         f"{TOKENS} tokens, padded ones one at a time. A large matrix product: {rate:.0f} GFLOP/s (median).",
         "",
         *table(HEAD, rows),
+        "",
+        f"Where the time goes, ms a clip. The optimizer steps once for {CLIPS} clips.",
+        "",
+        *table(("shape", "way", *PARTS), parts),
         *(listed(misses) or ["", "No misses."]),
     ]
 
@@ -151,35 +208,44 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--quick", action="store_true", help="tiny alone, two repeats; leaves RESULTS.md alone")
+    parser.add_argument("--parts", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, metavar=("SHAPE", "WAY", "REPEATS"), help="print this cell as JSON")
     args = parser.parse_args()
     device = torch.device(args.device)
     if args.one:
         shape, way, repeats = args.one
-        print(json.dumps(measure(shape, way, device, int(repeats))))
+        print(json.dumps((measure_parts if args.parts else measure)(shape, way, device, int(repeats))))
         return 0
     shapes = ["tiny"] if args.quick else args.shapes.split(",")
     kept = args.out / f"{args.device}{'-quick' if args.quick else ''}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     done = json.loads(kept.read_text()) if kept.exists() else {}
-    for cell in [f"{shape} {way}" for shape in shapes for way in WAYS]:
+    cells = [f"{shape} {way}" for shape in shapes for way in WAYS]
+    cells += [f"{shape} {way} parts" for shape in shapes if shape in CHARTED for way in WAYS]
+    for cell in cells:
         if cell in done:
             continue
-        shape, way = cell.split()
+        shape, way, *parts = cell.split()
         repeats = "2" if args.quick else str(REPEATS.get(shape, 3))
         command = [sys.executable, __file__, "--device", args.device, "--one", shape, way, repeats]
+        command += [f"--{part}" for part in parts]
         said = subprocess.run(command, capture_output=True, text=True)
         if said.returncode:
             print(f"{cell}: failed: {said.stderr[-1000:]}", flush=True)
             continue
         done[cell] = json.loads(said.stdout.strip().splitlines()[-1]) | {"commit": current_commit()}
         kept.write_text(json.dumps(done, indent=2))
-        print(f"{cell}: {1000 * done[cell]['seconds']:.1f} ms a clip", flush=True)
+        times = [
+            f"{name} {1000 * value:.1f}" for name, value in done[cell].items() if name in PARTS or name == "seconds"
+        ]
+        print(f"{cell}: ms a clip: {', '.join(times)}", flush=True)
     lines = report(done, shapes)
     print("\n".join(lines))
     if not args.quick:
         commits = [result["commit"] for result in done.values()]
         write_section(f"step cost on {args.device}", lines, commits)
+        if args.device == "cpu":
+            draw_steps({shape: {way: parts_of(done, shape, way) for way in WAYS} for shape in CHARTED}, CHART)
     return 0
 
 

@@ -24,6 +24,8 @@ EXAMPLES = {
     "lora_alpha": "32",
     "lora_dropout": "0.05",
     "lora_targets": "q_proj, v_proj",
+    "lora_part": "decoder",
+    "encoder_cache_gb": "50",
     "dropout": "0.1",
     "label_smoothing": "0.1",
     "speed_perturbation": "0.1",
@@ -43,6 +45,7 @@ EXAMPLES = {
     "max_grad_norm": "0.5",
     "seed": "7",
     "audio_context": "full",
+    "full_share": "0.2",
     "device": "mps",
     "precision": "bf16",
     "num_threads": "2",
@@ -161,7 +164,15 @@ machine trains it, and after a resume. Validation and test clips are never chang
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
 * With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in
   their `generation_config.json` (`begin_suppress_tokens`), so the trained model's allows it; in whisper.cpp and
-  faster-whisper switch `suppress_blank` off. A LoRA adapter needs the `generation_config.json` beside it, too.""",
+  faster-whisper switch `suppress_blank` off. A LoRA adapter needs the `generation_config.json` beside it, too.
+
+A batch is `batch_size` clips of all lengths, so that steps take equally long; it is computed in parts of like length.
+`audio_context` says how long those are, [performance.md](performance.md) what each costs. With `pack`, clips of a step
+that have the same prompt are joined, and so are their texts. Validation is never packed.
+
+An encoder that is not trained says the same of a clip in each epoch. What it says is kept as fp16 in `.multimac/cache`,
+2 bytes x width of the model for each 20 ms, and the decoder alone is computed from the second epoch on. A run that
+needs more than `encoder_cache_gb` does not start. With speed perturbation, masks, mixed or pack nothing is kept.""",
     "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
 Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to
