@@ -102,7 +102,9 @@ class Profile:
     num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0)
     runs_dir: Path = setting(Path("runs"), "where runs are kept")
     checkpoint_interval: int = setting(
-        0, "exchanges (rounds; with allreduce: steps) between checkpoints; 0: about twenty per run", low=0
+        0,
+        "exchanges (rounds; with allreduce: steps) between checkpoints; 0: about twenty per run, at most every 25 steps",
+        low=0,
     )
     keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16)
     shards: tuple[str, ...] = setting(

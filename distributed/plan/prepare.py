@@ -30,6 +30,7 @@ from .run_spec import RunSpec
 
 ShowStatus = Callable[[str], AbstractContextManager]
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
+FEW_STEPS = 25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
 
 def _common_spec(job: Job, profile: Profile, labels: tuple[str, ...], total_steps: int, run_dir: Path) -> RunSpec:
     """What all ranks are told alike; the files are still the user's own."""
-    interval = profile.checkpoint_interval or _twentieth(job, total_steps)
+    interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps)
     return RunSpec(
         run_id=run_dir.name,
         run_dir=str(run_dir),
@@ -119,9 +120,13 @@ def _common_spec(job: Job, profile: Profile, labels: tuple[str, ...], total_step
     )
 
 
-def _twentieth(job: Job, total_steps: int) -> int:
-    """Rounds between checkpoints, so that an interruption costs at most about a twentieth of a run."""
-    return max(1, round(total_steps / job.strategy_config(total_steps).steps_in_round / 20))
+def _checkpoint_interval(job: Job, total_steps: int) -> int:
+    """Rounds between checkpoints, so that an interruption costs about a twentieth of a run, or a few steps.
+
+    To write one of whisper-tiny takes a core as long as two steps on short clips take: more often would slow them down.
+    """
+    steps_in_round = job.strategy_config(total_steps).steps_in_round
+    return max(round(total_steps / steps_in_round / 20), math.ceil(FEW_STEPS / steps_in_round))
 
 
 def _launch(

@@ -38,6 +38,8 @@ SMALLER_BATCHES = "Train with smaller batches or a smaller model; close other pr
 
 def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
+    if devices.choose(spec.wanted_device, local_rank=spec.rank).type == "cpu":
+        devices.keep_freed_memory()
     if spec.bundle:
         work = load_bundle(spec)
     else:

@@ -18,6 +18,7 @@ LABEL_GRID = 8
 # eight times as many elsewhere.
 CPU_POSITIONS, POSITIONS = 1_500, 12_000
 _FRAME_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
+_FINE_GRID = 20  # the same where shapes have no price
 
 
 def bucket_edges(
@@ -39,6 +40,11 @@ def bucket_edges(
                     more = cost + edge * sum(n for length, n in clips.items() if lower < length <= edge)
                     best[edge] = min(best.get(edge, (math.inf, ())), (more, (*edges, edge)))
     return best[max(clips)][1] if clips else (full_frames,)
+
+
+def padded_frames(frames: float, full_frames: int) -> int:
+    """The length to which a clip is padded where shapes have no price."""
+    return min(math.ceil(frames / _FINE_GRID) * _FINE_GRID, full_frames)
 
 
 def window_edges(full_frames: int, count: int = 6) -> tuple[int, ...]:

