@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -32,7 +35,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
         self.folder, self.name, self.keep = Path(folder), quote(name, safe=""), keep
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        about = {"thread_name_prefix": "checkpoint", "initializer": _yield_to_training}
+        self._writer = ThreadPoolExecutor(max_workers=1, **about)
         self._writing: Future[int] | None = None
 
     def save(self, number: int, state: dict[str, Any], *, unless: Callable[[], bool] = lambda: False) -> int:
@@ -141,6 +145,12 @@ class Checkpoints:
             return record if whole and (record["format"], record["number"]) == (FORMAT, number) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
+
+
+def _yield_to_training() -> None:
+    """Where threads have priorities of their own: on few cores each of torch's threads waits for the slowest."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _part(file: Path) -> Path:
