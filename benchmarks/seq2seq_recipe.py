@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +60,14 @@ def collate(items: list[dict], start: int) -> dict[str, torch.Tensor]:
 
 
 class Clock(TrainerCallback):
-    began = ended = 0.0
+    def __init__(self) -> None:
+        self.ends: list[float] = []
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        self.began = self.began or time.perf_counter()
+        self.ends = self.ends or [time.perf_counter()]
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.ended = time.perf_counter()
+        self.ends.append(time.perf_counter())
 
 
 def main() -> None:
@@ -115,7 +118,9 @@ def main() -> None:
     processor.save_pretrained(args.out)
     steps = trainer.state.global_step
     seen = steps * args.batch_size if args.max_steps > 0 else args.epochs * len(clips)
-    print(json.dumps({"steps": steps, "clips": seen, "seconds": clock.ended - clock.began}))
+    taken = [end - begin for begin, end in pairwise(clock.ends)]
+    about = {"seconds": clock.ends[-1] - clock.ends[0], "slowest": max(taken) / statistics.median(taken)}
+    print(json.dumps({"steps": steps, "clips": seen, **about}))
 
 
 if __name__ == "__main__":

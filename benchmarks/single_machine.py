@@ -12,6 +12,7 @@ on where it stopped.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shutil
 import statistics
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import soundfile
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
@@ -41,11 +43,15 @@ HEAD = (
     "method",
     "way",
     "clips/s of each seed",
+    "audio s/s",
     "times as fast",
     "peak GB",
+    "foreseen GB",
+    "slowest step / median",
     "WER of each seed",
     "WER against the recipe",
 )
+SLOWEST, OFF_BY = 2.0, 0.15  # steps: how many times the median; memory: how far from what was foreseen
 CONFIG = """
 [profile:bench]
 base_model = {model}
@@ -76,12 +82,17 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """seconds: of all steps. memory: bytes, the most that one process held. clips: [errors, words] of each."""
+    """seconds: of all steps. memory: bytes, the most that one process held; foreseen: that ours said before. slowest: a
+    step's time over the median. clips: [errors, words] of each that was transcribed.
+    """
 
     task: Task
     samples: int
+    audio_s: float
     seconds: float
     memory: int
+    foreseen: int
+    slowest: float
     clips: list[list[int]]
     commit: str
 
@@ -123,8 +134,8 @@ class Peak:
                     continue
 
 
-def train(task: Task, model: Path, data: Path, folder: Path) -> tuple[Path, int, float, int]:
-    """(the trained model, samples, seconds, peak memory). Raises RuntimeError, and leaves `folder`."""
+def train(task: Task, model: Path, data: Path, folder: Path) -> tuple[Path, dict]:
+    """The trained model, and the figures of Result. Raises RuntimeError, and leaves `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with (folder / "console.txt").open("w+b") as console:
@@ -138,10 +149,15 @@ def train(task: Task, model: Path, data: Path, folder: Path) -> tuple[Path, int,
         raise RuntimeError(f"{task} failed with status {status}: {said[-2000:]}")
     if task.way == "recipe":
         told = json.loads(said.strip().splitlines()[-1])
-        return folder / "model", told["clips"], told["seconds"], peak.bytes
+        about = {"samples": told["clips"], "seconds": told["seconds"], "foreseen": 0, "slowest": told["slowest"]}
+        return folder / "model", about | {"memory": peak.bytes}
     [run] = (path.parent for path in folder.glob("*/events.jsonl"))
     [attempt] = scan(run / "events.jsonl").attempts
-    return run / "final", sum(step["samples"] for step in attempt.steps), attempt.seconds, peak.bytes
+    steps = [step["seconds"] for step in attempt.steps]
+    [foreseen] = (event["needed"] for event in attempt.of_type("memory"))
+    about = {"samples": sum(step["samples"] for step in attempt.steps), "seconds": attempt.seconds}
+    about |= {"foreseen": foreseen, "slowest": max(steps) / statistics.median(steps)}
+    return run / "final", about | {"memory": peak.bytes}
 
 
 def start_ours(task: Task, model: Path, data: Path, folder: Path, console) -> subprocess.Popen:
@@ -160,12 +176,18 @@ def start_recipe(task: Task, model: Path, data: Path, folder: Path, console) -> 
     return subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT)
 
 
-def transcribed(task: Task, trained: Path, model: Path, data: Path) -> list[list[int]]:
+def transcribed(task: Task, trained: Path, model: Path, data: Path, folder: Path) -> list[list[int]]:
+    """By plain transformers. Of a run of a few steps a few clips: an untrained model repeats itself for long."""
     base = [str(model)] if task.method == "lora" else []
     found = []
     for part in ("validation", "test"):
+        rows = list(csv.reader((data / f"{part}.csv").read_text(encoding="utf-8").splitlines()))
+        audio = rows[0].index("audio_path")
+        rows[1:] = [[*row[:audio], str(data / row[audio]), *row[audio + 1 :]] for row in rows[1:]]
+        with (folder / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows[: 5 if task.max_steps else None])
         command = [sys.executable, str(PROJECT / "benchmarks" / "plain_wer.py"), "--clips", str(trained), *base]
-        done = subprocess.run([*command, str(data / f"{part}.csv")], capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, str(folder / f"{part}.csv")], capture_output=True, text=True, check=True)
         found += json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -204,14 +226,15 @@ class Bench:
         for task in [task for task in self.tasks if task not in self.results][:most]:
             folder = self.out / f"{task.method}-{task.seed}-{task.way}"
             print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
-            trained, samples, seconds, memory = train(task, self.model, self.data, folder)
-            clips = transcribed(task, trained, self.model, self.data)
-            figures = {"samples": samples, "seconds": seconds, "memory": memory, "clips": clips}
-            self.results[task] = result = Result(task=task, commit=current_commit(), **figures)
+            trained, figures = train(task, self.model, self.data, folder)
+            clips = transcribed(task, trained, self.model, self.data, folder)
+            mean_s = mean_seconds(self.data)
+            figures |= {"clips": clips, "audio_s": figures["samples"] * mean_s, "commit": current_commit()}
+            self.results[task] = result = Result(task=task, **figures)
             with self.kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
             shutil.rmtree(folder)
-            told = f"{result.rate:.2f} clips/s, {memory / 1e9:.1f} GB, WER {result.wer:.1f}"
+            told = f"{result.rate:.2f} clips/s, {result.memory / 1e9:.1f} GB, WER {result.wer:.1f}"
             print(f"{task}: {told}; {len(self.results)} of {len(self.tasks)}", flush=True)
 
     def report(self) -> list[str]:
@@ -232,6 +255,14 @@ class Bench:
                 misses.append(f"{method}: {faster:.1f} times the clips per second, not {FASTER:g}")
             if memory > OF_MEMORY:
                 misses.append(f"{method}: {memory:.2f} of the peak memory, not {OF_MEMORY:g}")
+            slowest = max(run.slowest for run in ours)
+            off_by = max(abs(run.memory / run.foreseen - 1) for run in ours)
+            if slowest > SLOWEST:
+                misses.append(f"{method}: a step of ours took {slowest:.1f} times the median, not {SLOWEST:g}")
+            if off_by > OFF_BY:
+                misses.append(
+                    f"{method}: our memory was {100 * off_by:.0f} % off what was foreseen, not {100 * OFF_BY:g}"
+                )
             if low > 0:
                 misses.append(f"{method}: a WER that is worse by {interval}")
         first = self.tasks[0]
@@ -247,7 +278,15 @@ class Bench:
 
     def _cells(self, runs: Sequence[Result], faster: str) -> list[str]:
         rates, rest = ", ".join(f"{run.rate:.2f}" for run in runs), ", ".join(f"{run.wer:.1f}" for run in runs)
-        return [rates, faster, f"{statistics.median(run.memory for run in runs) / 1e9:.1f}", rest]
+        audio = f"{statistics.median(run.audio_s / run.seconds for run in runs):.1f}"
+        memory = [f"{statistics.median(getattr(run, of) for run in runs) / 1e9:.2f}" for of in ("memory", "foreseen")]
+        memory[1] = memory[1] if runs[0].foreseen else ""
+        return [rates, audio, faster, *memory, f"{max(run.slowest for run in runs):.1f}", rest]
+
+
+def mean_seconds(data: Path) -> float:
+    rows = csv.DictReader((data / "train.csv").read_text(encoding="utf-8").splitlines())
+    return statistics.mean(soundfile.info(data / row["audio_path"]).duration for row in rows)
 
 
 def main() -> int:
