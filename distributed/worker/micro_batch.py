@@ -34,7 +34,7 @@ REMEDY = (
 # Mel frames whose computation takes as long as what a micro-batch takes beside its clips, as for the gradients of the
 # embedding: measured with whisper-tiny on 2 cores; elsewhere not measured, but each small kernel has its price there.
 CPU_FIXED_COST, FIXED_COST = 200, 1_000
-SPARE = 64_000_000  # bytes: for clips that are read ahead, and for the heap's gaps between parts of a batch
+SPARE = 80_000_000  # bytes: for clips that are read ahead, and for the heap's gaps between parts of a batch
 
 
 class TooLittleMemory(RunError):

@@ -19,6 +19,7 @@ LABEL_GRID = 8
 CPU_POSITIONS, POSITIONS = 1_500, 12_000
 _FRAME_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
 _FINE_GRID = 20  # the same where shapes have no price
+_SPARE = 2  # frames: the STFT windows that reach past the end, and a duration rounded down
 
 
 def bucket_edges(
@@ -28,8 +29,7 @@ def bucket_edges(
 
     Few shapes on purpose: Apple's GPU allocator fragments on many.
     """
-    spare = 2  # frames: the STFT windows that reach past the end, and a duration rounded down
-    lengths = [math.ceil((s.duration_s * frames_per_s + spare) / _FRAME_GRID) * _FRAME_GRID for s in samples]
+    lengths = [math.ceil(frames_of(s, frames_per_s) / _FRAME_GRID) * _FRAME_GRID for s in samples]
     clips = Counter(min(length, full_frames) for length in lengths)
     # best[edge]: (padded frames of all clips up to this edge, the edges used), one more edge allowed in each turn
     best = {0: (0, ())}
@@ -40,6 +40,11 @@ def bucket_edges(
                     more = cost + edge * sum(n for length, n in clips.items() if lower < length <= edge)
                     best[edge] = min(best.get(edge, (math.inf, ())), (more, (*edges, edge)))
     return best[max(clips)][1] if clips else (full_frames,)
+
+
+def frames_of(sample: Sample, frames_per_s: float) -> float:
+    """The most mel frames that a clip has by its duration."""
+    return sample.duration_s * frames_per_s + _SPARE
 
 
 def padded_frames(frames: float, full_frames: int) -> int:

@@ -25,6 +25,7 @@ from whisper_tuner.data.batch_shapes import (
     LABEL_GRID,
     bucket_edges,
     clips_within,
+    frames_of,
     micro_batches,
     padded_frames,
     padded_tokens,
@@ -142,7 +143,7 @@ class ShardBatches:
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) that a clip can have here."""
-        seconds, tokens = max(sample.duration_s for sample in self.samples), 0
+        frames, tokens = max(frames_of(sample, self._frames_per_s) for sample in self.samples), 0
         around = len(self._labels.encode(""))
         for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
             if len(text.encode()) + 1 + around <= tokens:
@@ -153,7 +154,7 @@ class ShardBatches:
         if self._packs:
             return self._full_frames, self._tokens(self._labels.max_tokens)
         is_full = self._augmentation.full_share > 0
-        return self._full_frames if is_full else self._frames(seconds * self._frames_per_s), self._tokens(tokens)
+        return self._full_frames if is_full else self._frames(frames), self._tokens(tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -252,7 +253,7 @@ class ShardBatches:
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
         """That the encoder's outputs of these samples take."""
-        lengths = [self._frames(self.samples[number].duration_s * self._frames_per_s) for number in numbers]
+        lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in numbers]
         return self._encoder_store.bytes_of(lengths) if self._encoder_store else 0
 
     def _frames(self, frames: float) -> int:
@@ -270,9 +271,7 @@ class ShardBatches:
     def _cost(self, sample: Sample, epoch: int) -> int:
         """About the mel frames that are computed for it: the same on all ranks, whatever their devices."""
         is_full = self._profile.audio_context == "full" or self._augmentation.is_full(sample.id, epoch)
-        return (
-            self._full_frames if is_full else padded_frames(sample.duration_s * self._frames_per_s, self._full_frames)
-        )
+        return self._full_frames if is_full else padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""

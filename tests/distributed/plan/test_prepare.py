@@ -30,7 +30,7 @@ def test_every_rank_is_told_the_run_that_the_profile_asks_for(job, run_dir, prep
     assert (master.strategy_settings.H, master.strategy_settings.warmup_steps) == (2, 1)
     assert dataclasses.replace(master.profile, train=twin.profile.train) != master.profile
     for spec in (master, twin):
-        assert (spec.profile.epochs, spec.profile.batch_size, spec.profile.checkpoint_interval) == (3, 2, 1)
+        assert (spec.profile.epochs, spec.profile.batch_size, spec.profile.checkpoint_interval) == (3, 2, 13)
 
 
 def test_the_master_reads_the_runs_own_lists_of_the_users_audio(folder, run_dir, prepared):

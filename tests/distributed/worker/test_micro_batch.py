@@ -205,12 +205,13 @@ def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
 
 def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
     whole, cut = work(), work()
+    whole.batches.suit(CPU_FIXED_COST, few_shapes=False)
     before = cut.batches.plan_settings()
     warning, event = cut.fit(shares(cut, 2.5))
-    assert warning["type"] == "warning" and "6 clips of 20.5 s at once would need" in warning["what"]
+    assert warning["type"] == "warning" and "6 clips of 20.2 s at once would need" in warning["what"]
     clips = at_once(cut.batches)
     assert 1 <= clips <= 3 and warning["what"].endswith(f"it computes {clips} at a time")
-    assert event["clips"] == 6 and event["at_once"] == clips and event["clip_s"] == 20.5
+    assert event["clips"] == 6 and event["at_once"] == clips and event["clip_s"] == 20.2
     assert (
         cut.batches.plan_settings() == before
     )  # or ranks with other shares, and its own checkpoints, would be refused
@@ -259,11 +260,11 @@ def test_not_one_clip_fits(work):
     with pytest.raises(TooLittleMemory) as caught:
         own.fit(replace(shares(own, 0.7), workers=4))
     said = str(caught.value)
-    assert said.startswith("one clip of 20.5 s needs") and "but this worker's share is" in said
+    assert said.startswith("one clip of 20.2 s needs") and "but this worker's share is" in said
     assert "4 workers share this machine" in said and "gradient_checkpointing" in said
 
 
-POSITIONS = 3100  # three clips of 20.5 s
+POSITIONS = 3100  # three clips of 20.2 s
 
 
 @pytest.fixture
@@ -288,6 +289,7 @@ def positions_of(work: Work, run: Callable[[], object]) -> list[int]:
 
 def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms):
     whole, cut, validation = work(), work(), work().batches
+    whole.batches.suit(CPU_FIXED_COST, few_shapes=False)
     before = cut.batches.plan_settings()
     events = []
     trials = positions_of(cut, lambda: events.extend(cut.fit(PLENTY, validation)))
@@ -296,8 +298,8 @@ def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms
     assert events[0]["clips"] == events[0]["at_once"] == 3
     assert validation.at_once(*validation.longest()) == 3 and cut.batches.plan_settings() == before
     expected, gradients = [], []
-    assert positions_of(whole, lambda: expected.extend(whole.gradients())) == [6 * 1025]
-    assert positions_of(cut, lambda: gradients.extend(cut.gradients())) == [3 * 1025, 3 * 1025]
+    assert positions_of(whole, lambda: expected.extend(whole.gradients())) == [6 * 1010]
+    assert positions_of(cut, lambda: gradients.extend(cut.gradients())) == [3 * 1010, 3 * 1010]
     for one, other in zip(expected, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
