@@ -77,7 +77,8 @@ class EncoderStore:
 
     def put(self, keys: Sequence[bytes], states: Tensor) -> None:
         """states [B, frames / 2, d_model], on any device. What is too large for fp16 is not kept."""
-        values = states.detach().float().cpu().numpy().astype(STORED)
+        with np.errstate(over="ignore"):
+            values = states.detach().float().cpu().numpy().astype(STORED)
         with self._lock, contextlib.suppress(BlockingIOError):  # others write just now: in the next epoch
             for key, value in zip(keys, values, strict=True):
                 if self._is_writable and np.isfinite(value).all():

@@ -32,7 +32,7 @@ def parts(multilingual, clips, tmp_path, profile_of):
             labels=label_encoder(model, processor.tokenizer, language="fr"),
             encoder_store=kept,
         )
-        batches.suit(0, few_shapes=False)  # each clip by its own length, as with a store
+        batches.suit(0, few_shapes=True)  # each clip by its own length, as with a store
         return WhisperModelWrapper(trained, processor, "cpu", encoder_store=kept).train(), batches
 
     return parts

@@ -17,8 +17,8 @@ from whisper_tuner.model.base_model import full_frames, load_base, prepare, set_
 @pytest.fixture
 def adapted(multilingual, profile_of):
     """A peft model whose adapters do something."""
-    model = prepare(multilingual[0], profile_of(method="lora", lora_r=4))
     torch.manual_seed(1)
+    model = prepare(multilingual[0], profile_of(method="lora", lora_r=4))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.2)
