@@ -82,7 +82,7 @@ class WhisperModelWrapper(nn.Module):
             return batch["encoder_states"].to(self.device)
         states = encode(self._whisper, batch["input_features"].to(self.device)).last_hidden_state
         if self.encoder_store and "encoder_keys" in batch:
-            self.encoder_store.put(batch["encoder_keys"], states)
+            return self.encoder_store.put(batch["encoder_keys"], states)
         return states
 
     def _loss(self, states: Tensor, targets: Tensor) -> Tensor:

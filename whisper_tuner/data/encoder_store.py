@@ -75,14 +75,18 @@ class EncoderStore:
             np.stack([np.frombuffer(value, STORED).astype(np.float32) for value in found])
         ).unflatten(1, (-1, self.d_model))
 
-    def put(self, keys: Sequence[bytes], states: Tensor) -> None:
-        """states [B, frames / 2, d_model], on any device. What is too large for fp16 is not kept."""
-        with np.errstate(over="ignore"):
-            values = states.detach().float().cpu().numpy().astype(STORED)
+    def put(self, keys: Sequence[bytes], states: Tensor) -> Tensor:
+        """states [B, frames / 2, d_model], on any device. Returns what `get` will give, also where it is not kept.
+
+        So a run has the same bits whether it was interrupted or not. What is too large for fp16 stays as it is.
+        """
+        rounded = states.detach().half().float()
+        fits = rounded.isfinite().all(dim=(1, 2))  # [B]
         with self._lock, contextlib.suppress(BlockingIOError):  # others write just now: in the next epoch
-            for key, value in zip(keys, values, strict=True):
-                if self._is_writable and np.isfinite(value).all():
-                    self._put(key, value.tobytes())
+            for key, value, is_whole in zip(keys, rounded.cpu().numpy(), fits.tolist(), strict=True):
+                if self._is_writable and is_whole:
+                    self._put(key, value.astype(STORED).tobytes())
+        return torch.where(fits[:, None, None], rounded, states)
 
     def _put(self, key: bytes, value: bytes) -> None:
         try:

@@ -62,10 +62,9 @@ def test_losses_and_gradients_are_those_of_the_encoder_itself(parts, settings, c
     assert {stored for stored, *_ in first} == {False} and {stored for stored, *_ in again} == {True}
     if settings["method"] == "decoder":  # the matrices of LoRA begin with other random values
         assert [loss for _, loss, _ in again] == pytest.approx([loss for _, loss, _ in plain], rel=1e-3)
-        assert [loss for _, loss, _ in first] == pytest.approx([loss for _, loss, _ in plain], rel=1e-6)
         for one, other in zip(gradients, kept, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3 * one.abs().max().item())
-    assert [tokens for *_, tokens in again] == [tokens for *_, tokens in first]
+    assert [figures for _, *figures in again] == [figures for _, *figures in first]  # to the bit
 
 
 def test_clips_have_the_same_neighbours_length_in_each_epoch(parts):
@@ -91,8 +90,10 @@ def test_what_fp16_cannot_hold_is_not_kept(multilingual, tmp_path):
     store = EncoderStore(tmp_path, multilingual[0].model.encoder, precision="float32")
     states = torch.ones(2, 50, store.d_model)
     states[0, 0, 0] = 1e6
-    store.put([b"a" * 16, b"b" * 16], states)
-    assert store.get([b"a" * 16]) is None and store.get([b"b" * 16]) is not None
+    states[1, 0, 0] = 1 / 3
+    used = store.put([b"a" * 16, b"b" * 16], states)
+    assert store.get([b"a" * 16]) is None
+    assert torch.equal(used[0], states[0]) and torch.equal(used[1], store.get([b"b" * 16])[0])
 
 
 def test_a_full_disk_is_told_once(multilingual, tmp_path, monkeypatch):
