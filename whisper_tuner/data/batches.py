@@ -64,7 +64,7 @@ Batch = dict[str, Any]
 Where an EncoderStore has what the encoder says of all clips: `encoder_states` float32 [B, frames / 2, d_model] instead.
 """
 
-PLAN = 2  # raise it when the same clips and settings come to be planned otherwise: an older run is then not resumed
+VERSION = 2  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
@@ -172,7 +172,7 @@ class ShardBatches:
         """See Samples.plan_settings. How many clips are computed at once is each rank's own affair."""
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
         return {
-            "plan": PLAN,
+            "version": VERSION,
             "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
             "batch_size": self._profile.batch_size,
             "audio_context": self._profile.audio_context,

@@ -187,6 +187,8 @@ def _plain(value: Any) -> Any:
 
 
 def _change(name: str, was: Any, now: Any) -> str:
+    if name == "version":
+        return "another version of this program planned its steps"
     if isinstance(was, int) and isinstance(now, int) and max(abs(was), abs(now)) > 2**31:  # hashes
         return f"its {name} differ"
     return f"{name} was {was}, and is {now}"

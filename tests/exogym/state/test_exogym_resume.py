@@ -21,6 +21,7 @@ from exogym.batches import DatasetSamples
 from exogym.config import ScheduleSpec
 from exogym.errors import CheckpointError
 from exogym.state.checkpoint import FORMAT
+from exogym.state.saved_states import check_settings
 from exogym.strategy.optim import Schedule
 
 CLIPS, BATCH, EPOCHS, WARMUP = 96, 2, 4, 12
@@ -227,6 +228,11 @@ class Halves(Line):
 
 CHANGES["another data set of the same length"] = ({"data": Others(16)}, "data was Points 16 .*, and is Others 16")
 CHANGES["what is frozen"] = ({"model": Halves}, "its trained parameters differ; its frozen weights differ")
+
+
+def test_a_run_of_a_version_that_planned_otherwise_is_refused():
+    with pytest.raises(CheckpointError, match="another version of this program planned its steps"):
+        check_settings({"seed": 1}, {"seed": 1, "version": 2}, "here")
 
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES.values(), ids=CHANGES)
