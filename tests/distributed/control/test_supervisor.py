@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -125,6 +126,7 @@ def test_an_earlier_worker_that_may_not_be_killed_is_named(tmp_path, monkeypatch
     path, killpg = tmp_path / "sock", os.killpg
     program = [sys.executable, "-c", "import time; time.sleep(60)", str(path)]
     earlier = subprocess.Popen(program, start_new_session=True)
+    wait_until(lambda: psutil.Process(earlier.pid).cmdline() == program)  # it has none in the middle of exec
 
     def refuse(group: int, number: int) -> None:
         if dies:
