@@ -37,7 +37,8 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
     for run, speed_up in rows:
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
         state = Text(run.state, STYLES.get(run.state, "default"))
-        figures = (rates(run), duration(run.seconds or None), times(speed_up))
+        wer = rates(run) if width >= WIDE else rates(run).replace(" ", "")  # room for the run's name
+        figures = (wer, duration(run.seconds or None), times(speed_up))
         table.add_row(run.id, when(run.created), state, hosts, *figures)
     return table
 
