@@ -40,7 +40,7 @@ WAYS = {
     "frozen": "the decoder alone, cropped",
     "cached": "the decoder alone, the encoder's outputs stored",
 }
-FRAMES, TOKENS, CLIPS = 250, 16, 8  # of a clip of 2.5 s, as French prompts have
+FRAMES, TOKENS, PROMPT, CLIPS = 250, 16, 3, 8  # of a clip of 2.5 s, as French prompts have
 AT_ONCE = {"padded": 1}  # clips that are computed at once where all would not fit
 REPEATS = {"tiny": 7, "base": 7, "small": 5}  # otherwise 3
 CACHED_TO_FROZEN, CACHED_TO_PADDED, OF_MATMUL = 1.5, 20.0, 0.6
@@ -54,6 +54,7 @@ def measure(shape: str, way: str, device: torch.device, repeats: int) -> dict:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    keep_memory(device)
     model = wrapper_of(shape, way).to(device).train()
     clips = AT_ONCE.get(way, CLIPS)
     batch = batch_of(model, way, clips, device)
@@ -78,6 +79,7 @@ def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> d
     from exogym.strategy.optim import inner_optimizer
     from whisper_tuner.model.base_model import encode
 
+    keep_memory(device)
     model = wrapper_of(shape, way).to(device).train()
     clips = AT_ONCE.get(way, CLIPS)
     batch, whisper = batch_of(model, way, clips, device), model.model
@@ -96,7 +98,7 @@ def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> d
             return (loss * tokens).backward()
         states = encoded()
         if last == "decoder":
-            ids = batch["labels"].to(device)
+            ids = batch["labels"].clamp(min=0).to(device)
             states = whisper.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False)[0]
         if states.requires_grad:
             states.sum().backward()
@@ -108,6 +110,14 @@ def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> d
     found = {"encoder": ends["encoder"], "decoder": ends["decoder"] - ends["encoder"]}
     found |= {"output layer and loss": ends["loss"] - ends["decoder"]}
     return found | {"optimizer": timed(optimizer.step, repeats, device) / CLIPS}
+
+
+def keep_memory(device: torch.device) -> None:
+    """As a worker does."""
+    from exogym import device as devices
+
+    if device.type == "cpu":
+        devices.keep_freed_memory()
 
 
 def wrapper_of(shape: str, way: str) -> torch.nn.Module:
@@ -128,6 +138,7 @@ def wrapper_of(shape: str, way: str) -> torch.nn.Module:
 def batch_of(model, way: str, clips: int, device: torch.device) -> dict:
     config = model.model.config
     labels = torch.randint(50_000, (clips, TOKENS))
+    labels[:, :PROMPT] = -100  # <|fr|><|transcribe|><|notimestamps|> are given, and not learnt
     if way == "cached":
         inputs = {"encoder_states": torch.randn(clips, FRAMES // 2, config.d_model, device=device)}
     else:
