@@ -97,7 +97,7 @@ def main() -> None:
         max_steps=args.max_steps,
         learning_rate=args.learning_rate,
         lr_scheduler_type="cosine",
-        warmup_ratio=0.1,
+        warmup_steps=0.1,  # of all steps
         weight_decay=0.01,
         seed=args.seed,
         save_strategy="no",
