@@ -256,7 +256,8 @@ def main() -> int:
         commits = [result["commit"] for result in done.values()]
         write_section(f"step cost on {args.device}", lines, commits)
         if args.device == "cpu":
-            draw_steps({shape: {way: parts_of(done, shape, way) for way in WAYS} for shape in CHARTED}, CHART)
+            whole = [shape for shape in CHARTED if all(f"{shape} {way} parts" in done for way in WAYS)]
+            draw_steps({shape: {way: parts_of(done, shape, way) for way in WAYS} for shape in whole}, CHART)
     return 0
 
 
