@@ -76,6 +76,36 @@ def test_token_weighted_parts_add_up_to_the_whole(whisper, frames):
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("settings", [{}, {"method": "lora", "lora_targets": ("q_proj", "proj_out"), "lora_r": 4}])
+@pytest.mark.parametrize("at_once", [1, 3, 10])
+def test_logits_in_parts_give_the_same_loss_and_gradients(whisper, monkeypatch, settings, at_once):
+    model = prepare(whisper, Profile(base_model="", train=Path(), **settings))
+    wrapper, batch = WhisperModelWrapper(model, None, "cpu"), batch_of([1, 2, 3, 4, 5, END], [6, END], [7, 8, END])
+
+    def found():
+        model.zero_grad()
+        loss, tokens = wrapper(batch)
+        (loss * tokens).backward()
+        return loss, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    loss, gradients = found()
+    monkeypatch.setattr("distributed.worker.whisper_wrapper.LOGITS_AT_ONCE", at_once)
+    again, parts = found()
+    torch.testing.assert_close(again, loss)
+    assert parts.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_label_smoothing_acts_in_training_alone(whisper):
+    batch = batch_of([1, 2, 3, END], [4, END])
+    plain, smooth = (WhisperModelWrapper(whisper, None, "cpu", label_smoothing=share) for share in (0.0, 0.2))
+    assert smooth.eval()(batch)[0] == plain.eval()(batch)[0]
+    logits = whisper(input_features=batch["input_features"], labels=batch["labels"]).logits.flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, batch["labels"].flatten(), label_smoothing=0.2)
+    torch.testing.assert_close(smooth.train()(batch)[0], expected)
+
+
 def test_more_padding_changes_nothing(whisper):
     wrapper = WhisperModelWrapper(whisper, None, "cpu")
     batch = batch_of([1, 2, END])
