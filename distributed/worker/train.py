@@ -159,7 +159,8 @@ class _Data:
         if self.encoder_store:
             samplers = filter(None, (work.train, work.validation))
             needed = sum(sampler.samples.stored_bytes(sampler.next_numbers()) for sampler in samplers)
-            self.encoder_store.make_room(needed, int(self._spec.profile.encoder_cache_gb * 1e9))
+            all_of_machine = needed * self._spec.machine_workers  # they have about equal shares
+            self.encoder_store.make_room(all_of_machine, int(self._spec.profile.encoder_cache_gb * 1e9))
 
     def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
         """Compute the log-mels of the clips that this rank is going to read; the audio of some may not be here."""

@@ -229,10 +229,6 @@ class FixedSampler:
     def prefetch(self, epochs: int | None = None) -> None:
         pass
 
-    def next_numbers(self, steps: int | None = None) -> list[int]:
-        """Those of the samples that this member reads in its next epoch, or in so many steps of it, in order."""
-        return [number for step in self._own(self.first_epoch)[:steps] for number in step]
-
     def knows(self, members: Sequence[str]) -> bool:
         return True
 

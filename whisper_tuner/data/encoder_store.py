@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ class EncoderStore:
             what = f"the encoder's outputs take {size(needed)}, but encoder_cache_gb allows {size(budget)}"
             raise RunError(what, remedy=REMEDY)
         self.directory.mkdir(parents=True, exist_ok=True)
+        os.utime(self.directory)  # used now, also if nothing is added
         held = _bytes_in(self.directory)
         others = [folder for folder in self.directory.parent.iterdir() if folder.is_dir() and folder != self.directory]
         for folder in sorted(others, key=lambda folder: folder.stat().st_mtime):
