@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from exogym.config import DiLoCoConfig, FedAvgConfig, ParameterServerConfig, SPARTADiLoCoConfig, StrategyConfig
+from exogym.config import (
+    AllReduceConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    ParameterServerConfig,
+    SPARTADiLoCoConfig,
+    StrategyConfig,
+)
 
 # Bytes for each trained parameter, from peaks of two ranks with a random whisper-tiny that saved after each exchange.
 # Plain averaging and SPARTA took 37 of them, outer momentum 45, Adam 53; the server with momentum 55, with Adam 66;
@@ -10,10 +17,13 @@ from exogym.config import DiLoCoConfig, FedAvgConfig, ParameterServerConfig, SPA
 OUTER_STATE = 8  # a number of the outer optimizer, and its copy while a checkpoint is written
 SERVER = 10  # new weights and new numbers of its outer optimizer, until they count
 DRAFT = 5  # own weights beside those that ranks share
+ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 
 
-def more_bytes(config: StrategyConfig) -> int:
-    """For each trained parameter, at the peak, beyond TRAINED_BYTES."""
+def more_bytes(config: StrategyConfig, ranks: int) -> int:
+    """For each trained parameter, at the peak, beyond TRAINED_BYTES; below 0 where it takes less."""
+    if ranks == 1 and isinstance(config, AllReduceConfig):
+        return ALONE
     found = 0
     if isinstance(config, DiLoCoConfig) and (states := _outer_states(config)):
         found += OUTER_STATE * states + (SERVER if isinstance(config, ParameterServerConfig) else 0)

@@ -54,7 +54,7 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     trained = 0
     if shape := shape_of(profile.base_model):
         trained = trained_parameters(shape, profile)
-    about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1))}
+    about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1), hosts)}
     (whole, least), on_mps = (
         [profile_memory(profile, clips=clips, device=device, **about) for clips in (None, 1)]
         for device in ("cpu", "mps")

@@ -39,7 +39,7 @@ SMALLER_BATCHES = "Train with smaller batches or a smaller model; close other pr
 def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if devices.choose(spec.wanted_device, local_rank=spec.rank).type == "cpu":
-        devices.keep_freed_memory()
+        devices.configure_cpu_memory()
     if spec.bundle:
         work = load_bundle(spec)
     else:
@@ -90,7 +90,7 @@ def load_whisper(
         share=share,
         precision=profile.precision,
         events=events,
-        more_bytes=more_bytes(spec.strategy_settings),
+        more_bytes=more_bytes(spec.strategy_settings, spec.world_size),
     )
     data.make_room(work)
     data.prepare(work, stopped)

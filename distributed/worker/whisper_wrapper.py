@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
 from whisper_tuner.model.base_model import encode, whisper_of
+from whisper_tuner.model.tied_weights import TiedWeights
 
 LOGITS_AT_ONCE = 512  # of 51,865 tokens each: 106 MB in float32, and as much for the gradient
 
@@ -59,13 +60,15 @@ class WhisperModelWrapper(nn.Module):
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
+        inputs, tied = inputs.to(self.device), TiedWeights.of(self._whisper) if torch.is_grad_enabled() else None
         states = decoder(
-            input_ids=inputs.to(self.device),
+            **({"inputs_embeds": tied.embed(inputs)} if tied else {"input_ids": inputs}),
             encoder_hidden_states=self._encoded(batch),
             use_cache=False,
         ).last_hidden_state  # [B, L, d_model]
         places = is_target.nonzero().squeeze(1).to(self.device)
-        total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places])
+        logits = tied.logits if tied else self._whisper.proj_out
+        total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places], logits)
         return total / max(len(places), 1), len(places)
 
     def train(self, mode: bool = True) -> WhisperModelWrapper:
@@ -85,22 +88,22 @@ class WhisperModelWrapper(nn.Module):
             return self.encoder_store.put(batch["encoder_keys"], states)
         return states
 
-    def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
+    def _loss(self, states: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
         """Summed cross entropy of targets [n] for the decoder's states [n, d_model].
 
         The logits of all would be the largest array of a step: they are made for some at a time, and made again for the
         gradient. torch's own linear_cross_entropy knows no output layer that is split or has an adapter.
         """
+        smoothing = self.label_smoothing if self.training else 0.0
+
+        def part_loss(states: Tensor, targets: Tensor) -> Tensor:
+            # float() even under autocast: bf16 has too few digits for a sum over 51,865 exponentials.
+            return cross_entropy(logits(states).float(), targets, reduction="sum", label_smoothing=smoothing)
+
         parts = [*zip(states.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True)]
         if len(parts) == 1:
-            return self._part_loss(*parts[0])
-        return sum(checkpoint(self._part_loss, *part, use_reentrant=False) for part in parts)
-
-    def _part_loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        logits = self._whisper.proj_out(states)  # [n, vocabulary]
-        # float() even under autocast: bf16 has too few digits for a sum over 51,865 exponentials.
-        smoothing = self.label_smoothing if self.training else 0.0
-        return cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=smoothing)
+            return part_loss(*parts[0])
+        return sum(checkpoint(part_loss, *part, use_reentrant=False) for part in parts)
 
     @property
     def _whisper(self) -> WhisperForConditionalGeneration:

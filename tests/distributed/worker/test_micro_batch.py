@@ -183,7 +183,7 @@ def test_an_error_amid_the_measurement_leaves_none_either(work):
         torch.rand(3)
         raise ZeroDivisionError
 
-    broken = own.model.model.proj_out.register_forward_hook(fail)
+    broken = own.model.model.model.decoder.register_forward_hook(fail)
     with pytest.raises(ZeroDivisionError):
         own.fit(PLENTY)
     broken.remove()
