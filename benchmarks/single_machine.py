@@ -1,6 +1,6 @@
 """One machine: our training against transformers' Seq2SeqTrainer, with the same model, clips, epochs and batches.
 
-    python benchmarks/single_machine.py MODEL DATA [--quick] [--methods full,lora] [--seeds 3] [--epochs 3] [--out DIR]
+    python benchmarks/single_machine.py MODEL DATA [--quick] [--methods full] [--seeds 3] [--epochs 3] [--wanted 10]
 
 MODEL is a Whisper checkpoint in transformers layout; DATA a folder with train.csv, validation.csv and test.csv. Ours
 runs at its defaults, the other as the usual recipe does (seq2seq_recipe.py). The two take turns, run after run, since
@@ -37,7 +37,7 @@ from distributed.run_dir.figures import scan  # noqa: E402
 OUT = Path.home() / ".cache" / "multimac" / "bench-single-machine"
 LEARNING_RATES = {"full": 1e-4, "lora": 1e-3}
 BATCH_SIZE = 8
-FASTER, OF_MEMORY = 10.0, 0.5  # what is claimed: times the clips per second, and the part of the peak memory
+FASTER, OF_MEMORY = 10.0, 0.5  # what is claimed of short clips: times the clips per second; part of the peak memory
 WAYS = ("ours", "recipe")
 HEAD = (
     "method",
@@ -210,7 +210,7 @@ class Bench:
         self.out = (args.out / f"{self.model.name}-{self.data.name}{'-quick' if args.quick else ''}").resolve()
         self.out.mkdir(parents=True, exist_ok=True)
         settings = {"epochs": args.epochs, "max_steps": 3 if args.quick else 0}
-        self.methods = args.methods.split(",")
+        self.methods, self.wanted = args.methods.split(","), args.wanted
         self.tasks = [
             Task(method=method, seed=seed, way=way, **settings)
             for method in self.methods
@@ -228,7 +228,7 @@ class Bench:
             print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
             trained, figures = train(task, self.model, self.data, folder)
             clips = transcribed(task, trained, self.model, self.data, folder)
-            mean_s = mean_seconds(self.data)
+            mean_s = statistics.mean(seconds_of(self.data))
             figures |= {"clips": clips, "audio_s": figures["samples"] * mean_s, "commit": current_commit()}
             self.results[task] = result = Result(task=task, **figures)
             with self.kept.open("a", encoding="utf-8") as file:
@@ -251,8 +251,8 @@ class Bench:
             rows.append([method, "ours", *self._cells(ours, f"{faster:.1f}"), interval])
             rows.append([method, "recipe", *self._cells(recipe, ""), ""])
             memory = statistics.median(a.memory / b.memory for a, b in zip(ours, recipe, strict=True))
-            if faster < FASTER:
-                misses.append(f"{method}: {faster:.1f} times the clips per second, not {FASTER:g}")
+            if faster < self.wanted:
+                misses.append(f"{method}: {faster:.1f} times the clips per second, not {self.wanted:g}")
             if memory > OF_MEMORY:
                 misses.append(f"{method}: {memory:.2f} of the peak memory, not {OF_MEMORY:g}")
             slowest = max(run.slowest for run in ours)
@@ -265,10 +265,11 @@ class Bench:
                 )
             if low > 0:
                 misses.append(f"{method}: a WER that is worse by {interval}")
-        first = self.tasks[0]
+        first, seconds = self.tasks[0], seconds_of(self.data)
         return [
-            f"{self.model.name} on {self.data.name}, {first.epochs} epochs, batches of {BATCH_SIZE}, learning rates "
-            f"{LEARNING_RATES}; WER by plain transformers, padded, validation and test pooled. Times as fast: the "
+            f"{self.model.name} on {self.data.name} (clips of {statistics.median(seconds):.1f} s in the median, "
+            f"{statistics.mean(seconds):.1f} s on average), {first.epochs} epochs, batches of {BATCH_SIZE}, learning "
+            f"rates {LEARNING_RATES}; WER by plain transformers, padded, validation and test pooled. Times as fast: the "
             "median of pairs of runs. Against the recipe: points of WER, with the interval of 95 % of a paired "
             "bootstrap over clips, all seeds together. Memory: the largest process.",
             "",
@@ -284,9 +285,10 @@ class Bench:
         return [rates, audio, faster, *memory, f"{max(run.slowest for run in runs):.1f}", rest]
 
 
-def mean_seconds(data: Path) -> float:
+def seconds_of(data: Path) -> list[float]:
+    """Of each clip of train.csv."""
     rows = csv.DictReader((data / "train.csv").read_text(encoding="utf-8").splitlines())
-    return statistics.mean(soundfile.info(data / row["audio_path"]).duration for row in rows)
+    return [soundfile.info(data / row["audio_path"]).duration for row in rows]
 
 
 def main() -> int:
@@ -296,6 +298,7 @@ def main() -> int:
     parser.add_argument("--methods", default="full,lora")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--wanted", type=float, default=FASTER, metavar="TIMES", help="less is a miss [10]")
     parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--quick", action="store_true", help="3 steps, one seed; leaves RESULTS.md alone")
