@@ -1,10 +1,11 @@
 """How much faster is `evaluate` than plain transformers clip by clip, and is the WER the same?
 
-    python benchmarks/evaluation.py MODEL TEST.csv [--quick] [--language CODE] [--batch-size 16] [--out DIR]
+    python benchmarks/evaluation.py MODEL TEST.csv [--base BASE] [--quick] [--language CODE] [--batch-size 16]
 
-Both read the same files and pad them to 30 s; imports and the loading of the model are not counted. They take turns,
-three times each, and the median counts. What is done is kept in DIR, so an interrupted benchmark goes on where it
-stopped. --quick: six clips, once; nothing is written.
+Both read the same files and pad them to 30 s; imports and the loading of the model are not counted. With `--base` the
+model before training is compared too: `evaluate` has transcribed it in an earlier evaluation, and keeps what it wrote.
+They take turns, three times each, and the median counts. What is done is kept in DIR (`--out`), so an interrupted
+benchmark goes on where it stopped. --quick: six clips, once; nothing is written.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import soundfile
@@ -30,6 +32,7 @@ from exogym import device as devices  # noqa: E402
 from whisper_tuner.data.audio import SAMPLE_RATE  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, evaluate, generation_settings  # noqa: E402
+from whisper_tuner.eval.text_cache import Decoding, TextCache  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-evaluation"
@@ -55,16 +58,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("test", type=Path)
+    parser.add_argument("--base")
     parser.add_argument("--language")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    if options.base == options.model:
+        parser.error("--base: that is the model itself")
     samples = load_manifest(options.test, max_duration_s=LONGEST_S).samples[: QUICK_CLIPS if options.quick else None]
     name = f"{Path(options.model).parent.name}-{Path(options.model).name}-{options.test.stem}-{current_commit()}"
-    kept = options.out / f"{name}-{options.batch_size}.json"
+    kept = options.out / f"{name}-{options.batch_size}{f'-and-{Path(options.base).name}' if options.base else ''}.json"
     done = [] if options.quick or not kept.exists() else [Measured(**one) for one in json.loads(kept.read_text())]
-    passes = ways(options.model, samples, options.language, options.batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        passes = ways(options.model, options.base, samples, options.language, options.batch_size, Path(folder))
+        repeat_all(passes, done, kept, options)
+    lines = summary(done, len(samples), sum(sample.duration_s for sample in samples), options.batch_size, options.base)
+    print("\n".join(lines))
+    if not options.quick:
+        what = f"{options.base} and {options.model}" if options.base else options.model
+        write_section(f"evaluation: {what} on {options.test}", lines)
+    return 0
+
+
+def repeat_all(passes: dict[str, Callable], done: list[Measured], kept: Path, options: argparse.Namespace) -> None:
     for repeat in range(1 if options.quick else REPEATS):
         for way in WAYS if repeat % 2 == 0 else reversed(WAYS):
             if sum(one.way == way for one in done) <= repeat:
@@ -73,22 +90,22 @@ def main() -> int:
                 if not options.quick:
                     kept.parent.mkdir(parents=True, exist_ok=True)
                     kept.write_text(json.dumps([asdict(one) for one in done]), encoding="utf-8")
-    lines = summary(done, len(samples), sum(sample.duration_s for sample in samples), options.batch_size)
-    print("\n".join(lines))
-    if not options.quick:
-        write_section(f"evaluation: {options.model} on {options.test}", lines)
-    return 0
 
 
 def ways(
-    name: str, samples: Sequence[Sample], language: str | None, batch_size: int
+    name: str, base: str | None, samples: Sequence[Sample], language: str | None, batch_size: int, folder: Path
 ) -> dict[str, Callable[[], Evaluation]]:
-    model, processor = load_model(name)
-    model = model.to(devices.choose()).eval()
-    arguments, written = generation_settings(model, language, None)
-    arguments |= {"max_new_tokens": model.config.max_target_positions // 2}
+    """Each gives the result of `name`, and the seconds of all that it did."""
+    models = {one: load_model(one) for one in filter(None, (base, name))}
+    for model, _ in models.values():
+        model.to(devices.choose()).eval()
+    texts = TextCache(folder)
+    decoding = Decoding(device=devices.choose().type, language=language, task=None)
 
-    def plain() -> Evaluation:
+    def plain_one(name: str) -> Evaluation:
+        model, processor = models[name]
+        arguments, written = generation_settings(model, language, None)
+        arguments |= {"max_new_tokens": model.config.max_target_positions // 2}
         began, heard = time.perf_counter(), []
         for sample in samples:
             audio, rate = soundfile.read(sample.audio)
@@ -99,11 +116,23 @@ def ways(
         seconds = time.perf_counter() - began
         return compared(samples, [Transcript(text.strip()) for text in heard], written, seconds)
 
-    def ours() -> Evaluation:
-        return evaluate(model, processor, samples, language=language, batch_size=batch_size)
+    def own(name: str, samples: Sequence[Sample] = samples) -> Evaluation:
+        return evaluate(*models[name], samples, language=language, batch_size=batch_size)
 
-    warm_up = samples[:1]
-    evaluate(model, processor, warm_up, language=language)
+    def plain() -> Evaluation:
+        results = [plain_one(one) for one in models]
+        return replace(results[-1], seconds=sum(result.seconds for result in results))
+
+    def ours() -> Evaluation:
+        began = time.perf_counter()
+        if base and texts.read(texts.key(base, samples, decoding), samples) is None:
+            raise SystemExit(f"{base}: what it wrote was not kept")
+        result = own(name)
+        return replace(result, seconds=time.perf_counter() - began)
+
+    if base:
+        texts.write(texts.key(base, samples, decoding), own(base))
+    own(name, samples[:1])  # to warm up
     return dict(zip(WAYS, (plain, ours), strict=True))
 
 
@@ -119,7 +148,7 @@ def measured(way: str, run: Callable[[], Evaluation]) -> Measured:
     )
 
 
-def summary(done: Sequence[Measured], clips: int, seconds: float, batch_size: int) -> list[str]:
+def summary(done: Sequence[Measured], clips: int, seconds: float, batch_size: int, base: str | None) -> list[str]:
     by_way = {way: [one for one in done if one.way == way] for way in WAYS}
     medians = {way: statistics.median(one.seconds for one in passes) for way, passes in by_way.items()}
     rows = [
@@ -138,9 +167,11 @@ def summary(done: Sequence[Measured], clips: int, seconds: float, batch_size: in
     differ = sum(one != other for one, other in zip(plain.texts, ours.texts, strict=True))
     misses = [f"{ratio:.2f} times as fast, not {WANTED:g}"] if ratio < WANTED else []
     misses += [f"WER {ours.wer} instead of {plain.wer}"] if ours.wer != plain.wer else []
+    too = "The base model as well, of which `evaluate` keeps what it wrote. " if base else ""
     return [
         f"{clips} clips, {seconds:.0f} s of audio, on {devices.choose().type} with {torch.get_num_threads()} threads; "
-        f"`evaluate` in batches of {batch_size}. {ratio:.2f} times as fast; {differ} texts differ.",
+        f"`evaluate` in batches of {batch_size}. {too}"
+        f"{ratio:.2f} times as fast; {differ} texts differ.",
         "",
         *table(("way", "s", "median", "WER", "loops", "load of the machine"), rows),
         *listed(misses),

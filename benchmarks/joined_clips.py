@@ -3,7 +3,8 @@
     python benchmarks/joined_clips.py OUT DATA... [--at-least 7]
 
 Each DATA is a folder with train.csv, validation.csv and test.csv of mono clips at one rate; OUT gets the same, and
-audio/. Clips are joined until they last `--at-least` seconds, 30 s at most. Prints the median length.
+audio/. Clips are joined until they last `--at-least` seconds; one with which that would be more than 30 s is left out.
+Prints the median length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COLUMNS = ("id", "audio_path", "transcription")
 
 
 def joined(rows: list[tuple[Path, str]], least_s: float) -> list[tuple[np.ndarray, int, str]]:
-    """(audio, rate, text) of each; what is left over at the end, or alone too long, is left out."""
+    """(audio, rate, text) of each; what is left over at the end is left out."""
     found, parts, texts, held = [], [], [], 0.0
     for path, text in rows:
         audio, rate = soundfile.read(path, dtype="float32")
@@ -50,12 +51,12 @@ def main() -> None:
         with (args.out / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
-            for data in args.data:
+            for order, data in enumerate(args.data):
                 rows = csv.DictReader((data / f"{part}.csv").read_text(encoding="utf-8").splitlines())
                 clips = [(data / row["audio_path"], row["transcription"]) for row in rows]
                 random.Random(0).shuffle(clips)
                 for number, (audio, rate, text) in enumerate(joined(clips, args.at_least)):
-                    name = f"{data.name}-{part}-{number}"
+                    name = f"{order}-{data.name}-{part}-{number}"
                     soundfile.write(args.out / "audio" / f"{name}.wav", audio, rate)
                     writer.writerow((name, f"audio/{name}.wav", text))
                     lengths.append(len(audio) / rate)

@@ -117,7 +117,7 @@ def keep_memory(device: torch.device) -> None:
     from exogym import device as devices
 
     if device.type == "cpu":
-        devices.configure_cpu_memory()
+        devices.keep_freed_memory()
 
 
 def wrapper_of(shape: str, way: str) -> torch.nn.Module:

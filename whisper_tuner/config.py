@@ -75,7 +75,9 @@ class Profile:
     mask_time_length: int = setting(10, "frames (of 10 ms) of a mask; at most a quarter of the clip", low=1)
     mask_feature_prob: float = setting(0.0, "SpecAugment: share of the mel bands that is masked", low=0.0, high=0.5)
     mask_feature_length: int = setting(10, "mel bands of a mask; at most a quarter of them", low=1)
-    gradient_checkpointing: bool = setting(False, "saves memory, takes about a third more time")
+    gradient_checkpointing: bool = setting(
+        False, "saves memory, takes a third longer; `false`: only where not even one clip would fit"
+    )
 
     epochs: int = setting(5, "passes over the training clips", low=1)
     max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0)

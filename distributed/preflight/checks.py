@@ -16,7 +16,7 @@ SKEW_S = 2.0
 SHOWN = 3
 NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
-LESS_MEMORY = "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, or a smaller model."
+LESS_MEMORY = "Train with method = lora, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
 GONE = ": does not run"
 # Nothing that is documented tells how much of it can be had (eclecticlight.co, 2023: what Finder says is often wrong).

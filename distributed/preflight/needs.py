@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.hosts.agent_call import remedy_for
@@ -54,9 +54,11 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     trained = 0
     if shape := shape_of(profile.base_model):
         trained = trained_parameters(shape, profile)
-    about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1), hosts)}
+    # `doctor` asks for one machine of several: so no less than for two ranks.
+    about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1), max(2, hosts))}
+    at_least = replace(profile, gradient_checkpointing=True)  # as the worker does where one clip would not fit
     (whole, least), on_mps = (
-        [profile_memory(profile, clips=clips, device=device, **about) for clips in (None, 1)]
+        [profile_memory(one, clips=clips, device=device, **about) for one, clips in ((profile, None), (at_least, 1))]
         for device in ("cpu", "mps")
     )
     return Needs(

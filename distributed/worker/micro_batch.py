@@ -20,6 +20,7 @@ from exogym.random_state import random_state, set_random_state
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
+from whisper_tuner.model.base_model import checkpoint_gradients
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, FLOAT
 from whisper_tuner.text import size
@@ -27,6 +28,7 @@ from whisper_tuner.text import size
 WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
+CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
 REMEDY = (
     "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, fewer workers on that machine, "
     "or a smaller model; close other programs there."
@@ -155,8 +157,8 @@ def fit_into_memory(
     """Measure steps of the longest clips; where a batch of them takes more than this worker's share, cut it up.
 
     more_bytes: see strategy_memory.py. Gradients are weighted by tokens and added up, so that the parts are to the
-    optimizer what the batch was. Nothing of the model is changed but where it is: on the device that trains. Raises
-    TooLittleMemory.
+    optimizer what the batch was. Afterwards the model is on the device that trains; nothing else of it is changed, but
+    where one clip would not fit it does without the activations that it keeps. Raises TooLittleMemory.
     """
     model.to(share.device)
     _suit(share.device, train, validation)
@@ -169,10 +171,17 @@ def fit_into_memory(
     kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
     at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0
-    if at_once < 1 and (needs.is_full or needs.one + later > share.most):
+    if at_once < 1:
         needed = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
-        what = f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {size(share.most)}"
-        raise TooLittleMemory(f"{what}{share.among()}", remedy=REMEDY)
+        what = f"one clip of {clip_s:.1f} s needs {needed} of memory"
+        if checkpoint_gradients(model.model):
+            but = f"but this worker's share is {size(share.bytes)}{share.among()}"
+            events({"type": "warning", "what": f"{what}, {but}: {CHECKPOINTED}"})
+            again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
+            return fit_into_memory(model, train, validation, **again)
+        if needs.is_full or needs.one + later > share.most:
+            but = f"but this worker's share is {size(share.most)}{share.among()}"
+            raise TooLittleMemory(f"{what}, {but}", remedy=REMEDY)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
         train.limit_positions(max(1, at_once) * positions(*longest))

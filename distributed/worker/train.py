@@ -39,7 +39,7 @@ SMALLER_BATCHES = "Train with smaller batches or a smaller model; close other pr
 def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     if devices.choose(spec.wanted_device, local_rank=spec.rank).type == "cpu":
-        devices.configure_cpu_memory()
+        devices.keep_freed_memory()
     if spec.bundle:
         work = load_bundle(spec)
     else:
@@ -73,6 +73,8 @@ def load_whisper(
     trained, settings = prepare(model, profile), _fit_settings(spec)
     data = _Data(spec, model, processor, events, unsent)
     share = share_of_memory(spec, settings.device)
+    if share.device.type == "cpu" and profile.precision == "float32":
+        devices.keep_few_primitives()
     if most := devices.most_terms(share.device):
         split_wide_layers(trained, most)
     about = {"label_smoothing": profile.label_smoothing, "encoder_store": data.encoder_store}

@@ -24,7 +24,6 @@ SAMPLE_S = 0.005
 MPS_TERMS = 32_766
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), by glibc's malloc.h
 KEPT_BYTES = 32 << 20  # the most that glibc takes as a threshold
-ONEDNN_SHAPES = "32"
 CACHED_SHARE = 0.1  # of what Metal recommends: more is given back when the shape of batches changes
 # A container's limit, its use, and the key of the part of it that the system takes back if need be (memory.stat).
 CONTAINERS = (
@@ -83,18 +82,24 @@ def empty_cache(device: torch.device) -> None:
             trim(0)
 
 
-def configure_cpu_memory() -> None:
-    """For a process that trains on a CPU, before its first step: what torch's libraries keep, and what they do not.
+def keep_freed_memory() -> None:
+    """For a process that trains on a CPU, with glibc: what torch frees stays with the process.
 
-    glibc gives each array of some MB back at once, and its pages are zeroed by the system the next time: a fifth of a
-    step of whisper-tiny with 8 short clips, half of it with one. So arrays of up to 32 MB stay with the process; larger
-    ones, kept, left gaps of 0.3 GB after 50 steps. `empty_cache` still gives back what is free. oneDNN keeps compiled
-    convolutions of 1,024 shapes: 0.3 GB after 150 steps of clips of all lengths.
+    Otherwise each array of some MB is given back at once, and its pages are zeroed by the system the next time: a fifth
+    of a step of whisper-tiny with 8 short clips, half of it with one. Arrays of more than 32 MB are given back all the
+    same: kept, they left gaps that grew to 0.3 GB in 50 steps. `empty_cache` still gives back what is free.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_SHAPES)
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
         mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def keep_few_primitives() -> None:
+    """Before the first step on a CPU, for a model with few convolutions that sees many lengths, in float32.
+
+    oneDNN keeps what it has compiled for 1,024 shapes: 0.3 GB after 150 steps of Whisper with clips of all lengths.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
 
 def trim_cache(device: torch.device) -> None:

@@ -57,7 +57,7 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     if profile.no_speech == "train":
         _allow_empty_text(model)
     if profile.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_gradients(model)
     if profile.method == "lora":
         return _add_adapters(model, profile)
     model.requires_grad_(True)
@@ -65,6 +65,15 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     if profile.method == "decoder":
         model.model.encoder.requires_grad_(False)
     return model
+
+
+def checkpoint_gradients(model: nn.Module) -> bool:
+    """Compute activations again in the backward pass instead of keeping them. False if that is so already."""
+    whisper = whisper_of(model)
+    if whisper.model.encoder.gradient_checkpointing:
+        return False
+    whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return True
 
 
 def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:

@@ -183,13 +183,14 @@ def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:
     more = 22 if is_lora else 0  # what adapters keep, and what passes through them
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
+    of_encoder = encoder_layer if checkpointing else shape.encoder_layers * encoder_layer
+    of_decoder = decoder_layer if checkpointing else shape.decoder_layers * decoder_layer
     if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
-        layers = shape.encoder_layers * frames * (15 if is_lora else 1) * d + encoder_layer
-        layers += shape.decoder_layers * tokens * d + decoder_layer
-    else:
-        layers = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer
+        of_encoder += shape.encoder_layers * frames * (15 if is_lora else 1) * d
+        of_decoder += shape.decoder_layers * tokens * d
     if not profile.trains_encoder:  # nothing of the encoder is kept but its output
-        layers -= 0 if checkpointing else shape.encoder_layers * encoder_layer
+        of_encoder = 0
+    layers = of_encoder + of_decoder
     stem = 4 * frames * (d + shape.num_mel_bins) if profile.trains_encoder else 0
     return FLOAT * (layers + stem + LOGITS * tokens * shape.vocab_size)
 

@@ -54,6 +54,10 @@ class _Embedding(Function):
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor, None]:
         (ids,), weight = ctx.saved_tensors, ctx.weight
         whole, weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad, None
+        if weight.is_cuda:  # where index_add_ adds in another order each time
+            padding = -1 if ctx.padding is None else ctx.padding
+            whole += torch.ops.aten.embedding_dense_backward(gradient, ids, len(weight), padding, False)
+            return None, whole, None
         rows = gradient.flatten(0, -2).to(whole.dtype)
         if ctx.padding is not None:  # as in torch: its row gets nothing from here
             rows = rows.masked_fill((ids == ctx.padding).flatten().unsqueeze(1), 0.0)

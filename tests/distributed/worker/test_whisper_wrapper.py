@@ -8,7 +8,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.config import AllReduceConfig
 from exogym.strategy.optim import inner_optimizer
 from whisper_tuner.config import Profile
-from whisper_tuner.model.base_model import prepare
+from whisper_tuner.model.base_model import checkpoint_gradients, prepare
 
 START, END = 60, 61
 
@@ -95,6 +95,26 @@ def test_logits_in_parts_give_the_same_loss_and_gradients(whisper, monkeypatch, 
     assert parts.keys() == gradients.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("at_once", [2, 100])
+def test_gradients_of_tied_weights_are_transformers_own(whisper, monkeypatch, checkpointing, at_once):
+    whisper.config.apply_spec_augment = False
+    batches = [batch_of([1, 2, 3, 4, 5, END], [6, END]), batch_of([7, 8, 8, END])]
+    for batch in batches:
+        whisper(input_features=batch["input_features"], labels=batch["labels"], use_cache=False).loss.backward()
+    expected = {name: p.grad.clone() for name, p in whisper.named_parameters() if p.grad is not None}
+    whisper.zero_grad()
+    monkeypatch.setattr("distributed.worker.whisper_wrapper.LOGITS_AT_ONCE", at_once)
+    wrapper = WhisperModelWrapper(whisper, None, "cpu").train()
+    if checkpointing:
+        assert checkpoint_gradients(whisper) and not checkpoint_gradients(whisper)
+    for batch in batches:
+        wrapper(batch)[0].backward()
+    for name, gradient in expected.items():
+        found = dict(whisper.named_parameters())[name].grad
+        torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_label_smoothing_acts_in_training_alone(whisper):

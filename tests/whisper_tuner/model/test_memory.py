@@ -194,3 +194,16 @@ def test_memory_of_a_profile(tmp_path):
     assert profile_memory(profile, clips=1) == training_memory(shape_of(str(MODEL)), profile, clips=1)
     assert profile_memory(profile, longest_s=4.0) < profile_memory(profile)
     assert profile_memory(Profile(base_model="someone/else", train=tmp_path / "x.csv")) is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "decoder"}, {"method": "lora"}, {"lora_part": "decoder"}], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_checkpointing_never_takes_more(profile_of, settings, device):
+    settings = {"method": "lora", **settings} if "lora_part" in settings else settings
+    for name in ("tiny", "large-v3-turbo"):
+        shape = PUBLISHED[f"openai/whisper-{name}"]
+        plain, checkpointed = (
+            training_memory(shape, profile_of(gradient_checkpointing=on, **settings), clips=1, device=device)
+            for on in (False, True)
+        )
+        assert checkpointed <= plain, name
