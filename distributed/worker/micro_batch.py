@@ -172,16 +172,16 @@ def fit_into_memory(
     at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0
     if at_once < 1:
+        can_save = checkpoint_gradients(model.model)
         needed = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
-        what = f"one clip of {clip_s:.1f} s needs {needed} of memory"
-        if checkpoint_gradients(model.model):
-            but = f"but this worker's share is {size(share.bytes)}{share.among()}"
-            events({"type": "warning", "what": f"{what}, {but}: {CHECKPOINTED}"})
+        limit = f"{size(share.bytes if can_save else share.most)}{share.among()}"
+        what = f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {limit}"
+        if can_save:
+            events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
             return fit_into_memory(model, train, validation, **again)
         if needs.is_full or needs.one + later > share.most:
-            but = f"but this worker's share is {size(share.most)}{share.among()}"
-            raise TooLittleMemory(f"{what}, {but}", remedy=REMEDY)
+            raise TooLittleMemory(what, remedy=REMEDY)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
         train.limit_positions(max(1, at_once) * positions(*longest))

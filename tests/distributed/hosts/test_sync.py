@@ -239,13 +239,15 @@ def falling_asleep(ssh_server):
         if not asleep:
             asleep.extend(psutil.Process(ssh_server.process.pid).children(recursive=True))
             for child in asleep:
-                child.suspend()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                    child.suspend()
 
     begin = time.monotonic()
     yield fall_asleep
     assert time.monotonic() - begin < 20
     for child in asleep:
-        child.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.resume()
 
 
 def test_a_host_that_takes_nothing_more_is_given_up(remote, tmp_path, ssh_server, monkeypatch):
