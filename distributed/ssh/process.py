@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOST = 255
 STALLED_S = 30.0  # without a single byte moving
+STUCK_S = 2 * STALLED_S  # in one call of paramiko's
+END_OF_INPUT_S = 2.0  # one packet
 SOME_SIGNAL = 128
 FAILURES = (paramiko.SSHException, OSError, EOFError)
 
@@ -42,12 +44,13 @@ class RemoteProcess:
 
     def write(self, data: bytes) -> None:
         try:
-            self._channel.sendall(data)
+            with _closed_if_stuck(self._channel, STUCK_S):
+                self._channel.sendall(data)
         except FAILURES as error:
             raise HostError(self.name, "the process is gone") from error
 
     def close_stdin(self) -> None:
-        with contextlib.suppress(*FAILURES):
+        with contextlib.suppress(*FAILURES), _closed_if_stuck(self._channel, END_OF_INPUT_S):
             self._channel.shutdown_write()
 
     def lines(self) -> Iterator[str]:
@@ -113,18 +116,28 @@ def send_all(channel: paramiko.Channel, input: Iterable[bytes]) -> None:
     """All of `input`, then the end of stdin."""
     channel.settimeout(STALLED_S)
     for send in chain((partial(channel.sendall, block) for block in input), [channel.shutdown_write]):
-        # A full socket knows no timeout: paramiko writes on until the connection is closed.
-        stuck = threading.Timer(2 * STALLED_S, channel.get_transport().close)
-        stuck.daemon = True
-        stuck.start()
         try:
-            send()
+            with _closed_if_stuck(channel, STUCK_S):
+                send()
         except TimeoutError as error:
             raise TimeoutError(f"it has taken no data for {STALLED_S:g} s") from error
         except FAILURES:
             return  # it has ended without reading all: its output says why
-        finally:
-            stuck.cancel()
+
+
+@contextlib.contextmanager
+def _closed_if_stuck(channel: paramiko.Channel, seconds: float) -> Iterator[None]:
+    """Close the connection if what is sent to it takes longer.
+
+    A full socket knows no timeout: paramiko writes on until the connection is closed, and lets nobody else write.
+    """
+    stuck = threading.Timer(seconds, channel.get_transport().close)
+    stuck.daemon = True
+    stuck.start()
+    try:
+        yield
+    finally:
+        stuck.cancel()
 
 
 def status_of(channel: paramiko.Channel) -> int:

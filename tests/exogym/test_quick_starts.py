@@ -102,7 +102,9 @@ def test_the_logger_leaves_an_offline_run(reader, tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_of_the_readme_runs_in_two_processes(script, tmp_path):
-    show = "print(group.rank, group.world_size, weights[0, 0].item(), len(everybody))"
+    # One write, which the other process's cannot come into.
+    line = "{group.rank} {group.world_size} {weights[0, 0].item()} {len(everybody)}\\n"
+    show = f'import os\nos.write(1, f"{line}".encode())'
     (tmp_path / "train.py").write_text(f"{script}\n{show}\n", encoding="utf-8")
     command = [sys.executable, "-m", "exogym.launch", "train.py", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": str(PROJECT / "gym")}

@@ -15,6 +15,7 @@ import pytest
 from loopback_sshd import SshServer
 
 from distributed.ssh import connection
+from distributed.ssh import process as process_module
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.errors import HostError
@@ -184,3 +185,29 @@ def test_a_host_that_falls_asleep_as_a_session_is_opened_is_not_waited_for(remot
     for process in asleep:
         process.resume()
     assert ended.is_set()
+
+
+def test_a_host_that_falls_asleep_as_it_is_written_to_does_not_hold_up_the_end(remote, ssh_server, monkeypatch):
+    """The write that fills its socket blocks every other; the end of stdin closes the connection, and frees it."""
+    monkeypatch.setattr(process_module, "END_OF_INPUT_S", 0.5)
+    remote._transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    process = remote.start(["cat"])
+    sleepers = psutil.Process(ssh_server.process.pid).children(recursive=True)
+    for sleeper in sleepers:
+        sleeper.suspend()
+    ended = threading.Event()
+
+    def write() -> None:
+        with pytest.raises(HostError, match="the process is gone"):
+            process.write(b"." * (1 << 23))
+        ended.set()
+
+    threading.Thread(target=write, daemon=True).start()
+    try:
+        assert not ended.wait(0.5)
+        begin = time.monotonic()
+        process.close_stdin()
+        assert time.monotonic() - begin < 5 and ended.wait(5)
+    finally:
+        for sleeper in sleepers:
+            sleeper.resume()
