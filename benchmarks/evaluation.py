@@ -67,8 +67,9 @@ def main() -> int:
     if options.base == options.model:
         parser.error("--base: that is the model itself")
     samples = load_manifest(options.test, max_duration_s=LONGEST_S).samples[: QUICK_CLIPS if options.quick else None]
-    name = f"{Path(options.model).parent.name}-{Path(options.model).name}-{options.test.stem}-{current_commit()}"
-    kept = options.out / f"{name}-{options.batch_size}{f'-and-{Path(options.base).name}' if options.base else ''}.json"
+    models = [f"{Path(one).parent.name}-{Path(one).name}" for one in (options.model, options.base) if one]
+    about = [*models, options.test.stem, current_commit(), str(options.batch_size)]
+    kept = options.out / f"{'-'.join(about)}.json"
     done = [] if options.quick or not kept.exists() else [Measured(**one) for one in json.loads(kept.read_text())]
     with tempfile.TemporaryDirectory() as folder:
         passes = ways(options.model, options.base, samples, options.language, options.batch_size, Path(folder))

@@ -297,7 +297,7 @@ class Bench:
             "Memory: the largest process.",
             "",
             *table(HEAD, rows),
-            *(listed(misses) or ["", "No misses."]),
+            *(listed(misses) or ["", "No misses." if rows else "Nothing to compare yet."]),
         ]
 
     def _cells(self, runs: Sequence[Result], turns: Sequence[Result], faster: str) -> list[str]:

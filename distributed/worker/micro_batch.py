@@ -29,10 +29,9 @@ WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
-REMEDY = (
-    "Train with method = lora, gradient_checkpointing = true, a smaller max_duration_s, fewer workers on that machine, "
-    "or a smaller model; close other programs there."
-)
+_OR = "a smaller max_duration_s, fewer workers on that machine, or a smaller model; close other programs there."
+REMEDY = f"Train with method = lora, {_OR}"
+RAN_OUT_REMEDY = f"Train with method = lora, gradient_checkpointing = true, {_OR}"  # which may still be off
 # Mel frames whose computation takes as long as what a micro-batch takes beside its clips, as for the gradients of the
 # embedding: measured with whisper-tiny on 2 cores; elsewhere not measured, but each small kernel has its price there.
 CPU_FIXED_COST, FIXED_COST = 200, 1_000
@@ -128,7 +127,7 @@ class Trial:
             looking = register_module_forward_pre_hook(look)
             try:
                 self._step(clips)
-            except Exception as error:
+            except (_Full, RuntimeError, MemoryError) as error:
                 is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
                 if not is_full:
                     raise
@@ -208,11 +207,11 @@ def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
 
 
 @contextmanager
-def out_of_memory_told(remedy: str = REMEDY) -> Iterator[None]:
+def out_of_memory_told(remedy: str = RAN_OUT_REMEDY) -> Iterator[None]:
     """Raises TooLittleMemory for an allocator's error. Other programs may have taken the memory since it was shared."""
     try:
         yield
-    except Exception as error:
+    except (RuntimeError, MemoryError) as error:
         if devices.is_out_of_memory(error):
             what = devices.told_out_of_memory(error)
             raise TooLittleMemory(f"memory ran out while training: {what}", remedy=remedy) from error

@@ -27,7 +27,7 @@ from whisper_tuner.model.base_model import load_base, prepare, set_language
 from whisper_tuner.model.wide_layers import split_wide_layers
 
 from .audio_pull import AudioPull
-from .micro_batch import REMEDY, fit_into_memory, out_of_memory_told, share_of_memory
+from .micro_batch import RAN_OUT_REMEDY, fit_into_memory, out_of_memory_told, share_of_memory
 from .rank_trainer import RankTrainer, RankWork
 from .user_model import load_bundle
 from .whisper_wrapper import WhisperModelWrapper
@@ -50,7 +50,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     trainer = RankTrainer(spec, channel, work.model, work.train, work.validation)
     channel.rescue = trainer.rescue
     events({"type": "ready"})
-    with out_of_memory_told(SMALLER_BATCHES if spec.bundle else REMEDY):
+    with out_of_memory_told(SMALLER_BATCHES if spec.bundle else RAN_OUT_REMEDY):
         result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
     done = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
     events({"type": "done", **done})

@@ -60,14 +60,14 @@ class WhisperModelWrapper(nn.Module):
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
-        inputs, tied = inputs.to(self.device), TiedWeights.of(self._whisper) if torch.is_grad_enabled() else None
+        tied = TiedWeights.of(self._whisper) if torch.is_grad_enabled() else None
+        embed, logits = (tied.embed, tied.logits) if tied else (decoder.embed_tokens, self._whisper.proj_out)
         states = decoder(
-            **({"inputs_embeds": tied.embed(inputs)} if tied else {"input_ids": inputs}),
+            inputs_embeds=embed(inputs.to(self.device)),
             encoder_hidden_states=self._encoded(batch),
             use_cache=False,
         ).last_hidden_state  # [B, L, d_model]
         places = is_target.nonzero().squeeze(1).to(self.device)
-        logits = tied.logits if tied else self._whisper.proj_out
         total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places], logits)
         return total / max(len(places), 1), len(places)
 

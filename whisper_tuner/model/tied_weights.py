@@ -14,7 +14,7 @@ class TiedWeights:
     """Embedding and output layer of one backward pass after another, whose gradient is added up where it stays.
 
     Autograd would make a gradient as large as the weights [vocabulary, d_model] for each of the two, for each part of
-    the output layer and for each micro-batch, and add them up: with whisper-tiny a fifth of a step of short clips. So
+    the output layer and for each micro-batch, and add them up: with whisper-tiny a tenth of a step of short clips. So
     the output layer, whose backward pass comes first, adds to `weight.grad` itself; the embedding, whose comes last,
     adds its rows and hands that over as the gradient: so hooks are called once, as always.
     """
@@ -24,12 +24,15 @@ class TiedWeights:
 
     @classmethod
     def of(cls, model: WhisperForConditionalGeneration) -> TiedWeights | None:
-        """None if they are not trained, not tied, or computed in another way, as by an adapter."""
+        """None if they are not trained, not tied, or computed in another way, as by an adapter; and on accelerators.
+
+        On CUDA index_add_ adds in another order each time, and Apple's GPU has its output layer split.
+        """
         embed, output = model.model.decoder.embed_tokens, model.proj_out
         plain = type(embed) is nn.Embedding and type(output) is nn.Linear and output.bias is None
         if not (plain and embed.weight is output.weight and embed.weight.requires_grad):
             return None
-        if embed.max_norm is not None or embed.scale_grad_by_freq or embed.sparse:
+        if embed.weight.device.type != "cpu" or embed.max_norm is not None or embed.scale_grad_by_freq or embed.sparse:
             return None
         return cls(output.weight, embed.padding_idx)
 
@@ -54,10 +57,6 @@ class _Embedding(Function):
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor, None]:
         (ids,), weight = ctx.saved_tensors, ctx.weight
         whole, weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad, None
-        if weight.is_cuda:  # where index_add_ adds in another order each time
-            padding = -1 if ctx.padding is None else ctx.padding
-            whole += torch.ops.aten.embedding_dense_backward(gradient, ids, len(weight), padding, False)
-            return None, whole, None
         rows = gradient.flatten(0, -2).to(whole.dtype)
         if ctx.padding is not None:  # as in torch: its row gets nothing from here
             rows = rows.masked_fill((ids == ctx.padding).flatten().unsqueeze(1), 0.0)

@@ -196,10 +196,12 @@ def test_memory_of_a_profile(tmp_path):
     assert profile_memory(Profile(base_model="someone/else", train=tmp_path / "x.csv")) is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "decoder"}, {"method": "lora"}, {"lora_part": "decoder"}], ids=str)
+CHECKPOINTED = ({}, {"method": "decoder"}, {"method": "lora"}, {"method": "lora", "lora_part": "decoder"})
+
+
+@pytest.mark.parametrize("settings", CHECKPOINTED, ids=str)
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_checkpointing_never_takes_more(profile_of, settings, device):
-    settings = {"method": "lora", **settings} if "lora_part" in settings else settings
     for name in ("tiny", "large-v3-turbo"):
         shape = PUBLISHED[f"openai/whisper-{name}"]
         plain, checkpointed = (
