@@ -32,9 +32,9 @@ CHECKPOINTED = "it computes activations again in the backward pass (gradient_che
 _OR = "a smaller max_duration_s, fewer workers on that machine, or a smaller model; close other programs there."
 REMEDY = f"Train with method = lora, {_OR}"
 RAN_OUT_REMEDY = f"Train with method = lora, gradient_checkpointing = true, {_OR}"  # which may still be off
-# Mel frames whose computation takes as long as what a micro-batch takes beside its clips, as for the gradients of the
-# embedding: measured with whisper-tiny on 2 cores; elsewhere not measured, but each small kernel has its price there.
-CPU_FIXED_COST, FIXED_COST = 200, 1_000
+# Mel frames whose computation takes as long as what a micro-batch takes beside its clips. Not measured on accelerators,
+# but each small kernel has its price there. A CPU has none that are padded to each other.
+FIXED_COST = 1_000
 SPARE = 80_000_000  # bytes: for clips that are read ahead, and for the heap's gaps between parts of a batch
 
 
@@ -197,9 +197,12 @@ def fit_into_memory(
 
 
 def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
-    is_cpu = device.type == "cpu"
+    is_cpu, few_shapes = device.type == "cpu", devices.compiles_shapes(device)
     for batches in filter(None, samples):
-        batches.suit(CPU_FIXED_COST if is_cpu else FIXED_COST, few_shapes=devices.compiles_shapes(device))
+        if is_cpu and not few_shapes:
+            batches.leave_padding_out()
+        else:
+            batches.suit(FIXED_COST, few_shapes=few_shapes)
         batches.limit_positions(CPU_POSITIONS if is_cpu else POSITIONS)
         # Validation sums rightly, being without gradients, but no array of Metal's may have 4 GiB (pytorch 149261).
         if most := devices.most_terms(device):

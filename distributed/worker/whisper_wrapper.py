@@ -12,9 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
+from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
 from whisper_tuner.model.base_model import encode, whisper_of
+from whisper_tuner.model.padding_free import decoder_options, encode_joined
 from whisper_tuner.model.tied_weights import TiedWeights
 
 LOGITS_AT_ONCE = 512  # of 51,865 tokens each: 106 MB in float32, and as much for the gradient
@@ -52,20 +54,24 @@ class WhisperModelWrapper(nn.Module):
         log-mel, float32 [B, 80|128, frames], at most the model's full length; labels are int64 [B, L], -100 = no
         target. `decoder_input_ids` int64 [B, L] are what the decoder is given, by default the labels shifted right.
         `encoder_states` float32 [B, frames / 2, d_model] may stand for the features; `encoder_keys`: to keep them by.
+        With `lengths` (see Lengths) clips stand one after the other: [80|128, frames], [L] and [frames / 2, d_model].
         """
         batch = batch if isinstance(batch, Mapping) else dict(zip(("input_features", "labels"), batch, strict=True))
-        labels, inputs = batch["labels"], batch.get("decoder_input_ids")
+        labels, inputs, lengths = batch["labels"], batch.get("decoder_input_ids"), batch.get("lengths")
         is_target = (labels != IGNORED).flatten().cpu()  # [B * L]; before the copy: later it would wait for the queue
         labels = labels.to(self.device)
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
+        if lengths:
+            inputs = inputs.unsqueeze(0)
         tied = TiedWeights.of(self._whisper) if torch.is_grad_enabled() else None
         embed, logits = (tied.embed, tied.logits) if tied else (decoder.embed_tokens, self._whisper.proj_out)
         states = decoder(
             inputs_embeds=embed(inputs.to(self.device)),
-            encoder_hidden_states=self._encoded(batch),
+            encoder_hidden_states=self._encoded(batch, lengths),
             use_cache=False,
+            **(decoder_options(lengths) if lengths else {}),
         ).last_hidden_state  # [B, L, d_model]
         places = is_target.nonzero().squeeze(1).to(self.device)
         total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places], logits)
@@ -79,14 +85,20 @@ class WhisperModelWrapper(nn.Module):
             encoder.eval()
         return self
 
-    def _encoded(self, batch: Mapping[str, Any]) -> Tensor:
-        """float32 [B, frames / 2, d_model]"""
+    def _encoded(self, batch: Mapping[str, Any], lengths: Lengths | None) -> Tensor:
+        """float32 [B, frames / 2, d_model], or [1, ...] of clips that stand one after the other"""
         if "encoder_states" in batch:
-            return batch["encoder_states"].to(self.device)
-        states = encode(self._whisper, batch["input_features"].to(self.device)).last_hidden_state
-        if self.encoder_store and "encoder_keys" in batch:
-            return self.encoder_store.put(batch["encoder_keys"], states)
-        return states
+            states = batch["encoder_states"].to(self.device)
+            return states.unsqueeze(0) if lengths else states
+        features = batch["input_features"].to(self.device)
+        if lengths:
+            states = encode_joined(self._whisper, features, lengths)
+        else:
+            states = encode(self._whisper, features).last_hidden_state
+        if not (self.encoder_store and "encoder_keys" in batch):
+            return states
+        kept = self.encoder_store.put(batch["encoder_keys"], states[0].split(lengths.positions) if lengths else states)
+        return torch.cat(kept).unsqueeze(0) if lengths else torch.stack(kept)
 
     def _loss(self, states: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
         """Summed cross entropy of targets [n] for the decoder's states [n, d_model].

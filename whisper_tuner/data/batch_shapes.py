@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,19 @@ CPU_POSITIONS, POSITIONS = 1_500, 12_000
 _FRAME_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
 _FINE_GRID = 20  # the same where shapes have no price
 _SPARE = 2  # frames: the STFT windows that reach past the end, and a duration rounded down
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of clips that stand one after the other: the mel frames of each, even, and the tokens its decoder is given."""
+
+    frames: Sequence[int]
+    tokens: Sequence[int]
+
+    @property
+    def positions(self) -> list[int]:
+        """That the encoder has of each clip."""
+        return [frames // 2 for frames in self.frames]
 
 
 def bucket_edges(
@@ -100,3 +114,22 @@ def micro_batches(lengths: Sequence[int], most: Callable[[int], int], fixed_cost
         found.append(order[start:end])
         end = start
     return found[::-1]
+
+
+def even_parts(sizes: Sequence[int], most: int, count: int) -> list[list[int]]:
+    """Places of `sizes` in few parts of about the same sum, each of at most `count` sizes and `most` in all.
+
+    What is larger than `most` is a part of its own.
+    """
+    order = sorted(range(len(sizes)), key=lambda place: (-sizes[place], place))
+    for number in range(math.ceil(len(sizes) / count), len(sizes) + 1):
+        parts, sums = [[] for _ in range(number)], [0] * number
+        for place in order:
+            least = sums.index(min(sums))
+            parts[least].append(place)
+            sums[least] += sizes[place]
+        if all(
+            len(part) == 1 or (len(part) <= count and total <= most) for part, total in zip(parts, sums, strict=True)
+        ):
+            return [sorted(part) for part in parts]
+    return []

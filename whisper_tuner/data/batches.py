@@ -23,12 +23,15 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.augment import UNCHANGED, augmentation_of
 from whisper_tuner.data.batch_shapes import (
     LABEL_GRID,
+    Lengths,
     bucket_edges,
     clips_within,
+    even_parts,
     frames_of,
     micro_batches,
     padded_frames,
     padded_tokens,
+    positions,
     window_edges,
 )
 from whisper_tuner.data.clip import Clip
@@ -62,6 +65,8 @@ Batch = dict[str, Any]
 """`input_features` float32 [B, 80|128, frames], `ids` list of B strings, and what pad_labels gives.
 
 Where an EncoderStore has what the encoder says of all clips: `encoder_states` float32 [B, frames / 2, d_model] instead.
+With `lengths`, a Lengths, clips stand one after the other: features [80|128, frames], states [frames / 2, d_model], and
+decoder inputs and labels [L].
 """
 
 VERSION = 2  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
@@ -110,15 +115,18 @@ class ShardBatches:
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most_positions = NO_LIMIT
         self._fixed_cost = 0 if encoder_store else WHOLE
-        self._has_few_shapes, self._label_grid = True, 1
+        self._has_few_shapes, self._label_grid, self._is_padded = True, 1, True
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def at_once(self, frames: int, tokens: int) -> int:
         """The most that are computed together of clips with so many mel frames and label tokens."""
-        whole = math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
-        return min(whole, clips_within(self._most_positions, frames, tokens))
+        return min(self._most_clips, clips_within(self._most_positions, frames, tokens))
+
+    @property
+    def _most_clips(self) -> int:
+        return math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
 
     def limit_positions(self, most: int) -> None:
         """Cut what a step computes into micro-batches of at most so many positions; its clips stay the same."""
@@ -131,6 +139,10 @@ class ShardBatches:
             self._fixed_cost = fixed_cost
             self._has_few_shapes = few_shapes
         self._label_grid = LABEL_GRID if few_shapes else 1
+
+    def leave_padding_out(self) -> None:
+        """For a device on which many small products of attention are no slower than few large ones."""
+        self._is_padded = self._has_few_shapes = False
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -159,10 +171,22 @@ class ShardBatches:
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
         frames, tokens = longest
+        mels, end, ids = self._features.extractor.feature_size, self._labels.end, [""] * clips
+        if not self._is_padded:
+            lengths = Lengths([frames] * clips, [tokens] * clips)
+            labels = torch.full((clips * tokens,), end)
+            features = torch.zeros(mels, clips * frames)
+            return {
+                "input_features": features,
+                "decoder_input_ids": labels,
+                "labels": labels,
+                "ids": ids,
+                "lengths": lengths,
+            }
         return {
-            "input_features": torch.zeros(clips, self._features.extractor.feature_size, frames),
-            "labels": torch.full((clips, tokens), self._labels.end),
-            "ids": [""] * clips,
+            "input_features": torch.zeros(clips, mels, frames),
+            "labels": torch.full((clips, tokens), end),
+            "ids": ids,
         }
 
     def seconds(self, frames: int) -> float:
@@ -235,20 +259,28 @@ class ShardBatches:
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 
-    def collate(self, clips: Sequence[Clip], frames: int) -> Batch:
-        tokens = self._tokens(max(len(clip.label) for clip in clips))
-        return {
-            **self._inputs([pad_log_mel(clip.log_mel[:, :frames], frames) for clip in clips]),
-            **pad_labels([clip.label for clip in clips], self._labels.end, tokens),
-            "ids": [name for clip in clips for name in clip.ids],
-        }
+    def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
+        """lengths: the mel frames that each clip is padded to on its own."""
+        ids = [name for clip in clips for name in clip.ids]
+        if not self._is_padded:
+            tokens = Lengths(lengths, [len(clip.label) for clip in clips])
+            return {
+                **self._inputs(clips, lengths),
+                **join_labels([c.label for c in clips]),
+                "ids": ids,
+                "lengths": tokens,
+            }
+        tokens, frames = self._tokens(max(len(clip.label) for clip in clips)), [max(lengths)] * len(clips)
+        labels = pad_labels([clip.label for clip in clips], self._labels.end, tokens)
+        return {**self._inputs(clips, frames), **labels, "ids": ids}
 
-    def _inputs(self, mels: Sequence[np.ndarray]) -> Batch:
+    def _inputs(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """`input_features`, or what is stored of them."""
+        mels = [pad_log_mel(clip.log_mel[:, :frames], frames) for clip, frames in zip(clips, lengths, strict=True)]
         keys = [self._encoder_store.key(mel) for mel in mels] if self._encoder_store else []
         if keys and (states := self._encoder_store.get(keys)) is not None:
-            return {"encoder_states": states}
-        features = torch.from_numpy(np.stack(mels))
+            return {"encoder_states": torch.stack(states) if self._is_padded else torch.cat(states)}
+        features = torch.from_numpy(np.stack(mels) if self._is_padded else np.concatenate(mels, axis=1))
         return {"input_features": features, "encoder_keys": keys} if keys else {"input_features": features}
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
@@ -285,9 +317,16 @@ class ShardBatches:
             chance = random.Random(f"pack {self._profile.seed} {epoch} {clips[0].ids}")
             clips = packed(clips, self._full_frames, self._labels, chance)
         lengths = [self._length(clip, epoch) for clip in clips]
-        longest = self._tokens(max(len(clip.label) for clip in clips))
-        parts = micro_batches(lengths, lambda frames: self.at_once(frames, longest), self._fixed_cost)
-        return [self.collate([clips[n] for n in part], max(lengths[n] for n in part)) for part in parts]
+        parts = self._parts(lengths, [len(clip.label) for clip in clips])
+        return [self.collate([clips[n] for n in part], [lengths[n] for n in part]) for part in parts]
+
+    def _parts(self, frames: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
+        """The places of a step's clips that are computed at once."""
+        if not self._is_padded:
+            sizes = [positions(*one) for one in zip(frames, tokens, strict=True)]
+            return even_parts(sizes, self._most_positions, self._most_clips)
+        longest = self._tokens(max(tokens))
+        return micro_batches(frames, lambda frames: self.at_once(frames, longest), self._fixed_cost)
 
     def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
         """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
@@ -315,4 +354,11 @@ def pad_labels(labels: Sequence[Label], end: int, length: int | None = None) -> 
     length = length or max(map(len, labels))
     inputs = [label.inputs + [end] * (length - len(label)) for label in labels]
     targets = [label.targets + [IGNORED] * (length - len(label)) for label in labels]
+    return {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}
+
+
+def join_labels(labels: Sequence[Label]) -> dict[str, torch.Tensor]:
+    """`decoder_input_ids` and `labels`, int64 [L], one clip's after the other's."""
+    inputs = [token for label in labels for token in label.inputs]
+    targets = [token for label in labels for token in label.targets]
     return {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}

@@ -68,27 +68,26 @@ class EncoderStore:
         """Of a padded log-mel, float32 [80|128, frames]."""
         return hash_of(f"{log_mel.shape}".encode() + log_mel.tobytes())
 
-    def get(self, keys: Sequence[bytes]) -> Tensor | None:
-        """float32 [B, frames / 2, d_model]; None if one of them is not stored."""
+    def get(self, keys: Sequence[bytes]) -> list[Tensor] | None:
+        """Of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
         found = [self._segments.get(key) for key in keys]
         if None in found:
             return None
-        return torch.from_numpy(
-            np.stack([np.frombuffer(value, STORED).astype(np.float32) for value in found])
-        ).unflatten(1, (-1, self.d_model))
+        values = (np.frombuffer(value, STORED).astype(np.float32) for value in found)
+        return [torch.from_numpy(value).unflatten(0, (-1, self.d_model)) for value in values]
 
-    def put(self, keys: Sequence[bytes], states: Tensor) -> Tensor:
-        """states [B, frames / 2, d_model], on any device. Returns what `get` will give, also where it is not kept.
+    def put(self, keys: Sequence[bytes], states: Sequence[Tensor]) -> list[Tensor]:
+        """states: of each clip, [frames / 2, d_model], on any device. Returns what `get` will give, kept or not.
 
         So a run has the same bits whether it was interrupted or not. What is too large for fp16 stays as it is.
         """
-        rounded = states.detach().half().float()
-        fits = rounded.isfinite().all(dim=(1, 2))  # [B]
+        rounded = [state.detach().half().float() for state in states]
+        fits = [bool(one.isfinite().all()) for one in rounded]
         with self._lock, contextlib.suppress(BlockingIOError):  # others write just now: in the next epoch
-            for key, value, is_whole in zip(keys, rounded.cpu().numpy(), fits.tolist(), strict=True):
+            for key, one, is_whole in zip(keys, rounded, fits, strict=True):
                 if self._is_writable and is_whole:
-                    self._put(key, value.astype(STORED).tobytes())
-        return torch.where(fits[:, None, None], rounded, states)
+                    self._put(key, one.cpu().numpy().astype(STORED).tobytes())
+        return [one if is_whole else state for one, is_whole, state in zip(rounded, fits, states, strict=True)]
 
     def _put(self, key: bytes, value: bytes) -> None:
         try:

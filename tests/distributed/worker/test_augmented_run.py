@@ -79,7 +79,8 @@ def test_a_run_with_every_option_goes_on_bit_for_bit(profile, tmp_path):
 def test_the_epoch_reaches_the_clips(profile, tmp_path):
     def clips(epoch, data):
         batches = [batch for step in data.epoch(epoch) for batch in step]
-        return {id: row for batch in batches for id, row in zip(batch["ids"], batch["labels"].tolist(), strict=True)}
+        rows = [zip(b["ids"], b["labels"].split(b["lengths"].tokens), strict=True) for b in batches]
+        return {id: row.tolist() for of_batch in rows for id, row in of_batch}
 
     work = work_of(dataclasses.replace(profile, batch_size=14), tmp_path)
     assert clips(0, work.train) == clips(0, work.train) != clips(1, work.train)

@@ -19,7 +19,6 @@ from torch import nn
 
 from distributed.plan.run_spec import RunSpec
 from distributed.worker.micro_batch import (
-    CPU_FIXED_COST,
     RESERVE,
     SPARE,
     Share,
@@ -195,7 +194,7 @@ def test_an_error_amid_the_measurement_leaves_none_either(work):
 def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
     seconds = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
     unmeasured = work(*seconds, batch_size=2, dropout=0.1)
-    unmeasured.batches.suit(CPU_FIXED_COST, few_shapes=False)
+    unmeasured.batches.leave_padding_out()
     unmeasured = unmeasured.train()
     measured = work(*seconds, batch_size=2, dropout=0.1)
     [event] = measured.fit(PLENTY)
@@ -206,7 +205,7 @@ def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
 
 def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
     whole, cut = work(), work()
-    whole.batches.suit(CPU_FIXED_COST, few_shapes=False)
+    whole.batches.leave_padding_out()
     before = cut.batches.plan_settings()
     warning, event = cut.fit(shares(cut, 2.5))
     assert warning["type"] == "warning" and "6 clips of 20.2 s at once would need" in warning["what"]
@@ -292,12 +291,11 @@ def few_terms(monkeypatch):
 
 
 def positions_of(work: Work, run: Callable[[], object]) -> list[int]:
-    """Clips times positions of each forward pass."""
+    """Positions of each forward pass."""
     seen = []
 
     def look(model, inputs):
-        clips, _, frames = inputs[0]["input_features"].shape
-        seen.append(clips * frames // 2)
+        seen.append(inputs[0]["input_features"].shape[1] // 2)
 
     hook = work.model.register_forward_pre_hook(look)
     run()
@@ -307,7 +305,7 @@ def positions_of(work: Work, run: Callable[[], object]) -> list[int]:
 
 def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms):
     whole, cut, validation = work(), work(), work().batches
-    whole.batches.suit(CPU_FIXED_COST, few_shapes=False)
+    whole.batches.leave_padding_out()
     before = cut.batches.plan_settings()
     events = []
     trials = positions_of(cut, lambda: events.extend(cut.fit(PLENTY, validation)))
@@ -322,11 +320,12 @@ def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_short_clips_stay_together_where_long_ones_do_not(work, few_terms):
+def test_parts_of_a_step_that_is_not_padded_are_alike(work, few_terms):
     own = work(*[20.0] * 6, *[5.0] * 6, batch_size=12)
     own.fit(PLENTY)
-    sizes = [len(part["ids"]) for step in own.batches.plan(0, None, ["a"], [1.0])[0] for part in own.parts(step)]
-    assert sorted(sizes) == [3, 3, 6]
+    [step] = own.batches.plan(0, None, ["a"], [1.0])[0]
+    parts = [list(part["lengths"].frames) for part in own.parts(step)]
+    assert [len(part) for part in parts] == [4, 4, 4] and {sum(part) for part in parts} == {2 * 2020 + 2 * 520}
 
 
 def test_little_memory_and_few_terms_are_both_obeyed(work, few_terms):

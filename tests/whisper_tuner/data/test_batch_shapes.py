@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisper_tuner.data.batch_shapes import clips_within, equal_part, micro_batches, padded_tokens
+from whisper_tuner.data.batch_shapes import clips_within, equal_part, even_parts, micro_batches, padded_tokens
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,23 @@ def test_no_way_costs_less(lengths, most, fixed_cost):
 def test_labels_have_few_lengths_and_never_more_tokens_than_the_decoder_takes():
     assert [padded_tokens(longest, 448) for longest in (1, 8, 9, 100, 448)] == [8, 8, 16, 104, 448]
     assert padded_tokens(12, 13) == 13
+
+
+@given(st.lists(st.integers(1, 1500), max_size=40), st.integers(1, 6000), st.integers(1, 9))
+def test_parts_of_clips_that_are_not_padded(sizes, most, count):
+    parts = even_parts(sizes, most, count)
+    assert sorted(place for part in parts for place in part) == [*range(len(sizes))]
+    sums = [sum(sizes[place] for place in part) for part in parts]
+    assert all(
+        1 <= len(part) <= count and (len(part) == 1 or total <= most) for part, total in zip(parts, sums, strict=True)
+    )
+    if len(parts) == max(-(-sum(sizes) // most), -(-len(sizes) // count)) > 0:  # no fewer would do
+        assert max(sums) - min(sums) <= max(sizes)
+
+
+def test_a_step_that_fits_is_one_part():
+    assert even_parts([750, 80, 40, 260], 1500, 8) == [[0, 1, 2, 3]]
+    assert even_parts([750, 80, 40, 260], 1000, 8) == [[0], [1, 2, 3]]
+    assert even_parts([3000, 80], 1500, 8) == [[0], [1]]
+    assert even_parts([1] * 6, 10**9, 4) == [[0, 2, 4], [1, 3, 5]]
+    assert even_parts([], 1500, 8) == []
