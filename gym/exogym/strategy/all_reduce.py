@@ -15,7 +15,7 @@ from exogym.config import AllReduceConfig
 from exogym.flat import is_finite
 from exogym.strategy.buckets import Bucket, Staging, divide
 from exogym.strategy.every_step import EveryStepStrategy
-from exogym.strategy.optim import clip, scale_grads
+from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult
 
 NOT_FINITE = "the gradient is not finite"
@@ -83,9 +83,10 @@ class AllReduceStrategy(EveryStepStrategy):
 
     def apply(self, exchanged: tuple[Tensor, ...] | None, local: StepResult) -> StepResult:
         self.steps += 1
-        total, stop = self._divide(*exchanged) if exchanged else self._alone()
+        # Alone there is no copy on the CPU, and gradients are divided as they are clipped.
+        total, stop = self._divide(*exchanged) if exchanged else (self._weight, self._stopping)
         lr = self.schedule.set(self.steps - 1)
-        norm = self._move() if total > 0 else None
+        norm = self._move(scale=1.0 if exchanged else 1 / total) if total > 0 else None
         if norm is None or not math.isfinite(norm):
             self.parameters.write_buffers(self._agreed_buffers)  # a forward pass that does not count changed them
         elif not exchanged:
@@ -144,19 +145,14 @@ class AllReduceStrategy(EveryStepStrategy):
                 p.grad = p.grad if count else None
         return total, stop
 
-    def _alone(self) -> tuple[float, bool]:
-        """As _divide, without a copy on the CPU."""
-        scale_grads(self.parameters.parameters, 1 / self._weight if self._weight else 0.0)
-        return self._weight, self._stopping
-
     def _fields(self) -> tuple[Tensor, ...]:
         params = self.parameters
         sizes = [len(params.parameters), params.numel - params.num_parameters, 3, params.num_parameters]
         payload = self._payload(extra=len(params.parameters) + 3)
         return payload, *payload.split(sizes)
 
-    def _move(self) -> float:
-        norm = clip(self.parameters.parameters, self.config.max_norm)
+    def _move(self, *, scale: float) -> float:
+        norm = clip(self.parameters.parameters, self.config.max_norm, scale=scale)
         if math.isfinite(norm):
             self.optimizer.step()
         else:

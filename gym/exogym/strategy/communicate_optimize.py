@@ -15,7 +15,7 @@ from exogym.config import StrategyConfig, check_whole
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.strategy.draft import Draft
-from exogym.strategy.optim import clip, scale_grads
+from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
 
 # Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
@@ -151,8 +151,7 @@ class CommunicateOptimizeStrategy(Strategy):
         return lr
 
     def _inner_step(self, weight: float) -> float:
-        scale_grads(self.parameters.parameters, 1 / weight)
-        norm = clip(self.parameters.parameters, self.config.max_norm)
+        norm = clip(self.parameters.parameters, self.config.max_norm, scale=1 / weight)
         if math.isfinite(norm):
             self.optimizer.step()
             self._is_new, self._ramp_left = False, max(0, self._ramp_left - 1)

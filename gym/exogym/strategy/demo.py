@@ -15,7 +15,7 @@ from exogym.config import DeMoConfig
 from exogym.flat import is_finite
 from exogym.strategy.dct import ChunkBatch, chunk_batches
 from exogym.strategy.every_step import EveryStepStrategy
-from exogym.strategy.optim import clip, scale_grads
+from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult
 
 DEFAULT_LR = 1e-3
@@ -57,8 +57,7 @@ class DeMoStrategy(EveryStepStrategy):
         self._weight, self._lr, self._message = weight, self.schedule.set(self.steps), None
         if not weight:
             return StepResult(lr=self._lr)
-        scale_grads(self.parameters.parameters, 1 / weight)
-        norm = clip(self.parameters.parameters, self.config.max_norm)
+        norm = clip(self.parameters.parameters, self.config.max_norm, scale=1 / weight)
         skipped = "" if math.isfinite(norm) else f"the gradient is {norm}"
         if not skipped and not is_finite(self.parameters.read_buffers()):
             skipped = "a buffer is not finite"

@@ -147,6 +147,14 @@ def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:
         torch._foreach_mul_(grads, factor)
 
 
-def clip(parameters: Iterable[Tensor], max_norm: float | None) -> float:
-    """Clip gradients in place to `max_norm`; returns the norm that they had, which may not be finite."""
-    return torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm).item()
+def clip(parameters: Iterable[Tensor], max_norm: float | None, *, scale: float = 1.0) -> float:
+    """Multiply gradients by `scale`, then clip them to `max_norm`, in one pass over them.
+
+    Returns the norm before clipping. If that is not finite they stay as they are.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads).item() * scale
+    factor = scale if max_norm is None else scale * min(1.0, max_norm / (norm + 1e-6))  # as clip_grad_norm_ does
+    if grads and math.isfinite(norm) and factor != 1.0:
+        torch._foreach_mul_(grads, factor)
+    return norm
