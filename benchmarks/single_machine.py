@@ -213,7 +213,7 @@ class Bench:
         self.out = (args.out / f"{self.model.name}-{self.data.name}{'-quick' if args.quick else ''}").resolve()
         self.out.mkdir(parents=True, exist_ok=True)
         settings = {"epochs": args.epochs, "max_steps": 3 if args.quick else 0}
-        self.methods, self.wanted, self.turns = args.methods.split(","), args.wanted, args.turns
+        self.methods, self.wanted, self.turns, self.seeds = args.methods.split(","), args.wanted, args.turns, args.seeds
         steps = {"ours": settings["max_steps"], "recipe": settings["max_steps"] or RECIPE_STEPS}
         short = [
             Task(method=method, seed=turn, way=way, epochs=1, max_steps=steps[way], short=True)
@@ -263,22 +263,23 @@ class Bench:
         rows, misses = [], []
         for method in self.methods:
             (ours, recipe), turns = self._of(method, short=False), self._of(method, short=True)
-            if not ours or not turns[0]:
+            if not turns[0] or len(ours) < self.seeds:
                 continue
             ratios = [a.rate / b.rate for a, b in zip(*turns, strict=True)]
             faster = statistics.median(ratios)
-            worse, low, high = difference(ours, recipe)
-            interval = f"{worse:+.1f} ({low:+.1f} to {high:+.1f})"
+            worse, low, high = difference(ours, recipe) if ours else (0.0, 0.0, 0.0)
+            interval = f"{worse:+.1f} ({low:+.1f} to {high:+.1f})" if ours else ""
             times = f"{faster:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
             rows.append([method, "ours", *self._cells(ours, turns[0], times), interval])
             rows.append([method, "recipe", *self._cells(recipe, turns[1], ""), ""])
-            memory = statistics.median(a.memory / b.memory for a, b in zip(ours, recipe, strict=True))
+            runs = ours or turns[0]
+            memory = statistics.median(a.memory / b.memory for a, b in zip(runs, recipe or turns[1], strict=True))
             if faster < self.wanted:
                 misses.append(f"{method}: {faster:.1f} times the clips per second, not {self.wanted:g}")
             if memory > OF_MEMORY:
                 misses.append(f"{method}: {memory:.2f} of the peak memory, not {OF_MEMORY:g}")
-            slowest = max(run.slowest for run in ours)
-            off_by = max(abs(run.memory / run.foreseen - 1) for run in ours)
+            slowest = max(run.slowest for run in runs)
+            off_by = max(abs(run.memory / run.foreseen - 1) for run in runs)
             if slowest > SLOWEST:
                 misses.append(f"{method}: a step of ours took {slowest:.1f} times the median, not {SLOWEST:g}")
             if off_by > OFF_BY:
@@ -288,9 +289,12 @@ class Bench:
             if low > 0:
                 misses.append(f"{method}: a WER that is worse by {interval}")
         whole, seconds = self.tasks[-1], seconds_of(self.data)
+        about = (
+            f"{whole.epochs} epochs" if self.seeds else "no whole runs: memory, steps and what was foreseen of turns"
+        )
         return [
             f"{self.model.name} on {self.data.name} (clips of {statistics.median(seconds):.1f} s in the median, "
-            f"{statistics.mean(seconds):.1f} s on average), {whole.epochs} epochs, batches of {BATCH_SIZE}, learning "
+            f"{statistics.mean(seconds):.1f} s on average), {about}, batches of {BATCH_SIZE}, learning "
             f"rates {LEARNING_RATES}. WER by plain transformers, padded, validation and test pooled. Clips a second "
             f"of {self.turns} turns; times as fast: the median of their ratios, the least and the most. Against the "
             "recipe: points of WER, with the interval of 95 % of a paired bootstrap over clips, all seeds together. "
@@ -300,8 +304,9 @@ class Bench:
             *(listed(misses) or ["", "No misses." if rows else "Nothing to compare yet."]),
         ]
 
-    def _cells(self, runs: Sequence[Result], turns: Sequence[Result], faster: str) -> list[str]:
-        rates, rest = ", ".join(f"{run.rate:.2f}" for run in turns), ", ".join(f"{run.wer:.1f}" for run in runs)
+    def _cells(self, whole: Sequence[Result], turns: Sequence[Result], faster: str) -> list[str]:
+        rates, rest = ", ".join(f"{run.rate:.2f}" for run in turns), ", ".join(f"{run.wer:.1f}" for run in whole)
+        runs = whole or turns
         audio = f"{statistics.median(run.audio_s / run.seconds for run in turns):.1f}"
         memory = [f"{statistics.median(getattr(run, of) for run in runs) / 1e9:.2f}" for of in ("memory", "foreseen")]
         memory[1] = memory[1] if runs[0].foreseen else ""
@@ -319,7 +324,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--methods", default="full,lora")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="whole runs of each; 0: speed alone [3]")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--wanted", type=float, default=FASTER, metavar="TIMES", help="less is a miss [10]")
