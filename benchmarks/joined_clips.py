@@ -5,7 +5,6 @@
 Each DATA is a folder with train.csv, validation.csv and test.csv of mono clips at one rate; OUT gets the same, and
 audio/. Clips are joined until they last `--at-least` seconds, or are `--each`; one with which that would be more than
 30 s is left out. Prints the median length.
-Prints the median length.
 """
 
 from __future__ import annotations

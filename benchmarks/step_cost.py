@@ -77,29 +77,27 @@ def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> d
     """Seconds of a clip in each part of a step; the optimizer's are those of a batch divided by its clips."""
     from exogym.config import AllReduceConfig
     from exogym.strategy.optim import inner_optimizer
-    from whisper_tuner.model.base_model import encode
+    from whisper_tuner.model.padding_free import decoder_options
 
     keep_memory(device)
     model = wrapper_of(shape, way).to(device).train()
     clips = AT_ONCE.get(way, CLIPS)
     batch, whisper = batch_of(model, way, clips, device), model.model
+    lengths = batch.get("lengths")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = inner_optimizer(AllReduceConfig(), trained)
-
-    def encoded() -> torch.Tensor:
-        return (
-            batch["encoder_states"] if way == "cached" else encode(whisper, batch["input_features"]).last_hidden_state
-        )
 
     def run(last: str) -> None:
         model.zero_grad(set_to_none=True)
         if last == "loss":
             loss, tokens = model(batch)
             return (loss * tokens).backward()
-        states = encoded()
+        states = model._encoded(batch, lengths)
         if last == "decoder":
-            ids = batch["labels"].clamp(min=0).to(device)
-            states = whisper.model.decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False)[0]
+            given = {"input_ids": batch["decoder_input_ids"].to(device)}
+            if lengths:
+                given = {"input_ids": given["input_ids"].unsqueeze(0), **decoder_options(whisper, lengths)}
+            states = whisper.model.decoder(**given, encoder_hidden_states=states, use_cache=False)[0]
         if states.requires_grad:
             states.sum().backward()
 
@@ -136,15 +134,25 @@ def wrapper_of(shape: str, way: str) -> torch.nn.Module:
 
 
 def batch_of(model, way: str, clips: int, device: torch.device) -> dict:
+    """As a worker makes it: on a CPU clips stand one after the other."""
+    from whisper_tuner.data.batch_shapes import Lengths
+
     config = model.model.config
     labels = torch.randint(50_000, (clips, TOKENS))
     labels[:, :PROMPT] = -100  # <|fr|><|transcribe|><|notimestamps|> are given, and not learnt
+    frames = 2 * config.max_source_positions if way == "padded" else FRAMES
     if way == "cached":
-        inputs = {"encoder_states": torch.randn(clips, FRAMES // 2, config.d_model, device=device)}
+        inputs = {"encoder_states": torch.randn(clips, frames // 2, config.d_model, device=device)}
     else:
-        frames = 2 * config.max_source_positions if way == "padded" else FRAMES
         inputs = {"input_features": torch.randn(clips, config.num_mel_bins, frames, device=device)}
-    return {**inputs, "labels": labels, "ids": [""] * clips}
+    batch = {**inputs, "decoder_input_ids": labels.clamp(min=0), "labels": labels, "ids": [""] * clips}
+    if device.type != "cpu":
+        return batch
+    [(name, values)] = inputs.items()
+    joined = torch.cat([*values], dim=0 if way == "cached" else 1)
+    lengths = Lengths([frames] * clips, [TOKENS] * clips)
+    ids = {key: batch[key].flatten() for key in ("decoder_input_ids", "labels")}
+    return {**batch, name: joined, **ids, "lengths": lengths}
 
 
 def timed(work, repeats: int, device: torch.device) -> float:

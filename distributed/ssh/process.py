@@ -125,13 +125,20 @@ def send_all(channel: paramiko.Channel, input: Iterable[bytes]) -> None:
             return  # it has ended without reading all: its output says why
 
 
+def _cut(transport: paramiko.Transport) -> None:
+    """Close it, but first the connection to the host that it jumps over, which is what is stuck."""
+    if isinstance(transport.sock, paramiko.Channel):
+        _cut(transport.sock.get_transport())
+    transport.close()
+
+
 @contextlib.contextmanager
 def _closed_if_stuck(channel: paramiko.Channel, seconds: float) -> Iterator[None]:
     """Close the connection if what is sent to it takes longer.
 
     A full socket knows no timeout: paramiko writes on until the connection is closed, and lets nobody else write.
     """
-    stuck = threading.Timer(seconds, channel.get_transport().close)
+    stuck = threading.Timer(seconds, _cut, [channel.get_transport()])
     stuck.daemon = True
     stuck.start()
     try:

@@ -54,7 +54,8 @@ class WhisperModelWrapper(nn.Module):
         log-mel, float32 [B, 80|128, frames], at most the model's full length; labels are int64 [B, L], -100 = no
         target. `decoder_input_ids` int64 [B, L] are what the decoder is given, by default the labels shifted right.
         `encoder_states` float32 [B, frames / 2, d_model] may stand for the features; `encoder_keys`: to keep them by.
-        With `lengths` (see Lengths) clips stand one after the other: [80|128, frames], [L] and [frames / 2, d_model].
+        With `lengths` (see Lengths) clips stand one after the other: [80|128, frames], [L] and [frames / 2, d_model];
+        then `decoder_input_ids` must be given.
         """
         batch = batch if isinstance(batch, Mapping) else dict(zip(("input_features", "labels"), batch, strict=True))
         labels, inputs, lengths = batch["labels"], batch.get("decoder_input_ids"), batch.get("lengths")
@@ -71,7 +72,7 @@ class WhisperModelWrapper(nn.Module):
             inputs_embeds=embed(inputs.to(self.device)),
             encoder_hidden_states=self._encoded(batch, lengths),
             use_cache=False,
-            **(decoder_options(lengths) if lengths else {}),
+            **(decoder_options(self._whisper, lengths) if lengths else {}),
         ).last_hidden_state  # [B, L, d_model]
         places = is_target.nonzero().squeeze(1).to(self.device)
         total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places], logits)

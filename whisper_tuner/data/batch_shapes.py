@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from whisper_tuner.data.dataset import Sample
 
 # Label tokens between two lengths, where shapes have a price. Measured on read speech of 1 to 30 s: 33 shapes of
-# batches in 3 epochs instead of 165; on clips of 1 to 8 s 14 instead of 57. Elsewhere it would only cost time: 5 % of a
-# step of whisper-tiny with 8 clips of 5 s on a CPU, for the logits of 51,865 tokens at each position.
+# batches in 3 epochs instead of 165; on clips of 1 to 8 s 14 instead of 57. Elsewhere it would only cost time.
 LABEL_GRID = 8
 # Positions that are computed at once, if memory allows. On a CPU as many as 30 s have, as it is no faster with more;
 # eight times as many elsewhere.

@@ -77,8 +77,9 @@ class ShardBatches:
 
     Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
     opened when its turn comes. Each step of a shard has clips of all lengths, which add up alike (see `balanced`): so
-    steps take equally long, and no rank waits for another. It is computed in micro-batches of like length. With unequal
-    weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some steps.
+    steps take equally long, and no rank waits for another. It is computed in micro-batches: of like length, padded, or
+    without padding. With unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some
+    steps.
 
     shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
     missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
@@ -262,17 +263,12 @@ class ShardBatches:
     def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """lengths: the mel frames that each clip is padded to on its own."""
         ids = [name for clip in clips for name in clip.ids]
+        labels = [clip.label for clip in clips]
         if not self._is_padded:
-            tokens = Lengths(lengths, [len(clip.label) for clip in clips])
-            return {
-                **self._inputs(clips, lengths),
-                **join_labels([c.label for c in clips]),
-                "ids": ids,
-                "lengths": tokens,
-            }
-        tokens, frames = self._tokens(max(len(clip.label) for clip in clips)), [max(lengths)] * len(clips)
-        labels = pad_labels([clip.label for clip in clips], self._labels.end, tokens)
-        return {**self._inputs(clips, frames), **labels, "ids": ids}
+            joined = {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
+            return {**self._inputs(clips, lengths), **join_labels(labels), **joined}
+        padded = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
+        return {**self._inputs(clips, [max(lengths)] * len(clips)), **padded, "ids": ids}
 
     def _inputs(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """`input_features`, or what is stored of them."""

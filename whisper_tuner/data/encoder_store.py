@@ -25,8 +25,8 @@ REMEDY = "Make room, raise encoder_cache_gb, or set it to 0: then the encoder is
 class EncoderStore:
     """Encoder states [frames / 2, d_model] under the hash of the weights and of the padded log-mel, as fp16.
 
-    All clips of one length: padding changes what an encoder says of a clip. Other models' outputs are in folders beside
-    this one. warn: told once, if nothing can be written; the encoder is then computed each time.
+    No clip is padded to another's length: that changes what an encoder says of it. Other models' outputs are in folders
+    beside this one. warn: told once, if nothing can be written; the encoder is then computed each time.
     """
 
     def __init__(

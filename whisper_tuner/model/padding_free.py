@@ -15,7 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from whisper_tuner.data.batch_shapes import Lengths
 
 ATTENTION = "multimac_padding_free"
-GAP = 2  # mel frames of silence between two clips, so that no convolution reaches across; even: the encoder halves it
+GAP = 2  # frames of zeros between two clips, so that no convolution reaches across; even, as the encoder halves them
 
 
 def encode_joined(model: WhisperForConditionalGeneration, log_mel: Tensor, lengths: Lengths) -> Tensor:
@@ -42,11 +42,12 @@ def encode_joined(model: WhisperForConditionalGeneration, log_mel: Tensor, lengt
     return encoder.layer_norm(states)
 
 
-def decoder_options(lengths: Lengths) -> dict[str, object]:
+def decoder_options(model: WhisperForConditionalGeneration, lengths: Lengths) -> dict[str, object]:
     """What transformers' decoder is given beside embeddings [1, tokens, d_model] and the states of `encode_joined`.
 
     From the positions it sees where clips begin, and makes the mask of its own attention.
     """
+    _use_own_attention(model)
     places = torch.cat([torch.arange(count) for count in lengths.tokens])
     return {"position_ids": places.unsqueeze(0), "attends": (lengths.tokens, lengths.positions)}
 
@@ -91,5 +92,4 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 def _use_own_attention(model: WhisperForConditionalGeneration) -> None:
     """For good: activations that are computed again in the backward pass need it too. It is not saved with a model."""
-    if model.config._attn_implementation != ATTENTION:
-        model.config._attn_implementation = ATTENTION
+    model.config._attn_implementation = ATTENTION

@@ -153,6 +153,9 @@ def clip(parameters: Iterable[Tensor], max_norm: float | None, *, scale: float =
     Returns the norm before clipping. If that is not finite they stay as they are.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
+    if any(grad.dtype == torch.float16 for grad in grads):  # the norm of a sum over many tokens would be infinite
+        torch._foreach_mul_(grads, scale)
+        scale = 1.0
     norm = torch.nn.utils.get_total_norm(grads).item() * scale
     factor = scale if max_norm is None else scale * min(1.0, max_norm / (norm + 1e-6))  # as clip_grad_norm_ does
     if grads and math.isfinite(norm) and factor != 1.0:

@@ -20,6 +20,16 @@ from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.errors import HostError
 
+JUMP = """
+Host jump
+  HostName 127.0.0.1
+  Port {port}
+  IdentityFile {key}
+Host behind
+  HostName 127.0.0.1
+  ProxyJump jump
+"""
+
 
 @pytest.fixture
 def remote(ssh_server: SshServer):
@@ -63,10 +73,7 @@ def test_what_ssh_does_not_tell_is_named(ssh_server):
 
 
 def test_proxy_jump(ssh_server):
-    ssh_server.configure(
-        f"Host jump\n  HostName 127.0.0.1\n  Port {ssh_server.port}\n  IdentityFile {ssh_server.key}\n"
-        f"Host behind\n  HostName 127.0.0.1\n  ProxyJump jump\n"
-    )
+    ssh_server.configure(JUMP.format(port=ssh_server.port, key=ssh_server.key))
     with Remote.connect(replace(ssh_server.host, address="behind")) as remote:
         assert remote.run(["echo", "through"]).stdout == "through\n"
         assert remote.local_address is None
@@ -187,10 +194,14 @@ def test_a_host_that_falls_asleep_as_a_session_is_opened_is_not_waited_for(remot
     assert ended.is_set()
 
 
-def test_a_host_that_falls_asleep_as_it_is_written_to_does_not_hold_up_the_end(remote, ssh_server, monkeypatch):
+@pytest.mark.parametrize("address", ["127.0.0.1", "behind"])
+def test_a_host_that_falls_asleep_as_it_is_written_to_does_not_hold_up_the_end(ssh_server, monkeypatch, address):
     """The write that fills its socket blocks every other; the end of stdin closes the connection, and frees it."""
     monkeypatch.setattr(process_module, "END_OF_INPUT_S", 0.5)
-    remote._transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    ssh_server.configure(JUMP.format(port=ssh_server.port, key=ssh_server.key))
+    remote = Remote.connect(replace(ssh_server.host, address=address))
+    first = (remote._below or remote)._transport.sock
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
     process = remote.start(["cat"])
     sleepers = psutil.Process(ssh_server.process.pid).children(recursive=True)
     for sleeper in sleepers:
@@ -207,6 +218,7 @@ def test_a_host_that_falls_asleep_as_it_is_written_to_does_not_hold_up_the_end(r
         assert not ended.wait(0.5)
         begin = time.monotonic()
         process.close_stdin()
+        remote.close()
         assert time.monotonic() - begin < 5 and ended.wait(5)
     finally:
         for sleeper in sleepers:
