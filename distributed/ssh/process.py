@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 LOST = 255
 STALLED_S = 30.0  # without a single byte moving
-STUCK_S = 2 * STALLED_S  # in one call of paramiko's
 END_OF_INPUT_S = 2.0  # one packet
 SOME_SIGNAL = 128
 FAILURES = (paramiko.SSHException, OSError, EOFError)
@@ -44,7 +43,7 @@ class RemoteProcess:
 
     def write(self, data: bytes) -> None:
         try:
-            with _closed_if_stuck(self._channel, STUCK_S):
+            with _closed_if_stuck(self._channel, 2 * STALLED_S):
                 self._channel.sendall(data)
         except FAILURES as error:
             raise HostError(self.name, "the process is gone") from error
@@ -117,7 +116,7 @@ def send_all(channel: paramiko.Channel, input: Iterable[bytes]) -> None:
     channel.settimeout(STALLED_S)
     for send in chain((partial(channel.sendall, block) for block in input), [channel.shutdown_write]):
         try:
-            with _closed_if_stuck(channel, STUCK_S):
+            with _closed_if_stuck(channel, 2 * STALLED_S):
                 send()
         except TimeoutError as error:
             raise TimeoutError(f"it has taken no data for {STALLED_S:g} s") from error
