@@ -180,7 +180,8 @@ def name_of(device: torch.device) -> str:
 
 
 def parts_of(done: dict[str, dict], shape: str, way: str) -> dict[str, float]:
-    return {part: done[f"{shape} {way} parts"][part] for part in PARTS}
+    """They are differences of medians: one below the noise may be negative."""
+    return {part: max(0.0, done[f"{shape} {way} parts"][part]) for part in PARTS}
 
 
 def report(done: dict[str, dict], shapes: list[str]) -> list[str]:
@@ -203,10 +204,10 @@ def report(done: dict[str, dict], shapes: list[str]) -> list[str]:
     devices = sorted({result["device"] for result in whole})
     rate = statistics.median(result["matmul"] for result in whole) / 1e9
     parts = [
-        [shape, WAYS[way], *(f"{1000 * done[cell][part]:.1f}" for part in PARTS)]
+        [shape, WAYS[way], *(f"{1000 * seconds:.1f}" for seconds in parts_of(done, shape, way).values())]
         for shape in shapes
         for way in WAYS
-        if (cell := f"{shape} {way} parts") in done
+        if f"{shape} {way} parts" in done
     ]
     return [
         f"Forward and backward on {', '.join(devices)}, float32, no optimizer; {CLIPS} clips of {FRAMES / 100:g} s and "
