@@ -77,8 +77,8 @@ def main() -> int:
     lines = summary(done, len(samples), sum(sample.duration_s for sample in samples), options.batch_size, options.base)
     print("\n".join(lines))
     if not options.quick:
-        what = f"{options.base} and {options.model}" if options.base else options.model
-        write_section(f"evaluation: {what} on {options.test}", lines)
+        names = " and ".join(Path(one).name for one in (options.base, options.model) if one)
+        write_section(f"evaluation: {names} on {options.test.parent.name}/{options.test.name}", lines)
     return 0
 
 
