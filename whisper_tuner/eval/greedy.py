@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList, WhisperForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperForConditionalGeneration,
+)
 from transformers.modeling_outputs import BaseModelOutput
 
 
@@ -27,13 +37,16 @@ def greedy(
     """
     states, cache = inputs["encoder_outputs"].last_hidden_state, None  # [B, frames / 2, d_model]
     ids = new = input_ids
+    logits_processor = [_quick(process, model) for process in logits_processor]
     rows, ended = list(range(len(ids))), {}  # rows of the result: those in the batch, and the ids of those that ended
     while len(ended) < len(input_ids):
         output = model(
             encoder_outputs=BaseModelOutput(states), decoder_input_ids=new, past_key_values=cache, use_cache=True
         )
         cache = output.past_key_values
-        scores = logits_processor(ids, output.logits[:, -1].to(copy=True, dtype=torch.float32))
+        scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)
+        for process in logits_processor:
+            scores = process(ids, scores)
         new = scores.argmax(-1, keepdim=True)
         ids = torch.cat([ids, new], dim=-1)
         for row, text, stop in zip(rows, ids, stopping_criteria(ids, None).tolist(), strict=True):
@@ -48,3 +61,13 @@ def greedy(
             cache.batch_select_indices(kept)
     texts = [ended[row] for row in range(len(input_ids))]
     return pad_sequence(texts, batch_first=True, padding_value=generation_config.pad_token_id)
+
+
+def _quick(process: LogitsProcessor, model: WhisperForConditionalGeneration) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same, but what suppresses tokens does not look for them in the whole vocabulary at each step."""
+    if isinstance(process, SuppressTokensAtBeginLogitsProcessor):
+        return lambda ids, scores: process(ids, scores) if ids.shape[-1] == process.begin_index else scores
+    if isinstance(process, SuppressTokensLogitsProcessor):
+        suppressed = torch.isin(torch.arange(model.config.vocab_size), process.suppress_tokens.cpu()).to(model.device)
+        return lambda _, scores: scores.masked_fill_(suppressed, -math.inf)
+    return process

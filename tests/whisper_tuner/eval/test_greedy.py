@@ -52,6 +52,18 @@ def texts(processor, several) -> list[str]:
     return [processor.decode(ids, skip_special_tokens=True) for ids in several]
 
 
+def test_tokens_that_a_model_suppresses_are_not_written(bundled, expected, monkeypatch):
+    model, processor, samples = bundled
+    samples = samples[:5]
+    written = [processor.tokenizer(text, add_special_tokens=False).input_ids for text in expected[:5]]
+    monkeypatch.setattr(model.generation_config, "suppress_tokens", [written[0][1], written[1][2]])
+    monkeypatch.setattr(model.generation_config, "begin_suppress_tokens", [ids[0] for ids in written])
+    plain = [one_by_one(model, processor, sample.audio) for sample in samples]
+    assert plain != expected[:5]
+    heard = transcribe(model, processor, [sample.audio for sample in samples], batch_size=5)
+    assert [transcript.text for transcript in heard] == plain
+
+
 class NeverEnds(LogitsProcessor):
     """For texts whose first word is this one, however many others are in the batch."""
 
