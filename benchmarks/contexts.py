@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 import sys
 from pathlib import Path
 
@@ -21,11 +20,10 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.local_run import start_finetune  # noqa: E402
 from benchmarks.results import current_commit, table, write_section  # noqa: E402
-from distributed.run_dir.figures import scan  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-contexts"
 CONTEXTS, DECODED = ("cropped", "mixed", "pack", "full"), ("full", "cropped")
-HEAD = ("data", "trained", "clips/s", "WER padded", "loops", "WER cropped", "loops")
+HEAD = ("data", "trained", "WER padded", "loops", "WER cropped", "loops")
 CONFIG = """
 [profile:bench]
 base_model = {model}
@@ -66,10 +64,8 @@ def trained(model: Path, data: Path, context: str, seed: int, folder: Path, epoc
     if status:
         raise RuntimeError(f"{context} failed with status {status}: {(folder / 'console.txt').read_text()[-2000:]}")
     [run] = (path.parent for path in folder.glob("*/events.jsonl"))
-    [attempt] = scan(run / "events.jsonl").attempts
     parts = ("test",) if steps else ("validation", "test")
-    rate = sum(step["samples"] for step in attempt.steps) / attempt.seconds
-    return {"rate": rate, "decoded": measured(run / "final", data, parts)}
+    return {"decoded": measured(run / "final", data, parts)}
 
 
 def report(done: dict[str, dict], data: list[Path], contexts: list[str], seeds: int, about: str) -> list[str]:
@@ -80,8 +76,7 @@ def report(done: dict[str, dict], data: list[Path], contexts: list[str], seeds: 
             found = [done[key] for key in keys if key in done]
             if not found:
                 continue
-            rates = [result["rate"] for result in found if result.get("rate")]
-            cells = [f"{statistics.median(rates):.1f}" if rates else ""]
+            cells = []
             for way in DECODED:
                 cells.append(", ".join(f"{result['decoded'][way][0]:.1f}" for result in found))
                 cells.append(

@@ -71,6 +71,7 @@ EXAMPLES = {
     "outer_lr": "0.7",
     "outer_momentum": "0.9",
     "nesterov": "true",
+    "wire": "int8",
     "island_size": "2",
     "p_sparta": "0.01",
     "sparta_interval": "5",

@@ -162,6 +162,9 @@ class AllReduceConfig(StrategyConfig):
             raise SettingError(f"bucket_mb must be above 0, not {self.bucket_mb}")
 
 
+WIRES = ("float32", "bf16", "int8", "int4")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiLoCoConfig(StrategyConfig):
     """Ranks train alone for H steps, then an outer optimizer steps along the average change (2311.08105).
@@ -178,10 +181,12 @@ class DiLoCoConfig(StrategyConfig):
         None, float, "momentum of the outer sgd (0: plain averaging); 0.9 for pre-training over many rounds"
     )
     nesterov: bool | None = setting(None, bool, "Nesterov momentum in the outer sgd (true where there is momentum)")
+    wire: str = setting("float32", str, "how changes travel: float32, bf16, int8 or int4 (parameter_server: float32)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("H", self.H, 1)
+        one_of("wire", self.wire, WIRES)
         momentum = {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
         check_optim("outer_optim", self.outer_optim, outer_lr=self.outer_lr, **momentum)
         if self.outer_optim in ("adam", "adamw"):
@@ -208,6 +213,11 @@ class DiLoCoConfig(StrategyConfig):
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerConfig(DiLoCoConfig):
     """DiLoCo with a server: rank 0 alone holds the outer optimizer, and sends the new weights to the others."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.wire != "float32":
+            raise SettingError(f"wire = {self.wire}: a parameter server sends float32 only. Remove it, or take diloco")
 
 
 @dataclass(frozen=True, kw_only=True)

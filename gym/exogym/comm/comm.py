@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from exogym.comm.among import check_ranks, reduce_among_
+from exogym.comm.among import check_ranks, exchange, reduce_among_
 from exogym.comm.background import Background, in_background
 from exogym.errors import RanksDiverged
 
@@ -67,6 +67,10 @@ class Comm(ABC):
     @abstractmethod
     def recv(self, flat: Tensor, src: int) -> None:
         """Fill `flat` with what rank `src` sent."""
+
+    def all_to_all(self, flat: Tensor) -> Tensor:
+        """`flat` is N equal parts, one for each rank; the result is those that the ranks had for this one, in order."""
+        return torch.cat(exchange(self, flat.chunk(self.world_size), range(self.world_size)))
 
     def reduce_among_(self, flat: Tensor, ranks: Sequence[int]) -> None:
         """Replace `flat` on each of `ranks` by the sum over them, with the same bits on all of these.

@@ -84,6 +84,9 @@ class ElasticComm(Comm):
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         return self._in_group(lambda group: group.all_gather(flat), flat)
 
+    def all_to_all(self, flat: Tensor) -> Tensor:
+        return self._in_group(lambda group: group.all_to_all(flat), flat)
+
     def send(self, flat: Tensor, dst: int) -> None:
         self._in_group(lambda group: group.send(flat, dst), flat)
 

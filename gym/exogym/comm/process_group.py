@@ -117,6 +117,29 @@ class ProcessGroupComm(Comm):
 
         self._wait(start, "all_gather", limit, mine, *gathered)
 
+    def all_to_all(self, flat: Tensor) -> Tensor:
+        with self._counted(traffic.all_to_all(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
+            received, limit = torch.empty_like(flat), self.timeout
+            if _meeting(flat):
+                met, limit = torch.zeros(1), min(self.timeout, PIECE_S)
+                self._wait(lambda: self._reduce(met, self.timeout), "all_to_all", self.timeout, met)
+            size = max(1, PIECE_BYTES // (flat.element_size() * self.world_size))
+            parts, places = flat.view(self.world_size, -1), received.view(self.world_size, -1)
+            for part, place in zip(parts.split(size, 1), places.split(size, 1), strict=True):
+                self._swap(part.contiguous(), place, limit)
+        return received
+
+    def _swap(self, sent: Tensor, place: Tensor, limit: float) -> None:
+        """One piece of each part, [N, size]; what is given up in here are copies."""
+        came = torch.empty_like(sent)
+        options = _with_limit(dist.AllToAllOptions(), limit)
+
+        def start() -> dist.Work:
+            return self._group.alltoall_base(came.view(-1), sent.view(-1), [], [], options)
+
+        self._wait(start, "all_to_all", limit, sent, came)
+        place.copy_(came)
+
     def send(self, flat: Tensor, dst: int) -> None:
         def send(part: Tensor, _: float) -> dist.Work:
             return self._group.send([part], dst, 0)

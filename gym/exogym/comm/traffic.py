@@ -16,6 +16,11 @@ def all_gather(size: int, ranks: int) -> int:
     return size * (ranks - 1)
 
 
+def all_to_all(size: int, ranks: int) -> int:
+    """All parts but its own."""
+    return size // ranks * (ranks - 1)
+
+
 def broadcast(size: int, ranks: int, rank: int, src: int) -> int:
     """In a binomial tree: those who have the tensor double with each turn, 1, 2, 4 and so on, counted from `src`."""
     place, turns = (rank - src) % ranks, (ranks - 1).bit_length()

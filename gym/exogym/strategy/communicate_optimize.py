@@ -44,6 +44,7 @@ class CommunicationModule(ABC):
     agrees = False
     is_round = True
     is_exact = True
+    is_last = False  # no exchange is planned after the one to come
 
     def __post_init__(self) -> None:
         check_whole("interval", self.interval, 1)
@@ -70,6 +71,13 @@ class CommunicationModule(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        pass
+
+    def own_state(self) -> dict[str, Any]:
+        """What is this rank's own, besides; to be replaced by `apply`, and not changed."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027
         pass
 
 
@@ -190,6 +198,7 @@ class CommunicateOptimizeStrategy(Strategy):
         draft, outcomes, due = Draft(self.parameters), [], self._due()
         agreeing = [n for n in due if self.modules[n].agrees][-1:]
         for n in agreeing or due:
+            self.modules[n].is_last = self.steps >= self.schedule.end
             exchanged = self.modules[n].exchange(draft, self._samples[n], stopping)
             outcomes.append((n, exchanged))
         stop = any(exchanged.stop for _, exchanged in outcomes)
@@ -279,12 +288,15 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def own_state(self) -> dict[str, Any]:
         about = {"ramp_left": self._ramp_left, "samples": self._agreed_samples}
+        about["modules"] = [module.own_state() for module in self.modules]
         return {"optimizer": self.optimizer.state_dict(), **about, "inside": None}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self._is_new, self._ramp_left = False, state["ramp_left"]
         self._samples, self._agreed_samples = list(state["samples"]), list(state["samples"])
+        for module, kept in zip(self.modules, state["modules"], strict=True):
+            module.load_own_state(kept)
         if inside and (part := state["inside"]):
             if part["weights"] is not None:
                 self.parameters.write(part["weights"])

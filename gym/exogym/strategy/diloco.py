@@ -15,6 +15,7 @@ from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, Co
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.optim import outer_optimizer
+from exogym.strategy.wire import WireSum
 
 NOT_FINITE = "the weights were not finite at the end of the round"
 
@@ -34,6 +35,7 @@ class DiLoCoCommunicator(CommunicationModule):
     outer_lr: float | None = None
     outer_momentum: float | None = None
     nesterov: bool | None = None
+    wire: str = "float32"
 
     agrees = True
 
@@ -45,6 +47,7 @@ class DiLoCoCommunicator(CommunicationModule):
             outer_lr=self.outer_lr,
             outer_momentum=self.outer_momentum,
             nesterov=self.nesterov,
+            wire=self.wire,
         )
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
@@ -52,23 +55,33 @@ class DiLoCoCommunicator(CommunicationModule):
         self.outer = self._outer_of(common)
         self.is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
         self._sent = Payload(comm)
+        self._wire = WireSum(comm, self.wire) if self.wire != "float32" else None
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
         """Its result: the ranks' mean change since the last round [numel], None if nobody has trained."""
-        payload, skipped = self._sent.flat(self.parameters.numel + 2), ""
-        change, tail = payload.split([self.parameters.numel, 2])
+        numel, skipped = self.parameters.numel, ""
+        if self._wire:
+            change, tail = self._wire.flat(numel), torch.zeros(2)
+        else:
+            payload = self._sent.flat(numel + 2)
+            change, tail = payload.split([numel, 2])
         if samples and not self._read_change(draft, change, samples):
             samples, skipped = 0, NOT_FINITE
         if not samples:
             change.zero_()
         tail.copy_(torch.tensor([samples, stopping]))
-        self.comm.all_reduce_(payload)
+        if self._wire:
+            change, tail = self._wire.sum(tail, last=self.is_last)
+        else:
+            self.comm.all_reduce_(payload)
         total, stop = tail.tolist()
         return Exchanged(change.mul_(1 / total) if total > 0 else None, stop > 0, skipped)
 
     def apply(self, result: Tensor | None, draft: Draft) -> None:
         if result is not None:
             self._outer_step(self.common, self.outer, result)
+            if self._wire:
+                self._wire.accept()
         draft.set(self.common)
 
     def _read_change(self, draft: Draft, change: Tensor, samples: int) -> bool:
@@ -96,6 +109,13 @@ class DiLoCoCommunicator(CommunicationModule):
             piece.grad = grad
         outer.step()
 
+    def own_state(self) -> dict[str, Any]:
+        return {"residual": self._wire.residual} if self._wire else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        if self._wire:
+            self._wire.residual = state["residual"]
+
     def state_dict(self) -> dict[str, Any]:
         return {"outer": self.outer.state_dict()}
 
@@ -117,7 +137,7 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
 
     def _modules(self) -> list[CommunicationModule]:
         config = self.config
-        outer = ("outer_optim", "outer_lr", "outer_momentum", "nesterov")
+        outer = ("outer_optim", "outer_lr", "outer_momentum", "nesterov", "wire")
         return [self.Module(interval=config.H, **{name: getattr(config, name) for name in outer})]
 
     @property

@@ -121,6 +121,11 @@ class Schedule:
     def planned_steps(self) -> float:
         return self._total_steps
 
+    @property
+    def end(self) -> int:
+        """Steps at the end of the work, as it is planned now."""
+        return self._since + (round((self._total_steps - self._here) / self._pace) if self._pace else 0)
+
     def set(self, step: int) -> float:
         """Set the rate for optimizer step `step`, counted from 0, and return the first group's."""
         # Not beyond the last step that was planned: work that was lost and is done again would have no rate at all.
