@@ -198,7 +198,8 @@ class CommunicateOptimizeStrategy(Strategy):
         draft, outcomes, due = Draft(self.parameters), [], self._due()
         agreeing = [n for n in due if self.modules[n].agrees][-1:]
         for n in agreeing or due:
-            self.modules[n].is_last = self.steps >= self.schedule.end
+            # Where the round should end, not where this rank is: one that stops makes fewer steps.
+            self.modules[n].is_last = self._due_at >= self.schedule.end
             exchanged = self.modules[n].exchange(draft, self._samples[n], stopping)
             outcomes.append((n, exchanged))
         stop = any(exchanged.stop for _, exchanged in outcomes)
