@@ -82,7 +82,7 @@ class SavedStates:
             self.comm.alive()
             with contextlib.suppress(CheckpointError):
                 saved = self.checkpoints.load(number)
-                agreed, settings = saved["agreed"], saved["settings"]
+                agreed, settings = saved["agreed"], _with_defaults(saved["settings"], self.state.strategy)
                 found.append(Offer(Version(*agreed["version"]), self.state.fingerprint_of(agreed), number))
         check_settings(settings, self.settings, self.checkpoints.folder)
         if not found and (formats := self.checkpoints.other_formats()):
@@ -159,6 +159,14 @@ def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
     model = {"trained parameters": parameters.layout(), "frozen weights": parameters.frozen_digest()}
     settings = {"strategy": type(strategy).__name__, **values, **model, **sampler.fixed_settings()}
     return json.loads(json.dumps(settings, default=str))
+
+
+def _with_defaults(were: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
+    """Where an older version did not have a setting yet, it did what the default does."""
+    if were["strategy"] != type(strategy).__name__:
+        return were
+    known = [f for f in dataclasses.fields(strategy.config) if f.default is not dataclasses.MISSING]
+    return {f.name: _plain(f.default) for f in known} | were
 
 
 def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> None:

@@ -296,8 +296,9 @@ class CommunicateOptimizeStrategy(Strategy):
         self.optimizer.load_state_dict(state["optimizer"])
         self._is_new, self._ramp_left = False, state["ramp_left"]
         self._samples, self._agreed_samples = list(state["samples"]), list(state["samples"])
-        for module, kept in zip(self.modules, state["modules"], strict=True):
-            module.load_own_state(kept)
+        if "modules" in state:  # a checkpoint of an older version has none
+            for module, kept in zip(self.modules, state["modules"], strict=True):
+                module.load_own_state(kept)
         if inside and (part := state["inside"]):
             if part["weights"] is not None:
                 self.parameters.write(part["weights"])

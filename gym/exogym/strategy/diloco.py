@@ -38,10 +38,11 @@ class DiLoCoCommunicator(CommunicationModule):
     wire: str = "float32"
 
     agrees = True
+    Config = DiLoCoConfig
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.config = DiLoCoConfig(
+        self.config = self.Config(
             H=self.interval,
             outer_optim=self.outer_optim,
             outer_lr=self.outer_lr,

@@ -27,6 +27,8 @@ class ServerCommunicator(DiLoCoCommunicator):
     begins anew.
     """
 
+    Config = ParameterServerConfig
+
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
         super().setup(comm, parameters, common, keeps_common=keeps_common)
         self.is_exact = False  # only the server has the outer optimizer's state

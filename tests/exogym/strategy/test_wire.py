@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from exogym import DiLoCoStrategy, FlatParameters, ParameterServerStrategy, SingleComm, digest
 from exogym.config import WIRES
 from exogym.errors import SettingError
+from exogym.strategy.parameter_server import ServerCommunicator
 from exogym.strategy.quantize import BLOCK
 from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _add, _bytes, _round_off
 
@@ -158,3 +159,5 @@ def test_settings_that_cannot_be_are_refused():
         DiLoCoStrategy(wire="int9")
     with pytest.raises(SettingError, match="a parameter server sends float32 only"):
         ParameterServerStrategy(wire="int8")
+    with pytest.raises(SettingError, match="a parameter server sends float32 only"):
+        ServerCommunicator(wire="int8")
