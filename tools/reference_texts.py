@@ -173,7 +173,8 @@ that have the same prompt are joined, and so are their texts. Validation is neve
 
 An encoder that is not trained says the same of a clip in each epoch. What it says is kept as fp16 in `.multimac/cache`,
 2 bytes x width of the model for each 20 ms, and the decoder alone is computed from the second epoch on. A run that
-needs more than `encoder_cache_gb` does not start. With speed perturbation, masks, mixed or pack nothing is kept.""",
+needs more than `encoder_cache_gb` does not start. With speed perturbation, masks or pack nothing is
+kept. With mixed, the same clips are padded to 30 s in every epoch.""",
     "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
 Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to

@@ -90,13 +90,13 @@ class Profile:
     max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0)
     seed: int = setting(42, "order of the clips, initial LoRA weights, dropout, augmentation", low=0)
     audio_context: str = setting(
-        "cropped",
-        "how long clips are made: padded to their duration bucket, or to the full 30 s; mixed: a share of them to "
+        "mixed",
+        "how long clips are made: padded to little more than they last, or to the full 30 s; mixed: a share of them to "
         "30 s; pack: those of a step joined to windows of up to 30 s",
         choices=("cropped", "mixed", "pack", "full"),
     )
     full_share: float = setting(
-        0.1, "with audio_context = mixed: share of the clips that are padded to 30 s", low=0.0, high=1.0
+        0.03, "with audio_context = mixed: share of the clips that are padded to 30 s", low=0.0, high=1.0
     )
 
     device: str = setting("auto", "where to train", choices=("auto", "mps", "cuda", "cpu"))
@@ -124,7 +124,7 @@ class Profile:
     def caches_encoder(self) -> bool:
         """Whether its outputs are kept: not where a clip changes from epoch to epoch."""
         changes = self.speed_perturbation or self.mask_time_prob or self.mask_feature_prob
-        changes = changes or self.audio_context in ("mixed", "pack")
+        changes = changes or self.audio_context == "pack"
         return not self.trains_encoder and self.encoder_cache_gb > 0 and not changes
 
 

@@ -38,14 +38,12 @@ class Augmentation:
     mask_time_length: int = 10
     mask_feature_prob: float = 0.0
     mask_feature_length: int = 10
-    full_share: float = 0.0
     longest_s: float = 0.0
     previous: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def settings(self) -> dict[str, Any]:
         """Of what is on, by name; what is off is not named, as in runs from before there was such a setting."""
-        keys = [*PROFILE_KEYS, "full_share"]
-        return {key: getattr(self, key) for key in keys if getattr(self, key.replace("_length", "_prob"))}
+        return {key: getattr(self, key) for key in PROFILE_KEYS if getattr(self, key.replace("_length", "_prob"))}
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -58,10 +56,6 @@ class Augmentation:
             return 1.0
         speed = self._chance("speed", sample, epoch).choice(self.speeds)
         return 1.0 if speed < 1 and sample.duration_s / speed > self.longest_s else speed
-
-    def is_full(self, name: str, epoch: int) -> bool:
-        """Whether the clip with this id is padded to the model's full length though others are not."""
-        return bool(self.full_share) and Random(f"full {self.seed} {epoch} {name}").random() < self.full_share
 
     def label(self, sample: Sample, epoch: int, encoder: LabelEncoder) -> Label:
         """Raises DataError."""
@@ -100,7 +94,7 @@ class Augmentation:
         return Random(f"{what} {self.seed} {epoch} {sample.id}")
 
 
-_OTHERS = ("seed", "full_share", "longest_s", "previous")
+_OTHERS = ("seed", "longest_s", "previous")
 PROFILE_KEYS = [f.name for f in dataclasses.fields(Augmentation) if f.name not in _OTHERS]
 UNCHANGED = Augmentation()
 
@@ -113,7 +107,6 @@ def augmentation_of(profile: Profile, samples: Sequence[Sample]) -> Augmentation
         seed=profile.seed,
         longest_s=max((sample.duration_s for sample in samples), default=0.0),
         previous={own.id: before.text for before, own in pairwise(samples) if before.language == own.language},
-        full_share=profile.full_share if profile.audio_context == "mixed" else 0.0,
         **{key: getattr(profile, key) for key in PROFILE_KEYS},
     )
 

@@ -43,7 +43,7 @@ from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
-from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes
+from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes, whose_turn
 from whisper_tuner.errors import DataError
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
@@ -112,6 +112,10 @@ class ShardBatches:
         self._features, self._labels, self._encoder_store = features, labels, encoder_store
         self._profile, self._shuffle = profile, shuffle
         self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
+        self._full_share = profile.full_share if profile.audio_context == "mixed" and shuffle else 0.0
+        self._turns = list(range(len(self.samples)))  # in which they have this length
+        random.Random(f"full {profile.seed}").shuffle(self._turns)
+        self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
         self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._most_positions = NO_LIMIT
@@ -166,8 +170,7 @@ class ShardBatches:
         tokens = self._augmentation.longest_label(tokens, self._labels)
         if self._packs:
             return self._full_frames, self._tokens(self._labels.max_tokens)
-        is_full = self._augmentation.full_share > 0
-        return self._full_frames if is_full else self._frames(frames), self._tokens(tokens)
+        return self._full_frames if self._full_share else self._frames(frames), self._tokens(tokens)
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -205,6 +208,7 @@ class ShardBatches:
             "seed": self._profile.seed,
             "shuffle": self._shuffle,
             "shards": list(self._profile.shards),
+            **({"full_share": self._full_share} if self._full_share else {}),
             **self._augmentation.settings(),
         }
 
@@ -216,6 +220,7 @@ class ShardBatches:
         names, weights = (alone, [1.0] * len(alone)) if alone else (members, weights)
         samples = self.samples if left is None else [*compress(self.samples, left)]
         shards = self._assign(samples, names, weights)
+        self._full[epoch] = self._padded_in_full(shards, weights, epoch)
         sizes = equal_sizes if len(set(weights)) == 1 else spread_sizes
         plan = self._steps(shards, sizes(list(map(len, shards)), self._profile.batch_size), epoch)
         # One rank with several shards trains what their hosts would have trained at the same time.
@@ -243,6 +248,18 @@ class ShardBatches:
                     yield ahead.result()
             finally:
                 given_up.set()  # the reader, which is joined now, may be waiting for audio
+
+    def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
+        """Of each shard as many as its weight says, so that no host has more work; in each epoch others. Where what an
+        encoder says is kept, it is always the same ones.
+        """
+        due = self._full_share * sum(map(len, shards)) / sum(weights)
+        found: set[int] = set()
+        for shard, weight in zip(shards, weights, strict=True):
+            order = sorted((self._number[sample.id] for sample in shard), key=self._turns.__getitem__)
+            now = whose_turn(len(order), due * weight, epoch if self._profile.trains_encoder else 0)
+            found |= {order[turn] for turn in now}
+        return found
 
     def _steps(
         self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int
@@ -281,8 +298,11 @@ class ShardBatches:
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
         """That the encoder's outputs of these samples take."""
-        lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in numbers]
-        return self._encoder_store.bytes_of(lengths) if self._encoder_store else 0
+        if self._encoder_store is None:
+            return 0
+        full = set(numbers) & set().union(*self._full.values())
+        lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in {*numbers} - full]
+        return self._encoder_store.bytes_of([*lengths, *[self._full_frames] * len(full)])
 
     def _frames(self, frames: float) -> int:
         """The length that a clip of this many frames is padded to, unless it is a full one among cropped ones."""
@@ -298,12 +318,13 @@ class ShardBatches:
 
     def _cost(self, sample: Sample, epoch: int) -> int:
         """About the mel frames that are computed for it: the same on all ranks, whatever their devices."""
-        is_full = self._profile.audio_context == "full" or self._augmentation.is_full(sample.id, epoch)
+        is_full = self._profile.audio_context == "full" or self._number[sample.id] in self._full[epoch]
         return self._full_frames if is_full else padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""
-        return self._full_frames if self._augmentation.is_full(clip.ids[0], epoch) else self._frames(clip.frames)
+        is_full = self._number[clip.ids[0]] in self._full.get(epoch, ())
+        return self._full_frames if is_full else self._frames(clip.frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         clips, epoch = [clip for sample in samples if (clip := self._clip(sample, given_up))], self._epoch

@@ -28,6 +28,12 @@ def balanced(
     return steps
 
 
+def whose_turn(count: int, each_epoch: float, epoch: int) -> set[int]:
+    """Of so many that take turns, those whose turn it is: each_epoch of them on average, and one in the first epoch."""
+    begin, end = (math.ceil(number * each_epoch) for number in (epoch, epoch + 1))
+    return {turn % count for turn in range(begin, end)} if count else set()
+
+
 def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
     """For each step the places of its clips, one after the other: the last steps may have none."""
     ends = [min(end, count) for end in accumulate(sizes, initial=0)]

@@ -1,8 +1,8 @@
 """What of a clip changes from epoch to epoch, and that nothing else decides about it."""
 
+import dataclasses
 import random
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_what_is_validated_is_never_changed(clips, batches_of):
     assert changed.plan_settings() == plain.plan_settings()
 
 
-def test_by_default_nothing_changes_and_nothing_is_recorded(clips, batches_of, profile_of):
+def test_what_is_off_changes_nothing_and_is_not_recorded(clips, batches_of, profile_of):
     batches = batches_of(clips)
     assert trained(batches, epoch=0) == trained(batches, epoch=5)
     assert UNCHANGED.settings() == augmentation_of(profile_of(), clips).settings() == {}
@@ -106,7 +106,7 @@ def test_no_clip_is_slowed_down_beyond_the_longest():
     augmentation = Augmentation(speed_perturbation=0.1, longest_s=30.0)
     speeds = {augmentation.speed(sample, epoch) for sample in samples for epoch in range(5)}
     assert speeds == {1.0, 1.1}
-    assert 0.9 in {augmentation.speed(replace(samples[0], duration_s=27.0), epoch) for epoch in range(20)}
+    assert 0.9 in {augmentation.speed(dataclasses.replace(samples[0], duration_s=27.0), epoch) for epoch in range(20)}
 
 
 @pytest.mark.parametrize("speed", [0.9, 1.0, 1.1])
@@ -164,7 +164,7 @@ def test_masking_leaves_the_cached_features_alone():
 def test_shares_of_clips_are_trained_with_timestamps_and_a_previous_text(timestamps, share):
     model, processor = timestamps
     encoder = label_encoder(model, processor.tokenizer, language="fr")
-    samples = [replace(sample, text="a") for sample in named(301)]
+    samples = [dataclasses.replace(sample, text="a") for sample in named(301)]
     settings = {"timestamps_share": share, "previous_text_share": share}
     previous = {sample.id: "b" for sample in samples}
     labels = [Augmentation(**settings, previous=previous).label(sample, 1, encoder) for sample in samples]
@@ -187,7 +187,7 @@ def test_timestamps_end_where_the_clip_ends_at_its_speed(timestamps):
 
 def test_what_was_said_before_is_the_row_before_in_the_same_language(profile_of):
     first, second, third, fourth = named(4)
-    rows = [first, second, replace(third, language="ja"), fourth]
+    rows = [first, second, dataclasses.replace(third, language="ja"), fourth]
     assert augmentation_of(profile_of(), rows).previous == {"s1": "text 0"}
 
 

@@ -302,7 +302,7 @@ def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, shared_o
 
 
 def test_hosts_of_different_speed_have_work_in_proportion_in_each_step(tmp_path, shared_out):
-    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=4)
+    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=4, audio_context="cropped")
     plans = planned(batches, hosts=3, weights=[2.0, 1.0, 1.0])
     at_once = zip(*plans, strict=True)
     costs = [(cost(batches, fast) / 2, cost(batches, one), cost(batches, other)) for fast, one, other in at_once]
@@ -323,17 +323,53 @@ def test_hosts_of_different_speed_have_work_in_proportion_in_each_step(tmp_path,
 def test_equal_shares_have_the_plans_that_they_had(tmp_path, shared_out, hosts, batch_size, rest, expected):
     """So that a run with fixed shares can be repeated with a later version."""
     left = None if rest == 83 else [number % 83 < rest for number in range(7, 90)]
-    batches = shared_out(samples_of(83, tmp_path), batch_size=batch_size)
+    batches = shared_out(samples_of(83, tmp_path), batch_size=batch_size, audio_context="cropped")
     plans = [batches.plan(epoch, left, FIVE[:hosts], [2.5] * hosts) for epoch in (0, 3)]
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == expected
+
+
+def full_ones(batches, hosts=1, epoch=0, weights=None, left=None):
+    """For each member, how many of each step's clips are padded to the full length; and the names of all of them."""
+    plans = planned(batches, hosts, epoch, left, weights)
+    full = {batches.samples[number].id for number in batches._full[epoch]}
+    return [[sum(sample.id in full for sample in step) for step in steps] for steps in plans], full
+
+
+@pytest.mark.parametrize("method", ["full", "decoder"])
+@pytest.mark.parametrize(("count", "share"), [(1, 0.03), (7, 0.03), (83, 0.1), (100, 0.03), (101, 0.5), (9, 1.0)])
+def test_all_clips_have_their_turn_at_full_length(tmp_path, shared_out, method, count, share):
+    settings = {"audio_context": "mixed", "full_share": share, "method": method}
+    batches, epochs = shared_out(samples_of(count, tmp_path), **settings), math.ceil(1 / share)
+    full = [full_ones(batches, epoch=epoch)[1] for epoch in range(epochs)]
+    if method == "decoder":  # what its encoder says is kept
+        assert all(names == full[0] for names in full) and len(full[0]) == math.ceil(share * count)
+    else:
+        assert len(full[0]) >= 1 and {len(names) for names in full} <= {int(share * count), math.ceil(share * count)}
+        assert set().union(*full) == {sample.id for sample in batches.samples}
+    assert full_ones(shared_out(samples_of(count, tmp_path), **settings))[1] == full[0]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [4.0, 2.0, 1.0]])
+def test_hosts_have_full_clips_in_proportion_and_at_the_same_time(tmp_path, shared_out, weights):
+    clips = samples_of(420, tmp_path, longest=4.9)
+    batches = shared_out(clips, audio_context="mixed", full_share=0.1, batch_size=4)
+    left = [number % 10 > 0 for number in range(420)]
+    for epoch, there in ((0, None), (1, None), (2, left)):
+        steps, _ = full_ones(batches, 3, epoch, weights, there)
+        due = [0.1 * (378 if there else 420) * weight / sum(weights) for weight in weights]
+        assert all(abs(sum(own) - expected) < 1 for own, expected in zip(steps, due, strict=True))
+        assert max(map(max, steps)) == 1
+        if weights[0] == weights[1]:
+            assert steps[0] == steps[1] == steps[2]
 
 
 def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):
     samples = samples_of(9, tmp_path)
     others = [make_batches(samples[:8]), make_batches(samples, seed=1), make_batches(samples, batch_size=3)]
     others += [make_batches(samples_of(9, tmp_path, seed=1)), make_batches(samples, shuffle=False)]
+    others += [make_batches(samples, full_share=0.1), make_batches(samples, audio_context="cropped")]
     told = {json.dumps(batches.plan_settings()) for batches in [make_batches(samples), *others]}
-    assert len(told) == 6 and json.dumps(make_batches(samples).plan_settings()) in told
+    assert len(told) == 8 and json.dumps(make_batches(samples).plan_settings()) in told
 
 
 # the batches themselves
@@ -341,7 +377,7 @@ def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):
 
 def test_batches_hold_padded_features_labels_and_ids(clips, make_batches, multilingual):
     _, processor = multilingual
-    batches = make_batches(clips, batch_size=6)
+    batches = make_batches(clips, batch_size=6, audio_context="cropped")
     seen = []
     for (batch,) in read(batches):
         size, mels, frames = batch["input_features"].shape

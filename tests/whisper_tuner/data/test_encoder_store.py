@@ -55,7 +55,7 @@ def losses(wrapper, batches, epoch=0):
 
 
 @pytest.mark.parametrize("settings", [{"method": "decoder"}, {"method": "lora", "lora_part": "decoder", "lora_r": 4}])
-@pytest.mark.parametrize("context", ["cropped", "full"])
+@pytest.mark.parametrize("context", ["cropped", "mixed", "full"])
 def test_losses_and_gradients_are_those_of_the_encoder_itself(parts, settings, context):
     plain, gradients = losses(*parts(False, audio_context=context, **settings))
     torch.manual_seed(0)
