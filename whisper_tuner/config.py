@@ -96,7 +96,7 @@ class Profile:
         choices=("cropped", "mixed", "pack", "full"),
     )
     full_share: float = setting(
-        0.03, "with audio_context = mixed: share of the clips that are padded to 30 s", low=0.0, high=1.0
+        0.02, "with audio_context = mixed: share of the clips that are padded to 30 s", low=0.0, high=1.0
     )
 
     device: str = setting("auto", "where to train", choices=("auto", "mps", "cuda", "cpu"))
