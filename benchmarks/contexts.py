@@ -68,12 +68,11 @@ def trained(model: Path, data: Path, context: str, seed: int, folder: Path, epoc
     return {"decoded": measured(run / "final", data, parts)}
 
 
-def report(done: dict[str, dict], data: list[Path], contexts: list[str], seeds: int, about: str) -> list[str]:
+def report(done: dict[str, dict], data: list[Path], about: str) -> list[str]:
     rows = []
     for folder in data:
-        for context in ("before", *contexts):
-            keys = [f"{folder.name} {context} {seed}" for seed in range(1 if context == "before" else seeds)]
-            found = [done[key] for key in keys if key in done]
+        for context in ("before", *CONTEXTS):
+            found = [done[key] for key in sorted(done) if key.rpartition(" ")[0] == f"{folder.name} {context}"]
             if not found:
                 continue
             cells = []
@@ -116,10 +115,10 @@ def main() -> int:
         kept.write_text(json.dumps(done, indent=2))
         print(key, json.dumps(result), flush=True)
     about = (
-        f"{model.name}, all weights, {args.epochs} epochs, batches of 8, learning rate 1e-4, {args.seeds} seed(s). WER "
-        "of validation and test pooled, after Whisper's normaliser, decoded by transformers' generate."
+        f"{model.name}, all weights, {args.epochs} epochs, batches of 8, learning rate 1e-4; one value for each "
+        "seed. WER of validation and test pooled, after Whisper's normaliser, decoded by transformers' generate."
     )
-    lines = report(done, data, contexts, args.seeds, about)
+    lines = report(done, data, about)
     print("\n".join(lines))
     if not args.quick:
         write_section(f"contexts: {model.name}", lines, [result["commit"] for result in done.values()])

@@ -170,9 +170,8 @@ def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.devi
     samples, source = _samples(profile)
     clips = -(-profile.batch_size // profile.accumulation) if profile else 8
     full = full_frames(model.model)
-    context = profile.audio_context if profile else "cropped"
+    context = profile.audio_context if profile else "mixed"
     edges = {"full": (full,), "pack": window_edges(full)}.get(context) or bucket_edges(samples, full)
-    edges = edges if context != "mixed" else tuple(sorted({*edges, full}))
     limit = CPU_POSITIONS if device.type == "cpu" else devices.most_terms(device) or ACCELERATOR_POSITIONS
     if device.type == "cpu":
         edges = tuple(sorted({edges[0], edges[-1]}))
@@ -180,6 +179,8 @@ def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.devi
     rest = len(samples) % clips
     last = rest if 0 < rest < most else max(1, most // 2)
     sequence = [(most, edges[-1]), (last, edges[-1]), *((most, edge) for edge in edges[:-1]), (most, edges[-1])]
+    if context == "mixed" and device.type != "cpu":
+        sequence.append((1, full))
     if most < clips:
         source = f"{source}, {most} of {clips} clips at a time"
     return [_shape(model, count, frames) for count, frames in sequence], source

@@ -88,8 +88,8 @@ def clips(tmp_path_factory) -> list[Sample]:
 
 @pytest.fixture(scope="session")
 def profile_of() -> Callable[..., Profile]:
-    """The profile with these settings, of no model and no clips."""
-    return lambda **settings: Profile(base_model="", train=Path(), **settings)
+    """The profile with these settings, of no model and no clips; of clips that are not padded, unless it says so."""
+    return lambda **settings: Profile(base_model="", train=Path(), **{"audio_context": "cropped", **settings})
 
 
 @pytest.fixture

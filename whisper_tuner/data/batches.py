@@ -108,6 +108,7 @@ class ShardBatches:
             if self._packs
             else bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
         )
+        self._longest = max((frames_of(sample, self._frames_per_s) for sample in self.samples), default=0)
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels, self._encoder_store = features, labels, encoder_store
         self._profile, self._shuffle = profile, shuffle
@@ -126,8 +127,18 @@ class ShardBatches:
         return len(self.samples)
 
     def at_once(self, frames: int, tokens: int) -> int:
-        """The most that are computed together of clips with so many mel frames and label tokens."""
+        """The most that are computed together of clips with so many mel frames and label tokens.
+
+        One that is longer than all others is padded to the full length in its turn, and computed alone.
+        """
+        if self._full_share and frames > self._longest_frames:
+            return 1
         return min(self._most_clips, clips_within(self._most_positions, frames, tokens))
+
+    @property
+    def _longest_frames(self) -> int:
+        """That a clip is padded to, unless it is its turn to be a full one."""
+        return self._frames(self._longest)
 
     @property
     def _most_clips(self) -> int:
@@ -159,8 +170,8 @@ class ShardBatches:
         self._epoch = epoch
 
     def longest(self) -> tuple[int, int]:
-        """(mel frames, label tokens) that a clip can have here."""
-        frames, tokens = max(frames_of(sample, self._frames_per_s) for sample in self.samples), 0
+        """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
+        tokens = 0
         around = len(self._labels.encode(""))
         for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
             if len(text.encode()) + 1 + around <= tokens:
@@ -170,7 +181,9 @@ class ShardBatches:
         tokens = self._augmentation.longest_label(tokens, self._labels)
         if self._packs:
             return self._full_frames, self._tokens(self._labels.max_tokens)
-        return self._full_frames if self._full_share else self._frames(frames), self._tokens(tokens)
+        full, others = (self._full_frames, self._tokens(tokens)), (self._longest_frames, self._tokens(tokens))
+        is_full_most = self._full_share and positions(*full) >= self.at_once(*others) * positions(*others)
+        return full if is_full_most else others
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""

@@ -169,11 +169,13 @@ def profile_memory(
     if shape is None:
         return None
     longest = profile.max_duration_s if longest_s is None else longest_s
-    clip_s = min(30.0, longest) if profile.audio_context == "cropped" else 30.0
+    clip_s = min(30.0, longest) if profile.audio_context in ("cropped", "mixed") else 30.0
     batch = math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
     most = CPU_POSITIONS if device == "cpu" else POSITIONS
     clips = clips or min(batch, max(1, most // max(_lengths(shape, clip_s))))
-    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
+    sizes = [(clips, clip_s), (1, 30.0)] if profile.audio_context == "mixed" else [(clips, clip_s)]
+    about = {"device": device, "more_bytes": more_bytes}
+    return max(training_memory(shape, profile, clips=count, clip_s=each, **about) for count, each in sizes)
 
 
 def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:

@@ -57,7 +57,8 @@ class Work:
     def __init__(self, folder: Path, seconds, *, batch_size: int = 6, dropout: float = 0.0):
         model, processor = load_base(MODEL)
         model.config.apply_spec_augment = dropout > 0
-        profile = Profile(base_model=str(MODEL), train=folder, batch_size=batch_size, dropout=dropout)
+        settings = {"batch_size": batch_size, "dropout": dropout, "audio_context": "cropped"}
+        profile = Profile(base_model=str(MODEL), train=folder, **settings)
         self.model = WhisperModelWrapper(prepare(model, profile), processor, "cpu")
         self.batches = ShardBatches(
             [sample_of(folder, number, duration) for number, duration in enumerate(seconds)],

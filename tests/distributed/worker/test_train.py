@@ -34,11 +34,12 @@ def decoded(monkeypatch) -> list[Path]:
 def test_a_device_that_sums_over_few_terms_is_given_layers_and_batches_that_fit(tmp_path, monkeypatch, most, kind):
     """The bundled model writes 809 tokens, and hears 4 s: 200 positions a clip."""
     monkeypatch.setattr("exogym.device.most_terms", lambda device: most)
-    spec = spec_of(tmp_path)
-    work = load_whisper(spec, lambda event: None, ())
+    work = load_whisper(spec_of(tmp_path, audio_context="cropped"), lambda event: None, ())
     assert type(work.model.model.proj_out) is kind
     batches = work.train.samples
     assert batches.at_once(*batches.longest()) == (2 if most else 7)  # 1,500 positions at once on a CPU
+    mixed = load_whisper(spec_of(tmp_path), lambda event: None, ()).train.samples
+    assert mixed.longest()[0] == 3000 and mixed.at_once(*mixed.longest()) == 1
 
 
 def test_a_worker_computes_its_log_mels_while_it_loads(tmp_path, decoded):

@@ -153,10 +153,15 @@ def profile(tmp_path, rows: int = 11, **settings) -> Profile:
 
 
 def test_the_shapes_are_those_of_the_profile(whisper, tmp_path):
-    """Eleven clips of 2 to 4 s in batches of four: buckets of 250, 350 and 450 frames, and a last batch of three."""
-    shapes, source = profile_shapes(whisper, profile(tmp_path, batch_size=8, accumulation=2), torch.device("mps"))
-    assert [(shape.clips, shape.frames) for shape in shapes] == [(4, 450), (3, 450), (4, 250), (4, 350), (4, 450)]
-    assert source == "the profile"
+    """Eleven clips of 2 to 4 s in batches of four: buckets of 250, 350 and 450 frames, and a last batch of three; by
+    default one of them is padded to 30 s now and then.
+    """
+    cropped = [(4, 450), (3, 450), (4, 250), (4, 350), (4, 450)]
+    for context, expected in (("cropped", cropped), ("mixed", [*cropped, (1, 3000)])):
+        settings = {"batch_size": 8, "accumulation": 2, "audio_context": context}
+        shapes, source = profile_shapes(whisper, profile(tmp_path, **settings), torch.device("mps"))
+        assert [(shape.clips, shape.frames) for shape in shapes] == expected
+        assert source == "the profile"
 
 
 @pytest.mark.parametrize(("device", "most"), [("mps", 16), ("cuda", 24)])

@@ -302,7 +302,7 @@ def test_all_hosts_have_work_to_the_end_whatever_their_shares(tmp_path, shared_o
 
 
 def test_hosts_of_different_speed_have_work_in_proportion_in_each_step(tmp_path, shared_out):
-    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=4, audio_context="cropped")
+    batches = shared_out(samples_of(400, tmp_path, longest=4.9), batch_size=4)
     plans = planned(batches, hosts=3, weights=[2.0, 1.0, 1.0])
     at_once = zip(*plans, strict=True)
     costs = [(cost(batches, fast) / 2, cost(batches, one), cost(batches, other)) for fast, one, other in at_once]
@@ -323,7 +323,7 @@ def test_hosts_of_different_speed_have_work_in_proportion_in_each_step(tmp_path,
 def test_equal_shares_have_the_plans_that_they_had(tmp_path, shared_out, hosts, batch_size, rest, expected):
     """So that a run with fixed shares can be repeated with a later version."""
     left = None if rest == 83 else [number % 83 < rest for number in range(7, 90)]
-    batches = shared_out(samples_of(83, tmp_path), batch_size=batch_size, audio_context="cropped")
+    batches = shared_out(samples_of(83, tmp_path), batch_size=batch_size)
     plans = [batches.plan(epoch, left, FIVE[:hosts], [2.5] * hosts) for epoch in (0, 3)]
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == expected
 
@@ -349,6 +349,24 @@ def test_all_clips_have_their_turn_at_full_length(tmp_path, shared_out, method, 
     assert full_ones(shared_out(samples_of(count, tmp_path), **settings))[1] == full[0]
 
 
+def test_a_clip_at_full_length_is_computed_alone_and_counts_for_memory(clips, make_batches):
+    """Where a batch of the others takes more, that is what is measured."""
+    mixed = {"audio_context": "mixed", "full_share": 0.2}
+    batches = make_batches(clips, batch_size=20, **mixed)
+    batches.suit(10**9, few_shapes=True)
+    full, longest = batches._full_frames, batches.edges[-1]
+    assert batches.at_once(full, 8) == 1 and batches.at_once(longest, 8) == 20
+    parts = [part for step in read(batches) for part in step]
+    assert sorted(len(part["ids"]) for part in parts) == [1, 1, 1, 1, 16]
+    sizes = [(len(part["ids"]), part["input_features"].shape[2]) for part in parts]
+    assert max(count * frames for count, frames in sizes) <= max(full, 20 * longest)
+    assert batches.longest()[0] == longest < full
+    batches.limit_positions(longest // 2)
+    assert batches.longest()[0] == full
+    few = make_batches(clips, batch_size=1, **mixed)
+    assert few.longest()[0] == full
+
+
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [4.0, 2.0, 1.0]])
 def test_hosts_have_full_clips_in_proportion_and_at_the_same_time(tmp_path, shared_out, weights):
     clips = samples_of(420, tmp_path, longest=4.9)
@@ -367,7 +385,7 @@ def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):
     samples = samples_of(9, tmp_path)
     others = [make_batches(samples[:8]), make_batches(samples, seed=1), make_batches(samples, batch_size=3)]
     others += [make_batches(samples_of(9, tmp_path, seed=1)), make_batches(samples, shuffle=False)]
-    others += [make_batches(samples, full_share=0.1), make_batches(samples, audio_context="cropped")]
+    others += [make_batches(samples, audio_context="mixed", full_share=share) for share in (0.1, 0.2)]
     told = {json.dumps(batches.plan_settings()) for batches in [make_batches(samples), *others]}
     assert len(told) == 8 and json.dumps(make_batches(samples).plan_settings()) in told
 
@@ -377,7 +395,7 @@ def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):
 
 def test_batches_hold_padded_features_labels_and_ids(clips, make_batches, multilingual):
     _, processor = multilingual
-    batches = make_batches(clips, batch_size=6, audio_context="cropped")
+    batches = make_batches(clips, batch_size=6)
     seen = []
     for (batch,) in read(batches):
         size, mels, frames = batch["input_features"].shape
@@ -405,8 +423,7 @@ def test_full_context_equals_the_feature_extractor(clips, make_batches, multilin
 def test_other_contexts_train_every_clip_once(clips, make_batches, context):
     batches = make_batches(clips, batch_size=8, audio_context=context, full_share=0.3)
     batches.suit(0, few_shapes=False)
-    frames, tokens = batches.longest()
-    full = {}
+    (_, tokens), frames, full = batches.longest(), batches._full_frames, {}
     for epoch in range(3):
         batches.begin_epoch(epoch)
         parts = [part for step in read(batches, epoch) for part in step]
