@@ -81,7 +81,7 @@ class Profile:
 
     epochs: int = setting(5, "passes over the training clips", low=1)
     max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0)
-    batch_size: int = setting(8, "clips per host and optimizer step", low=1)
+    batch_size: int = setting(8, "clips per optimizer step, of all hosts together", low=1)
     accumulation: int = setting(1, "micro-batches that one batch is cut into, to save memory", low=1)
     learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0)
     schedule: str = setting("cosine", "learning rate after warm-up", choices=("constant", "linear", "cosine"))

@@ -19,6 +19,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import model_folder
 from whisper_tuner.model.check import check_model
@@ -66,7 +67,8 @@ def prepare_run(
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
     shards = _shards(manifests, profile.shards or labels)
-    steps_per_epoch = max(math.ceil(len(shard) / profile.batch_size) for shard in shards["train"])
+    clips = len(manifests["train"].samples)
+    steps_per_epoch = steps_in_epoch(clips, len(shards["train"]), profile.batch_size)
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
     spec = _common_spec(job, profile, labels, total_steps, run_dir)

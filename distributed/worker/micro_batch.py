@@ -29,6 +29,7 @@ WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
+NO_FULL_CLIP = "no clip is padded to 30 s (audio_context = mixed): one takes more than this worker's share of memory"
 _OR = "a smaller max_duration_s, fewer workers on that machine, or a smaller model; close other programs there."
 REMEDY = f"Train with method = lora, {_OR}"
 RAN_OUT_REMEDY = f"Train with method = lora, gradient_checkpointing = true, {_OR}"  # which may still be off
@@ -162,11 +163,15 @@ def fit_into_memory(
     model.to(share.device)
     _suit(share.device, train, validation)
     began = time.perf_counter()
-    longest = train.longest()
-    trial = Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
+    on = {"model": model, "batches": train, "share": share, "precision": precision}
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
     later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
+    if (full := train.full_clip()) and Trial(longest=full, **on).clips_in(share.bytes - later, 0)[0] < 1:
+        train.crop_all()
+        events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
+    longest = train.longest()
+    trial = Trial(longest=longest, **on)
+    clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
     kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
     at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0

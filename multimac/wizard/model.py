@@ -47,7 +47,7 @@ SHORT_S = 10.0  # of speech: nobody has told yet how long the clips are
 SETTINGS = {
     "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
-    "batch_size": "Clips per machine and step (fewer need less memory, more are faster):",
+    "batch_size": "Clips per step of all machines together (more are faster):",
 }
 
 

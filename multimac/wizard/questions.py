@@ -32,7 +32,7 @@ KEYS = {
     "method": "full, lora or decoder",
     "epochs": "passes over the training clips",
     "learning_rate": "peak learning rate",
-    "batch_size": "clips per host and step",
+    "batch_size": "clips per step, of all hosts together",
     "where": "alone (this machine), hosts (those of distributed_hosts.json), or new (others, or there is no such file)",
     "workers": "addresses of the other machines, with commas between them",
     "ssh_user": "user name on the other machines; empty: ssh decides",

@@ -65,11 +65,13 @@ def measure(
 
     Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
     """
-    clips = _chosen(samples, job.profile.batch_size * STEPS)
+    each = math.ceil(job.profile.batch_size / len(hosts.all))  # of a step's clips, as in the run
+    clips = _chosen(samples, each * STEPS)
     folder = scratch / "probe"
     folder.mkdir(exist_ok=True)
     write_manifest(folder / "clips.csv", clips)
-    alone = replaced(job, train=folder / "clips.csv", validation=None, test=None, epochs=STEPS, max_steps=STEPS)
+    settings = {"validation": None, "test": None, "batch_size": each, "epochs": STEPS, "max_steps": STEPS}
+    alone = replaced(job, train=folder / "clips.csv", **settings)
     spec = prepare_run(alone, folder, local_ranks=1).launch.ranks[0].spec
     spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"))
     specs, items = [spec], {}
@@ -133,7 +135,8 @@ def exchange_s(work: Work, bytes_s: float | None) -> float:
 def speed_up(speeds: Sequence[Speed], work: Work, bytes_s: float | None, steps_a_round: int) -> float | None:
     """How many times as fast as the first machine (the master) alone; None if a machine was not measured.
 
-    Every host gets an equal share of the clips, so all wait for the slowest one.
+    Every host gets an equal share of the clips, so all wait for the slowest one. What a step takes beside its clips is
+    left out: alone, the master makes as many steps, of more clips.
     """
     if not speeds or any(speed.clips_s is None for speed in speeds):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from distributed.hosts.each import on_each
 from distributed.ssh.connection import Remote
 from multimac.view.transfers import transfers
 from whisper_tuner.config import Profile
+from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import TunerError
 from whisper_tuner.model.memory import trained_parameters
 from whisper_tuner.text import size
@@ -69,8 +69,8 @@ def _work(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Work:
     measured = max((speed.trainable for speed in speeds), default=0)
     profile = Profile(base_model=draft.model.base_model, train=Path(), method=draft.method)
     trained = measured or (trained_parameters(shape, profile) if shape else 0)
-    share = math.ceil(len(draft.data.samples["train"]) / hosts)
-    steps = math.ceil(share / int(draft.settings["batch_size"])) * int(draft.settings["epochs"])
+    clips, batch_size = len(draft.data.samples["train"]), int(draft.settings["batch_size"])
+    steps = steps_in_epoch(clips, hosts, batch_size) * int(draft.settings["epochs"])
     return Work(payload=4 * trained, steps=steps, hosts=hosts)
 
 

@@ -43,7 +43,7 @@ from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
-from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes, whose_turn
+from whisper_tuner.data.steps import balanced, in_order, spread_sizes, whose_turn
 from whisper_tuner.errors import DataError
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
@@ -69,7 +69,7 @@ With `lengths`, a Lengths, clips stand one after the other: features [80|128, fr
 decoder inputs and labels [L].
 """
 
-VERSION = 2  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
+VERSION = 3  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
@@ -78,8 +78,8 @@ class ShardBatches:
     Every rank has the same list of samples, so all agree on who trains which when, without asking each other; audio is
     opened when its turn comes. Each step of a shard has clips of all lengths, which add up alike (see `balanced`): so
     steps take equally long, and no rank waits for another. It is computed in micro-batches: of like length, padded, or
-    without padding. With unequal weights the size of a shard's batches varies (see spread_sizes), and may be 0 in some
-    steps.
+    without padding. A step has `batch_size` clips of all shards together, so that a run has as many steps on one host
+    as on several. What a shard has of them varies (see spread_sizes), and may be nothing in some steps.
 
     shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
     missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
@@ -114,6 +114,7 @@ class ShardBatches:
         self._profile, self._shuffle = profile, shuffle
         self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
         self._full_share = profile.full_share if profile.audio_context == "mixed" and shuffle else 0.0
+        self._pads_some = self._full_share > 0
         self._turns = list(range(len(self.samples)))  # in which they have this length
         random.Random(f"full {profile.seed}").shuffle(self._turns)
         self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
@@ -131,7 +132,7 @@ class ShardBatches:
 
         One that is longer than all others is padded to the full length in its turn, and computed alone.
         """
-        if self._full_share and frames > self._longest_frames:
+        if self._pads_some and frames > self._longest_frames:
             return 1
         return min(self._most_clips, clips_within(self._most_positions, frames, tokens))
 
@@ -142,7 +143,7 @@ class ShardBatches:
 
     @property
     def _most_clips(self) -> int:
-        return math.ceil(self._profile.batch_size * max(1, len(self._profile.shards)) / self._profile.accumulation)
+        return math.ceil(self._profile.batch_size / self._profile.accumulation)
 
     def limit_positions(self, most: int) -> None:
         """Cut what a step computes into micro-batches of at most so many positions; its clips stay the same."""
@@ -171,19 +172,28 @@ class ShardBatches:
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
-        tokens = 0
-        around = len(self._labels.encode(""))
+        if self._packs:
+            return self._full_frames, self._tokens(self._labels.max_tokens)
+        others, full = (self._longest_frames, self._longest_label()), self.full_clip()
+        is_full_most = full and positions(*full) >= self.at_once(*others) * positions(*others)
+        return full if is_full_most else others
+
+    def full_clip(self) -> tuple[int, int] | None:
+        """(mel frames, label tokens) of one that is padded to the full length in its turn; None if none is."""
+        return (self._full_frames, self._longest_label()) if self._pads_some else None
+
+    def crop_all(self) -> None:
+        """Pad none to the full length, as where memory is too small for it. Plans stay as they are."""
+        self._pads_some = False
+
+    def _longest_label(self) -> int:
+        tokens, around = 0, len(self._labels.encode(""))
         for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
             if len(text.encode()) + 1 + around <= tokens:
                 break  # Whisper's tokens are byte-level: never more of them than bytes
             with contextlib.suppress(DataError):  # it is left out when its turn comes
                 tokens = max(tokens, len(self._labels.encode(text)))
-        tokens = self._augmentation.longest_label(tokens, self._labels)
-        if self._packs:
-            return self._full_frames, self._tokens(self._labels.max_tokens)
-        full, others = (self._full_frames, self._tokens(tokens)), (self._longest_frames, self._tokens(tokens))
-        is_full_most = self._full_share and positions(*full) >= self.at_once(*others) * positions(*others)
-        return full if is_full_most else others
+        return self._tokens(self._augmentation.longest_label(tokens, self._labels))
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -234,8 +244,8 @@ class ShardBatches:
         samples = self.samples if left is None else [*compress(self.samples, left)]
         shards = self._assign(samples, names, weights)
         self._full[epoch] = self._padded_in_full(shards, weights, epoch)
-        sizes = equal_sizes if len(set(weights)) == 1 else spread_sizes
-        plan = self._steps(shards, sizes(list(map(len, shards)), self._profile.batch_size), epoch)
+        batch_size = self._profile.batch_size * (1 if self._shuffle else len(shards))  # validation takes no steps
+        plan = self._steps(shards, spread_sizes([*map(len, shards)], batch_size), epoch)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
@@ -313,7 +323,7 @@ class ShardBatches:
         """That the encoder's outputs of these samples take."""
         if self._encoder_store is None:
             return 0
-        full = set(numbers) & set().union(*self._full.values())
+        full = set(numbers) & set().union(*self._full.values()) if self._pads_some else set()
         lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in {*numbers} - full]
         return self._encoder_store.bytes_of([*lengths, *[self._full_frames] * len(full)])
 
@@ -336,7 +346,7 @@ class ShardBatches:
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""
-        is_full = self._number[clip.ids[0]] in self._full.get(epoch, ())
+        is_full = self._pads_some and self._number[clip.ids[0]] in self._full.get(epoch, ())
         return self._full_frames if is_full else self._frames(clip.frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:

@@ -40,19 +40,19 @@ def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
     return [list(range(start, end)) for start, end in pairwise(ends)]
 
 
-def equal_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
-    """For each shard the size of the batch in each step: a smaller shard may have fewer clips than that."""
-    return [[batch_size] * max(math.ceil(count / batch_size) for count in counts)] * len(counts)
+def steps_in_epoch(clips: int, hosts: int, batch_size: int) -> int:
+    """batch_size: of all hosts together. Where there are more hosts than that, each has a clip in a step."""
+    return math.ceil(clips / max(batch_size, hosts))
 
 
 def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
-    """The same for shards that are to end together: batch_size is the mean of all, and a shard's own differ by one.
+    """For each shard the size of its part of the batch in each step; all end together, and a shard's own differ by one.
 
     All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
     less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
     2 * steps / clips steps on end, and in the last one.
     """
-    steps = math.ceil(sum(counts) / (batch_size * len(counts)))
+    steps = steps_in_epoch(sum(counts), len(counts), batch_size)
     turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
     sizes = []
     for count in counts:

@@ -162,6 +162,7 @@ def profile_memory(
 ) -> int | None:
     """The most bytes that training a profile takes in each worker; None if the model's dimensions are not known here.
 
+    Without clips that are padded to 30 s in their turn: where one does not fit, a worker leaves that out.
     longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the worker does.
     more_bytes: see training_memory.
     """
@@ -170,12 +171,10 @@ def profile_memory(
         return None
     longest = profile.max_duration_s if longest_s is None else longest_s
     clip_s = min(30.0, longest) if profile.audio_context in ("cropped", "mixed") else 30.0
-    batch = math.ceil(profile.batch_size * max(1, len(profile.shards)) / profile.accumulation)
+    batch = math.ceil(profile.batch_size / profile.accumulation)
     most = CPU_POSITIONS if device == "cpu" else POSITIONS
     clips = clips or min(batch, max(1, most // max(_lengths(shape, clip_s))))
-    sizes = [(clips, clip_s), (1, 30.0)] if profile.audio_context == "mixed" else [(clips, clip_s)]
-    about = {"device": device, "more_bytes": more_bytes}
-    return max(training_memory(shape, profile, clips=count, clip_s=each, **about) for count, each in sizes)
+    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
 
 
 def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:

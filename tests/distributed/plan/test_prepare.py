@@ -24,10 +24,10 @@ def audio_of(items) -> set[Path]:
 
 def test_every_rank_is_told_the_run_that_the_profile_asks_for(job, run_dir, prepared):
     master, twin = (rank.spec for rank in prepared.launch.ranks)
-    assert (prepared.steps_per_epoch, prepared.total_steps) == (3, 9)
+    assert (prepared.steps_per_epoch, prepared.total_steps) == (6, 18)
     assert (master.rank, twin.rank, master.hosts) == (0, 1, ("127.0.0.1", "twin"))
     assert isinstance(master.strategy_settings, DiLoCoConfig)
-    assert (master.strategy_settings.H, master.strategy_settings.warmup_steps) == (2, 1)
+    assert (master.strategy_settings.H, master.strategy_settings.warmup_steps) == (2, 2)
     assert dataclasses.replace(master.profile, train=twin.profile.train) != master.profile
     for spec in (master, twin):
         assert (spec.profile.epochs, spec.profile.batch_size, spec.profile.checkpoint_interval) == (3, 2, 13)

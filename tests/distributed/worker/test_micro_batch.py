@@ -54,10 +54,12 @@ SPEC = RunSpec(run_id="a-run-of-the-tests", run_dir=".", cache_dir=".")
 class Work:
     """A fresh model with its clips, `seconds` long, all in one batch of an epoch."""
 
-    def __init__(self, folder: Path, seconds, *, batch_size: int = 6, dropout: float = 0.0):
+    def __init__(
+        self, folder: Path, seconds, *, audio_context: str = "cropped", batch_size: int = 6, dropout: float = 0.0
+    ):
         model, processor = load_base(MODEL)
         model.config.apply_spec_augment = dropout > 0
-        settings = {"batch_size": batch_size, "dropout": dropout, "audio_context": "cropped"}
+        settings = {"batch_size": batch_size, "dropout": dropout, "audio_context": audio_context}
         profile = Profile(base_model=str(MODEL), train=folder, **settings)
         self.model = WhisperModelWrapper(prepare(model, profile), processor, "cpu")
         self.batches = ShardBatches(
@@ -255,6 +257,18 @@ def test_a_batch_of_one_clip_is_not_cut(work):
     warning, event = own.fit(replace(shares(own, 0.1), most=PLENTY.most))
     assert "gradient_checkpointing" in warning["what"] and "at a time" not in warning["what"]
     assert event["type"] == "memory" and event["clips"] == event["at_once"] == 1
+
+
+def test_where_a_clip_of_30_s_does_not_fit_none_is_padded_to_that(work):
+    cropped, own, roomy = work(*[2.0] * 6), *(work(*[2.0] * 6, audio_context="mixed") for _ in range(2))
+    warning, *_, event = own.fit(shares(cropped, 2))
+    assert warning["what"].startswith("no clip is padded to 30 s (audio_context = mixed)")
+    assert event["clip_s"] < 3 and own.batches.full_clip() is None
+    [event] = roomy.fit(PLENTY)
+    assert event["clip_s"] == 30.0 and roomy.batches.full_clip()
+    for each, longest in ((own, 220), (roomy, 3000)):
+        [[numbers]] = each.batches.plan(0, None, ["a"], [1.0])
+        assert max(max(part["lengths"].frames) for part in each.parts(numbers)) == longest
 
 
 def test_not_one_clip_fits(work):

@@ -30,7 +30,7 @@ QUESTIONS = (
     "Which weights",
     "Epochs",
     "Learning rate",
-    "Clips per machine",
+    "Clips per step",
     "Where do you want to train",
     "Name for this profile",
     "Ready?",

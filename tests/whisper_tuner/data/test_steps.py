@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisper_tuner.data.steps import balanced, equal_sizes, in_order, spread_sizes
+from whisper_tuner.data.steps import balanced, in_order, spread_sizes, steps_in_epoch
 
 
 def plan(costs, sizes, seed=0):
@@ -22,11 +22,14 @@ def totals(costs, steps):
     st.lists(st.sampled_from([100, 250, 700, 1500, 3000]), max_size=60),
     st.integers(1, 9),
     st.integers(0, 3),
-    st.booleans(),
 )
-def test_each_clip_is_in_one_step_and_no_step_is_too_large(costs, batch_size, more, is_spread):
+def test_each_clip_is_in_one_step_and_no_step_is_too_large(costs, batch_size, more):
     counts = [len(costs), *[len(costs) // 2] * more]
-    sizes = (spread_sizes if is_spread else equal_sizes)(counts, batch_size)[0]
+    all_sizes = spread_sizes(counts, batch_size)
+    assert {len(sizes) for sizes in all_sizes} == {steps_in_epoch(sum(counts), len(counts), batch_size)}
+    most = max(batch_size, len(counts))
+    assert all(sum(at_once) <= most + len(counts) for at_once in zip(*all_sizes, strict=True))
+    sizes = all_sizes[0]
     for steps in (plan(costs, sizes), in_order(len(costs), sizes)):
         assert sorted(place for step in steps for place in step) == [*range(len(costs))]
         assert all(len(step) <= size for step, size in zip(steps, sizes, strict=True))
@@ -39,7 +42,7 @@ def test_the_slowest_step_takes_at_most_twice_the_median(batch_size, count, mean
     """Most clips are short, a few as long as can be; a step of few clips cannot be shorter than the longest of them."""
     chance = random.Random(count)
     costs = [min(3000, 50 * (1 + int(chance.expovariate(2 / mean_s)))) for _ in range(count)]
-    [sizes] = equal_sizes([count], batch_size)
+    [sizes] = spread_sizes([count], batch_size)
     taken = totals(costs, plan(costs, sizes))
     assert max(taken) <= max(2 * statistics.median(taken), max(costs) + batch_size * min(costs))
     if batch_size >= 8 and count >= 400:

@@ -191,13 +191,11 @@ def test_memory_of_a_profile(tmp_path):
     shape = shape_of(str(MODEL))
     assert profile_memory(profile) == training_memory(shape, profile, clips=1)  # a CPU computes 30 s at once
     assert profile_memory(profile, device="cuda") == training_memory(shape, profile, clips=2)
-    cropped = dataclasses.replace(profile, audio_context="cropped")
-    assert profile_memory(cropped, longest_s=4.0) == training_memory(shape, cropped, clips=2, clip_s=4.0)
-    alone = training_memory(shape, profile, clips=1)  # now and then a clip is padded to 30 s
-    assert profile_memory(profile, longest_s=4.0) == alone > profile_memory(cropped, longest_s=4.0)
-    assert profile_memory(profile, longest_s=20.0, device="cuda") > alone
+    assert profile_memory(profile, longest_s=4.0) == training_memory(shape, profile, clips=2, clip_s=4.0)
+    full = dataclasses.replace(profile, audio_context="full")
+    assert profile_memory(full, longest_s=4.0) == training_memory(shape, profile, clips=1)
     assert profile_memory(profile, clips=1) == training_memory(shape_of(str(MODEL)), profile, clips=1)
-    assert profile_memory(cropped, longest_s=4.0) < profile_memory(cropped)
+    assert profile_memory(profile, longest_s=4.0) < profile_memory(profile)
     assert profile_memory(Profile(base_model="someone/else", train=tmp_path / "x.csv")) is None
 
 
