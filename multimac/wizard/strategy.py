@@ -25,7 +25,7 @@ from .speed import HOME_NETWORK, Speed, Work, exchange_s, measure, speed_up, sug
 
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",
-    "allreduce": "AllReduce: agree at every step; the same as one big batch, but much traffic",
+    "allreduce": "AllReduce: agree at every step; the same as on one machine, but much traffic",
 }
 
 
