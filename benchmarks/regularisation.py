@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, float]] = {
     "previous": {"previous_text_share": 0.5},
 }
 OPTIONS["all"] = {key: value for settings in OPTIONS.values() for key, value in settings.items()}
-HEAD = ("option", "settings", "WER of each seed", "mean", "against none", "loss, training and validation", "s per run")
+HEAD = ("option", "settings", "WER of each seed", "mean", "against none", "loss, training and validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,6 @@ class Bench:
         against = f"{mean - statistics.mean(run.wer for run in plain):+.1f}" if plain and option != NONE else ""
         settings = ", ".join(f"{key} = {value}" for key, value in OPTIONS[option].items()) if option != "all" else ""
         figures = [", ".join(_figure(run.train_loss) + " " + _figure(run.validation_loss) for run in runs)]
-        seconds = statistics.mean(run.seconds for run in runs)
         return [
             option,
             settings,
@@ -171,7 +170,6 @@ class Bench:
             f"{mean:.1f}",
             against,
             *figures,
-            f"{seconds:.0f}",
         ]
 
 
