@@ -72,6 +72,7 @@ EXAMPLES = {
     "outer_momentum": "0.9",
     "nesterov": "true",
     "wire": "int8",
+    "overlap_steps": "10",
     "island_size": "2",
     "p_sparta": "0.01",
     "sparta_interval": "5",

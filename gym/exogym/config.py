@@ -182,11 +182,15 @@ class DiLoCoConfig(StrategyConfig):
     )
     nesterov: bool | None = setting(None, bool, "Nesterov momentum in the outer sgd (true where there is momentum)")
     wire: str = setting("float32", str, "how changes travel: float32, bf16, int8 or int4 (parameter_server: float32)")
+    overlap_steps: int = setting(
+        0, int, "inner steps that are made while a round's exchange travels (0: ranks wait for it); diloco only"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("H", self.H, 1)
         one_of("wire", self.wire, WIRES)
+        self._check_overlap()
         momentum = {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
         check_optim("outer_optim", self.outer_optim, outer_lr=self.outer_lr, **momentum)
         if self.outer_optim in ("adam", "adamw"):
@@ -195,6 +199,15 @@ class DiLoCoConfig(StrategyConfig):
             refuse("outer_optim = " + self.outer_optim, **momentum)
         if isinstance(self.outer_optim, str):
             self.outer_spec()
+
+    def _check_overlap(self) -> None:
+        at_least("overlap_steps", self.overlap_steps, 0)
+        if self.overlap_steps >= self.H:
+            what = f"overlap_steps = {self.overlap_steps} must be below the steps of a round, which are {self.H}"
+            raise SettingError(f"{what}: make it smaller, or the round longer")
+        if self.overlap_steps and not isinstance(self.outer_optim, (str, OptimSpec)):
+            what = f"overlap_steps = {self.overlap_steps} needs an outer_optim that is given by name or as an OptimSpec"
+            raise SettingError(f"{what}: with others ranks compare their weights after each round, and wait for that")
 
     @property
     def steps_in_round(self) -> int:
@@ -218,6 +231,7 @@ class ParameterServerConfig(DiLoCoConfig):
         super().__post_init__()
         if self.wire != "float32":
             raise SettingError(f"wire = {self.wire}: a parameter server sends float32 only. Remove it, or take diloco")
+        refuse_overlap("a parameter server", self.overlap_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +279,19 @@ class SPARTAConfig(StrategyConfig):
 class SPARTADiLoCoConfig(SPARTAConfig, DiLoCoConfig):
     """SPARTA inside the rounds of DiLoCo."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_overlap("sparta_diloco", self.overlap_steps)
+
     @property
     def steps_in_round(self) -> int:
         return min(self.sparta_interval, self.H)
+
+
+def refuse_overlap(who: str, steps: int) -> None:
+    if steps:
+        what = f"overlap_steps = {steps}: with {who} ranks wait for the end of each exchange"
+        raise SettingError(f"{what}. Remove it, or take diloco")
 
 
 def check_sparse(rate: float, method: str, bits: int | None, name: str) -> None:

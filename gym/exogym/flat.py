@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,10 @@ class FlatParameters:
     def write(self, flat: Tensor) -> None:
         """`flat` -> parameters and buffers, in their own dtype and on their own device."""
         _scatter(flat, self._tensors())
+
+    def add(self, flat: Tensor) -> None:
+        """Add `flat` to parameters and buffers, on their own device."""
+        _scatter(flat, self._tensors(), torch.Tensor.add_)
 
     @torch.no_grad()
     def read_at(self, indices: Tensor) -> Tensor:
@@ -187,13 +191,15 @@ def _gather(tensors: Iterable[Tensor], out: Tensor) -> None:
 
 
 @torch.no_grad()
-def _scatter(flat: Tensor, tensors: Iterable[Tensor]) -> None:
+def _scatter(
+    flat: Tensor, tensors: Iterable[Tensor], put: Callable[[Tensor, Tensor], Tensor] = torch.Tensor.copy_
+) -> None:
     at = 0
     for group in _groups(tensors):
         sizes = [piece.numel() for piece in group]
         staged = flat[at : at + sum(sizes)].to(group[0].device)
         for piece, values in zip(group, staged.split(sizes), strict=True):
-            piece.copy_(values.view(piece.shape))
+            put(piece, values.view(piece.shape))
         at += sum(sizes)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from torch import nn
 
@@ -16,6 +15,7 @@ from exogym.correlation import mean_correlation
 from exogym.elastic_sampler import sampler_of
 from exogym.errors import ExogymError, Rejoined
 from exogym.flat import digest
+from exogym.hidden_rounds import HiddenRounds, Spent
 from exogym.logger import Events, NullLogger
 from exogym.mean import Mean
 from exogym.membership.messages import CORRELATION, END, ROUND
@@ -50,13 +50,6 @@ class TrainResult:
     bytes_sent: int
     seconds: float
     seconds_communicating: float
-
-
-class Spent(NamedTuple):
-    """On communication, up to a moment."""
-
-    bytes: int
-    seconds: float
 
 
 class TrainNode:
@@ -101,6 +94,7 @@ class TrainNode:
         self._forward = Forward(model, self.device, settings.precision)
         self._guard = NonFiniteGuard(self.progress)
         self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
+        self._hidden = HiddenRounds(self.state, comm, settings, validates=self._validation.has_data)
         self._was_given_state = False  # that of the others, after they had agreed on some
         self._was_resharded = False
         self._correlation: float | None = None  # of the last round
@@ -184,7 +178,7 @@ class TrainNode:
             self.saved.save()  # whoever gave it may be gone when this rank has to go on from it
         self._was_given_state, stopped = False, False
         if self.state.is_mid_round:
-            stopped = self.strategy.is_round_due and self._end_open_round()
+            stopped = self.strategy.is_round_due and self._end_open_round(may_hide=True)
         else:
             self._at_agreed_point()
         while not stopped:
@@ -214,7 +208,8 @@ class TrainNode:
         while self.state.work_is_left:
             self._was_resharded = False
             for batches in self._epoch():
-                self.comm.check_for_call()
+                if not self._hidden.is_under_way:  # no other group may form while collectives run in this one
+                    self.comm.check_for_call()
                 result = self._one_step(batches)
                 if result.agreed:
                     self._after_agreement(result)
@@ -247,12 +242,9 @@ class TrainNode:
         state.trained.setdefault(before.epoch, []).extend(work.ids)
         state.samples += work.samples
         state.loss.add(work.loss.total, work.loss.weight)
-        stopping = bool(self.should_stop())
+        stopping = self._hidden.may_stop(bool(self.should_stop()))
         result = self.strategy.local_step(work.loss.weight, work.samples if work.loss.weight else 0)
-        if stopping or self.strategy.is_round_due:
-            result = self._end_round(after, result, stopping, spent)
-        else:
-            state.now = after
+        result = self._end_step(after, result, stopping, spent)
         self.model.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
         computing = seconds - (self.comm.seconds - spent.seconds)
@@ -264,16 +256,29 @@ class TrainNode:
         return result
 
     def _spent(self) -> Spent:
-        return Spent(self.comm.bytes_sent, self.comm.seconds)
+        return Spent.by(self.comm)
+
+    def _end_step(self, after: Position, local: StepResult, stopping: bool, before: Spent) -> StepResult:
+        """The round may end with this step, or the exchange of the one before it, which travels."""
+        if self._hidden.is_under_way:
+            self.state.now = after
+            if self._hidden.is_due():
+                return self._end_round(self.state.in_flight.position, local, stopping, self._hidden.before)
+        elif not (stopping or self.strategy.is_round_due):
+            self.state.now = after
+        elif not self._hidden.begin(after, before, stopping=stopping):
+            return self._end_round(after, local, stopping, before)
+        return local
 
     def _end_round(self, after: Position, local: StepResult, stopping: bool, before: Spent) -> StepResult:
-        """All ranks agree on the sum of their work; `after` is where this rank is then.
+        """All ranks agree on the sum of their work; `after` is where this rank's round ends.
 
         before: what was spent before the work, a part of which may be sent already.
         """
         strategy, state = self.strategy, self.state
         elsewhere = self._measure_correlation()
-        work = {"samples": state.trained, "position": after.place}
+        trained = state.in_flight.trained if state.in_flight else state.trained
+        work = {"samples": trained, "position": after.place}
         exchanged = self.comm.commit_together(
             ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: work | strategy.about(exchanged)
         )
@@ -302,11 +307,12 @@ class TrainNode:
             self._correlation = self.comm.commit_together(CORRELATION, work)
         return Spent(self.comm.bytes_sent - before.bytes, self.comm.seconds - before.seconds)
 
-    def _end_open_round(self) -> bool:
-        """True if somebody asked to stop."""
-        if not self.strategy.has_open_round:
+    def _end_open_round(self, *, may_hide: bool = False) -> bool:
+        """True if somebody asked to stop. may_hide: ranks go on after it."""
+        now, before = self.state.now, self._spent()
+        if not self.strategy.has_open_round or (may_hide and self._hidden.begin(now, before, stopping=False)):
             return False
-        result = self._end_round(self.state.now, StepResult(), stopping=False, before=self._spent())
+        result = self._end_round(now, StepResult(), stopping=False, before=before)
         self._after_agreement(result)
         return result.stop
 
@@ -314,6 +320,11 @@ class TrainNode:
         self.progress.round_ended(result)
         if result.stop:
             return
+        if self.state.is_ahead:
+            if not self._hidden.are_steps_void():
+                return
+            self.state.revert_to_agreed()
+            self._was_resharded = True  # batches begin at the agreed point
         if self._correlation is not None:
             self.progress.emit("correlation", value=self._correlation)
         interval = self.settings.checkpoint_interval

@@ -36,6 +36,10 @@ class Validation:
         self._model, self._forward = model, forward
         self._comm, self._state, self._progress = comm, state, progress
 
+    @property
+    def has_data(self) -> bool:
+        return self._sampler is not None
+
     def follow(self) -> None:
         """Share the data among the present members."""
         if self._sampler:

@@ -40,9 +40,9 @@ RESCUE_LINES = 2500  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
-    *("train_node.py", "micro_batches.py", "validation.py", "progress.py", "correlation.py"),
+    *("train_node.py", "hidden_rounds.py", "micro_batches.py", "validation.py", "progress.py", "correlation.py"),
     *("node_state.py", "saved_states.py", "state_sync.py", "elastic_sampler.py", "elastic.py"),
-    *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py"),
+    *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
 )
 

@@ -72,7 +72,10 @@ def more_settings(chance: random.Random, make: Callable[..., Strategy]) -> dict[
         "bucket_mb": EACH_ALONE,
         "island_size": chance.choice([None, 1, 2, 3]),
     }
-    return {name: value for name, value in random_settings.items() if name in known}
+    settings = {name: value for name, value in random_settings.items() if name in known}
+    if getattr(make().config, "overlap_steps", 0):
+        settings["overlap_steps"] = chance.randrange(settings["H"])
+    return settings
 
 
 def other_hosts(chance: random.Random, job: Job) -> Job:

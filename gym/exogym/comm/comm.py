@@ -122,6 +122,16 @@ class Comm(ABC):
     def check_for_call(self) -> None:  # noqa: B027
         """Between steps. Raises Rejoined if the others have gone on without this rank, and now call it."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that these ranks exchange can count any more: the next joint action leads to another group."""
+        return False
+
+    @property
+    def is_regroup_due(self) -> bool:
+        """Whether `regroup` is going to form another group."""
+        return False
+
     def alive(self) -> None:  # noqa: B027
         """This rank is at something that takes long, and makes progress."""
 

@@ -118,6 +118,14 @@ class ElasticComm(Comm):
         """The coordinator compares: it goes with the next vote."""
         self._digest = digest
 
+    @property
+    def is_over(self) -> bool:
+        return self._client.is_superseded(self.generation) or self._client.is_left_behind(self.generation)
+
+    @property
+    def is_regroup_due(self) -> bool:
+        return self._regroup_due
+
     def regroup(self) -> None:
         if self._regroup_due:
             self._leave()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,14 @@ from exogym.random_state import random_state, set_random_state
 from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
 from exogym.state.tree import fingerprint
 from exogym.strategy.strategy import Strategy
+
+
+class RoundEnd(NamedTuple):
+    """Where a round has ended whose exchange still travels. trained, buffers: as NodeState had them there."""
+
+    position: Position
+    trained: dict[int, list[str]]
+    buffers: dict[str, torch.Tensor]
 
 
 class NodeState:
@@ -36,7 +44,8 @@ class NodeState:
         self._agreed_buffers = self._buffers.read()
         self.now = self.agreed = Position()
         self.samples = 0
-        self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last agreement, by epoch
+        self.trained: dict[int, list[str]] = {}  # ids of this rank's samples since the last round's end, by epoch
+        self.in_flight: RoundEnd | None = None
         self.loss = Mean()
         self.is_mid_round = False  # it was resumed in the middle of a round
         self.has_synced = False  # it has a state together with others
@@ -84,12 +93,22 @@ class NodeState:
             self._version = Version(self._next_term, self._version.count)
             self.has_synced = True
 
-    def mark_done(self, now: Position, members: tuple[str, ...]) -> None:
-        """What `members` have trained since they last agreed counts. To be called inside a change."""
-        since = self.agreed
-        self.sampler.mark_done((since.epoch, since.in_epoch), (now.epoch, now.in_epoch), members)
-        self._agree(replace(now, validation_waits=False))
-        self.trained = {}
+    def begin_exchange(self, now: Position) -> None:
+        """The round ends here, and its exchange travels: what this rank trains from now on is of the next one."""
+        self.in_flight = RoundEnd(now, self.trained, self._buffers.read())
+        self.now, self.trained = now, {}
+
+    def mark_done(self, end: Position, members: tuple[str, ...]) -> None:
+        """What `members` have trained until this end of their round counts. To be called inside a change."""
+        since, flight = self.agreed, self.in_flight
+        self.sampler.mark_done((since.epoch, since.in_epoch), (end.epoch, end.in_epoch), members)
+        end = replace(end, validation_waits=False)
+        if flight is None:
+            self._agree(end)
+            self.trained = {}
+            return
+        self._agree(end, now=replace(self.now, rounds=end.rounds, validation_waits=False))
+        self._agreed_buffers, self.in_flight = flight.buffers, None
 
     def reshard(self, members: tuple[str, ...], weights: list[float] | None) -> None:
         """Share what is left of the work among `members`."""
@@ -129,9 +148,21 @@ class NodeState:
     def work_is_left(self) -> bool:
         return self.now.step < self.total_steps
 
-    def after_one_step(self, val_interval: int | None) -> Position:
-        """Where this rank will be once its next step is made."""
-        now = self.now
+    @property
+    def is_ahead(self) -> bool:
+        """Whether this rank has made steps of the next round while the last one's exchange travelled."""
+        return self.now.step > self.agreed.step
+
+    def position_at(self, step: int, val_interval: int | None) -> Position:
+        """Where all ranks come to with this step of the present round."""
+        at = self.agreed
+        while at.step < step:
+            at = self.after_one_step(val_interval, at)
+        return at
+
+    def after_one_step(self, val_interval: int | None, now: Position | None = None) -> Position:
+        """Where this rank will be once its next step is made, from where it is or from `now`."""
+        now = now or self.now
         after = replace(now, step=now.step + 1, in_epoch=now.in_epoch + 1)
         is_last = after.in_epoch == self.sampler.steps_in(now.epoch)
         due = after.step % val_interval == 0 if val_interval else is_last
@@ -174,7 +205,7 @@ class NodeState:
             self.now = self.agreed = Position(**state["now"])
             self.total_steps = state["total_steps"]
             self.sampler.load_state_dict(state["sampler"])
-            self.trained, self.is_mid_round = {}, False
+            self.trained, self.in_flight, self.is_mid_round = {}, None, False
             self._version = Version(*state["version"])
             planned = RunLength(**state["length"])
             if planned != self._length:

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from exogym.comm.background import Background
 from exogym.comm.comm import Comm
 from exogym.config import StrategyConfig, check_whole
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.strategy.draft import Draft
+from exogym.strategy.in_flight import InFlight
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
 
@@ -138,6 +140,12 @@ class CommunicateOptimizeStrategy(Strategy):
         self._samples = [0] * len(self.modules)  # trained since each one's last exchange
         self._agreed_samples = list(self._samples)
         self._before_stop: dict[str, Any] | None = None
+        self._flight: InFlight[Outcome] | None = None
+        self._background: Background | None = None
+
+    def close(self) -> None:
+        if self._background:
+            self._background.close()
 
     # A step of a rank by itself.
 
@@ -172,12 +180,12 @@ class CommunicateOptimizeStrategy(Strategy):
         return self.steps - self._agreed_steps
 
     @property
-    def _due_at(self) -> int:
+    def round_end(self) -> int:
         return min(last + module.interval for last, module in zip(self._last, self.modules, strict=True))
 
     @property
     def is_round_due(self) -> bool:
-        return self.steps >= self._due_at
+        return self.steps >= self.round_end
 
     @property
     def has_open_round(self) -> bool:
@@ -191,16 +199,34 @@ class CommunicateOptimizeStrategy(Strategy):
         """Modules of the next exchange."""
         if not self._steps_in_round:
             return self._left_open()
-        due_at = self._due_at
+        due_at = self.round_end
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
+    def begin_exchange(self) -> None:
+        snapshot, samples = self.parameters.read(), list(self._samples)
+        self._background = self._background or self.comm.background()
+
+        def exchange() -> Outcome:
+            return self._exchange(Draft(self.parameters, snapshot), samples, stopping=False)
+
+        self._flight = InFlight(snapshot, self.steps, samples, exchange, self._background)
+
+    @property
+    def exchange_has_failed(self) -> bool:
+        return self._flight is not None and self._flight.has_failed
+
     def exchange(self, stopping: bool) -> Outcome:
-        draft, outcomes, due = Draft(self.parameters), [], self._due()
+        if self._flight:
+            return self._flight.outcome()
+        return self._exchange(Draft(self.parameters), self._samples, stopping)
+
+    def _exchange(self, draft: Draft, samples: list[int], stopping: bool) -> Outcome:
+        outcomes, due = [], self._due()
         agreeing = [n for n in due if self.modules[n].agrees][-1:]
         for n in agreeing or due:
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
-            self.modules[n].is_last = self._due_at >= self.schedule.end
-            exchanged = self.modules[n].exchange(draft, self._samples[n], stopping)
+            self.modules[n].is_last = self.round_end >= self.schedule.end
+            exchanged = self.modules[n].exchange(draft, samples[n], stopping)
             outcomes.append((n, exchanged))
         stop = any(exchanged.stop for _, exchanged in outcomes)
         return Outcome(draft, outcomes, stop, next((e.skipped for _, e in outcomes if e.skipped), ""))
@@ -214,17 +240,30 @@ class CommunicateOptimizeStrategy(Strategy):
         due, ran = self._due(), [self.modules[n] for n, _ in exchanged.of]
         for n, outcome in exchanged.of:
             self.modules[n].apply(outcome.result, exchanged.draft)
-        exchanged.draft.write()
+        steps, samples = self._take_on(exchanged)
         for n in due:
-            self._last[n], self._samples[n] = self.steps, 0
+            self._last[n], self._samples[n] = steps, self._samples[n] - samples[n]
         self._agreements += 1
-        self._agreed_steps, self._agreed_samples = self.steps, list(self._samples)
+        self._agreed_steps = steps
+        self._agreed_samples = [0 if n in due else trained for n, trained in enumerate(samples)]
         result = replace(local, agreed=True, stop=exchanged.stop, skipped=local.skipped or exchanged.skipped)
         if any(module.is_round for module in ran):
             self.rounds += 1
             result = replace(result, round=self.rounds)
         is_common_new = any(module.agrees and module.keeps_common for module in ran)
         return replace(result, digest=digest(self._common)) if is_common_new and self._is_exact else result
+
+    def _take_on(self, exchanged: Outcome) -> tuple[int, list[int]]:
+        """The new weights. Returns how far this rank was where the round has ended."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            exchanged.draft.write()
+            return self.steps, list(self._samples)
+        if exchanged.skipped:  # nothing of this rank counted, and what it has trained since is no better
+            exchanged.draft.write()
+        else:
+            self.parameters.add(flight.change(self._common))
+        return flight.steps, flight.samples
 
     # What they have in common.
 
@@ -261,7 +300,7 @@ class CommunicateOptimizeStrategy(Strategy):
             module.load_state_dict(kept)
         self.parameters.write(state["weights"])
         self._samples = list(self._agreed_samples)
-        self._before_stop = None
+        self._before_stop = self._flight = None
 
     def agreed_weights(self) -> Tensor:
         """Of ranks that differ this rank's own as they are now: a copy of what they were would cost as much again."""

@@ -142,5 +142,9 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         return [self.Module(interval=config.H, **{name: getattr(config, name) for name in outer})]
 
     @property
+    def overlap_steps(self) -> int:
+        return self.config.overlap_steps
+
+    @property
     def outer(self) -> torch.optim.Optimizer:
         return self.modules[-1].outer

@@ -29,9 +29,10 @@ class Payload:
 class Draft:
     """The weights as they will be if what ranks are exchanging counts; the model stays as it is until `write`."""
 
-    def __init__(self, parameters: FlatParameters):
+    def __init__(self, parameters: FlatParameters, flat: Tensor | None = None):
+        """flat: weights to begin with, instead of those that the model has now; not to be changed."""
         self._parameters = parameters
-        self._flat: Tensor | None = None
+        self._flat = flat
         self._at: tuple[Tensor, Tensor] | None = None
 
     def read(self, out: Tensor | None = None) -> Tensor:

@@ -174,6 +174,28 @@ class Strategy:
         self.comm.all_reduce_(flag)
         return flag.item() > 0
 
+    # Where a round's exchange may travel while ranks go on (hidden_rounds.py).
+
+    @property
+    def overlap_steps(self) -> int:
+        """Steps that a rank makes meanwhile; 0 where ranks wait for it."""
+        return 0
+
+    def begin_exchange(self) -> None:
+        """The round ends here: let its exchange travel. `exchange` then waits for that one, and `apply` keeps what this
+        rank has trained since.
+        """
+
+    @property
+    def exchange_has_failed(self) -> bool:
+        """Whether it is known that the one that travels will not come."""
+        return False
+
+    @property
+    def round_end(self) -> int:
+        """The step at whose end the present round is due to end."""
+        return self.steps + 1
+
     def about(self, exchanged: Any) -> dict[str, Any]:
         """What goes with this rank's vote: the number of the `round`, and whether it is `cut_short` by a stop."""
         return {"round": self.steps + 1, "cut_short": False}

@@ -107,7 +107,7 @@ def test_processes_end_with_the_same_bits():
 def test_alone_it_is_the_inner_optimizer(name):
     """One rank: no strategy does anything of its own, but for an outer step along its own change."""
     settings = {"inner_optim": "sgd", "lr": 1e-3}
-    if name in ("nesterov", "server"):
+    if name in ("nesterov", "hidden", "server"):
         settings["outer_momentum"] = 0.0
     _, model, _ = trained(SingleComm(), name, **settings)
     plain = Everything()

@@ -1,0 +1,90 @@
+"""Rounds whose exchange travels while ranks go on with the next one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from exogym.comm.comm import Comm
+from exogym.membership.messages import BOUNDARY
+from exogym.settings import LoopSettings
+from exogym.state.node_state import NodeState
+from exogym.state.position import Position
+
+
+class Spent(NamedTuple):
+    """On communication, up to a moment."""
+
+    bytes: int
+    seconds: float
+
+    @classmethod
+    def by(cls, comm: Comm) -> Spent:
+        return cls(comm.bytes_sent, comm.seconds)
+
+
+class HiddenRounds:
+    """Whether ranks wait at the end of a round, and when they end an exchange that travels.
+
+    Ranks wait where something needs all of them at one agreed point. That follows from what they have in common, so
+    they decide alike, also one that stops in the middle of the round. Whether somebody stops they ask each other.
+    """
+
+    def __init__(self, state: NodeState, comm: Comm, settings: LoopSettings, *, validates: bool):
+        self._state, self._comm, self._settings, self._validates = state, comm, settings, validates
+        self._stop_waits = False
+        self.before = Spent(0, 0.0)  # what was spent before the step with which the round ended whose exchange travels
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an exchange travels."""
+        return self._state.in_flight is not None
+
+    def may_stop(self, asked: bool) -> bool:
+        """Whether this rank stops now, as it was asked: not while an exchange travels, but right after that."""
+        if self.is_under_way:
+            self._stop_waits |= asked
+            return False
+        return asked or self._stop_waits
+
+    def begin(self, now: Position, before: Spent, *, stopping: bool) -> bool:
+        """Let the exchange of this rank's round travel. False if ranks have to wait for it. May raise Rejoined."""
+        state, comm = self._state, self._comm
+        if not self._may_be_hidden() or comm.commit_together(BOUNDARY, lambda: self._does_any_stop(stopping)):
+            return False
+        if comm.members != state.sampler.members:  # the work is resharded at the agreed point
+            return False
+        state.begin_exchange(now)
+        state.strategy.begin_exchange()
+        self.before = before
+        return True
+
+    def is_due(self) -> bool:
+        """Whether the exchange that travels is to be ended with this step: never before its time, unless it is lost."""
+        state = self._state
+        is_time = state.now.step >= state.in_flight.position.step + state.strategy.overlap_steps
+        return is_time or state.strategy.exchange_has_failed or self._comm.is_over
+
+    def are_steps_void(self) -> bool:
+        """After the exchange: whether those made meanwhile are, as ranks have to begin at the agreed point."""
+        comm = self._comm
+        return comm.is_regroup_due or not self._state.sampler.is_shared_among(comm.members)
+
+    def _may_be_hidden(self) -> bool:
+        """The present round, as far as is known before its end."""
+        state, settings = self._state, self._settings
+        steps, end = state.strategy.overlap_steps, state.strategy.round_end
+        if not steps or self._comm.world_size == 1 or end + steps > state.total_steps:
+            return False
+        at, agreements = state.position_at(end, settings.val_interval), state.strategy.agreements + 1
+        return not (
+            any(every and agreements % every == 0 for every in (settings.checkpoint_interval, settings.log_correlation))
+            or (at.validation_due and self._validates)
+            or (settings.auto_shares and at.epoch > at.resharded_in)
+        )
+
+    def _does_any_stop(self, stopping: bool) -> bool:
+        flag = torch.tensor([float(stopping)])
+        self._comm.all_reduce_(flag)
+        return flag.item() > 0

@@ -1,0 +1,53 @@
+"""An exchange that travels while the rank goes on (Kale et al., 2502.12996; Douillard et al., 2501.18512)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from exogym.comm.background import Background
+
+T = TypeVar("T")
+
+
+class InFlight(Generic[T]):
+    """What a rank has sent, and what comes of it.
+
+    snapshot: its weights when the round ended [numel]. steps, samples: how far it was then.
+    exchange: the collectives. They run in `background`, and may change nothing that the rank needs meanwhile.
+    """
+
+    def __init__(
+        self, snapshot: Tensor, steps: int, samples: list[int], exchange: Callable[[], T], background: Background
+    ):
+        self.snapshot, self.steps, self.samples = snapshot, steps, samples
+        self.has_failed = False
+        self._exchange, self._background = exchange, background
+        self._outcome: T | None = None
+        self._was_waited_for = False
+        background.put(self._run)
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._exchange()
+        except BaseException:
+            self.has_failed = True
+            raise
+
+    def outcome(self) -> T:
+        """Waits for it. Where ranks have to repeat the exchange: that of another one, made here from the snapshot.
+
+        Afterwards nothing runs in the background. Raises PeerLost.
+        """
+        if self._was_waited_for:
+            return self._exchange()
+        self._was_waited_for = True
+        self._background.wait()
+        outcome, self._outcome = self._outcome, None
+        return outcome
+
+    def change(self, common: Tensor) -> Tensor:
+        """What the exchange adds to the weights that this rank has by now [numel]. Uses up the snapshot."""
+        return self.snapshot.neg_().add_(common)
