@@ -182,7 +182,7 @@ class GroupComm(Comm):
 
 
 class SimulatedBackground(Background):
-    """Its thread has turns as all others have. Of the backward pass a turn ends where something is put."""
+    """Its thread has turns as all others have. A turn of the other one ends where something is put."""
 
     def __init__(self, waiting, interrupt, host: Host):
         super().__init__(waiting, interrupt)
@@ -193,7 +193,7 @@ class SimulatedBackground(Background):
         if host.beside is None:
             host.beside = Actor(lambda actor: self._run())
         self._jobs.put(job)
-        host.world.faults.point(host.world, host, "in backward")
+        host.world.faults.point(host.world, host, "as it sends")
         host.actor.wait()
 
     def wait(self):

@@ -331,10 +331,65 @@ def test_a_fault_while_gradients_travel_and_others_are_computed(tmp_path, act, w
     job = replace(PLAIN, strategy=BOTH["allreduce"])
     for seed in range(3):
         disk = tmp_path / str(seed)
-        world = live(job, disk, {("h1", "in backward", which): act}, seed=seed)
+        world = live(job, disk, {("h1", "as it sends", which): act}, seed=seed)
         if world.dead:
             world = live(job, disk, seed=seed, resume=True)
         check_end(world, job, ["h0", "h2"])
+
+
+# Rounds end after steps 4, 8, ... of 30, their exchanges travel for two steps more, but for every third.
+HIDDEN = replace(
+    PLAIN,
+    strategy=lambda: DiLoCoStrategy(lr=0.05, H=4, overlap_steps=2, outer_momentum=0.9, wire="int8"),
+    clips=60,
+    checkpoint_interval=3,
+    validation=0,
+)
+IN_FLIGHT = [
+    *(("before vote boundary", 2), ("after vote boundary", 2), ("as it sends", 1), ("as it sends", 2)),
+    *(("after step", 5), ("after step", 6), ("before step", 9), ("before vote round", 2), ("after vote round", 2)),
+]
+
+
+@pytest.mark.parametrize("act", [crash, crash_for_long, falls_asleep, launcher_dies, power_fails])
+@pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
+def test_a_fault_while_an_exchange_travels(tmp_path, act, point):
+    for seed in range(3):
+        disk = tmp_path / str(seed)
+        world = live(HIDDEN, disk, {("h1", *point): act}, seed=seed)
+        if world.dead:
+            world = live(HIDDEN, disk, seed=seed, resume=True)
+        check_end(world, HIDDEN, ["h0", "h2"])
+
+
+@pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
+def test_two_faults_while_an_exchange_travels(tmp_path, point):
+    for seed in range(3):
+        acts = {("h1", *point): crash, ("h2", *point): falls_asleep}
+        check_end(live(HIDDEN, tmp_path / str(seed), acts, seed=seed), HIDDEN, ["h0"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_ranks_made_while_an_exchange_travelled_is_void_where_one_is_lost(tmp_path, seed):
+    """They learn of it at their next step, do not go on to the end, and begin again where the round had ended."""
+    strategy = lambda: DiLoCoStrategy(lr=0.05, H=20, overlap_steps=19)  # noqa: E731
+    job = replace(HIDDEN, strategy=strategy, epochs=6, checkpoint_interval=0)
+    world = live(job, tmp_path, {("h1", "after step", 21): crash_for_long}, seed=seed)
+    check_end(world, job, ["h0", "h2"])
+    steps = [event["step"] for event in world.events if event["type"] == "step" and event["host"] == "h0"]
+    first_time = steps[: steps.index(21, 21)]
+    assert first_time == [*range(1, len(first_time) + 1)] and 21 <= len(first_time) < 39
+    [first, *_] = [event["step"] for event in world.events if event["type"] == "round" and event["host"] == "h0"]
+    assert first == len(first_time)
+
+
+@pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
+def test_a_stop_while_an_exchange_travels_changes_nothing(tmp_path, point):
+    whole = live(HIDDEN, tmp_path / "whole").results["h0"]
+    live(HIDDEN, tmp_path / "run", {("h1", *point): lambda world, host: world.stop()})
+    world = live(HIDDEN, tmp_path / "run", resume=True)
+    check_end(world, HIDDEN, HOSTS)
+    assert {world.results[host].digest for host in HOSTS} == {whole.digest} and world.results["h0"].steps == 30
 
 
 @pytest.mark.parametrize("clips", range(1, 8))

@@ -124,7 +124,7 @@ class Comm(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that these ranks exchange can count any more: the next joint action leads to another group."""
+        """Whether nothing that these ranks exchange can count any more: a joint action would lead to another group."""
         return False
 
     @property

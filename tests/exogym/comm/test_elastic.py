@@ -187,6 +187,7 @@ class Site:
 STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", check_interval=3),
     "diloco": lambda: DiLoCoStrategy(lr=0.02, H=4, schedule="linear", outer_momentum=0.9),
+    "hidden": lambda: DiLoCoStrategy(lr=0.02, H=4, overlap_steps=2, schedule="linear", outer_momentum=0.9),
 }
 both = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 
@@ -201,7 +202,7 @@ def test_without_a_fault_it_is_as_without_generations(strategy):
 
     def rank_main(comm):
         steps = list(Sentences().read(Sentences().plan(0, None, HOSTS, (1, 1, 1))[comm.rank]))
-        return train_node(Tokens(), comm, strategy(), Plain(steps), epochs=2, device="cpu").run()
+        return train_node(Tokens(), comm, strategy(), Plain(steps), epochs=2, val=Plain(steps), device="cpu").run()
 
     site = Site(strategy).start(*HOSTS)
     site.check(HOSTS)
@@ -309,7 +310,7 @@ def test_all_are_lost_and_go_on_from_their_checkpoints(strategy, tmp_path):
     again.start(*HOSTS, resume=True)
     results = again.end()
     assert len({result.digest for result in results.values()}) == 1
-    whole = Site(strategy).start(*HOSTS).end()
+    whole = Site(strategy, checkpoint_interval=1).start(*HOSTS).end()
     assert results["cy"].digest == whole["cy"].digest and results["cy"].steps == whole["cy"].steps
     assert [event["exactly"] for event in again.events if event["type"] == "resume"] == [True] * 3
 

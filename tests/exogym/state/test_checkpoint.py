@@ -155,6 +155,7 @@ STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", warmup_steps=3),
     "diloco": lambda: DiLoCoStrategy(lr=0.02, H=5, schedule="cosine", outer_momentum=0.9),
     "diloco, plain average": lambda: DiLoCoStrategy(lr=0.02, H=4, warmup_steps=3),
+    "diloco, hidden": lambda: DiLoCoStrategy(lr=0.02, H=3, overlap_steps=2, wire="int8"),
 }
 SOURCES = [Steps([[token_batch(2 + rank, seed=10 * rank + i)] for i in range(6)]) for rank in range(2)]
 
@@ -229,7 +230,8 @@ def test_stopped_twice_and_resumed_twice(tmp_path, name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_after_a_crash_it_goes_on_from_the_newest_that_all_ranks_have(tmp_path, name):
-    whole = two_ranks(STRATEGIES[name])
+    whole = two_ranks(STRATEGIES[name], tmp_path / "whole", interval=1)
+    tmp_path /= "run"
     with pytest.raises(Exception, match="died"):
         two_ranks(STRATEGIES[name], tmp_path, interval=1, die_at=17)
     newest = max(Checkpoints(tmp_path, "rank1").good())

@@ -236,21 +236,23 @@ def test_a_run_of_a_version_that_planned_otherwise_is_refused():
         check_settings({"seed": 1}, {"seed": 1, "version": 2}, "here")
 
 
-def test_a_run_of_a_version_without_rounded_changes_is_resumed(tmp_path, monkeypatch):
+def test_a_run_of_a_version_without_rounded_changes_and_hidden_rounds_is_resumed(tmp_path, monkeypatch):
     whole = fit(tmp_path / "whole", model=Line, checkpoint_interval=1, num_epochs=3)
     with monkeypatch.context() as older:
         own, fixed = DiLoCoStrategy.own_state, saved_states.fixed_settings
         older.setattr(DiLoCoStrategy, "own_state", lambda self: without(own(self), "modules"))
-        older.setattr(saved_states, "fixed_settings", lambda *args: without(fixed(*args), "wire"))
+        older.setattr(saved_states, "fixed_settings", lambda *args: without(fixed(*args), "wire", "overlap_steps"))
         fit(tmp_path / "older", model=Line, checkpoint_interval=1)
     resumed = fit(tmp_path / "older", model=Line, num_epochs=3)
     assert resumed.result.steps == whole.result.steps == 12
+    with pytest.raises(CheckpointError, match="overlap_steps was 0, and is 1"):
+        fit(tmp_path / "older", model=Line, strategy=DiLoCoStrategy(lr=0.05, H=2, overlap_steps=1), num_epochs=4)
     with pytest.raises(CheckpointError, match="wire was float32, and is int8"):
         fit(tmp_path / "older", model=Line, strategy=DiLoCoStrategy(lr=0.05, H=2, wire="int8"), num_epochs=4)
 
 
-def without(values, name):
-    return {key: value for key, value in values.items() if key != name}
+def without(values, *names):
+    return {key: value for key, value in values.items() if key not in names}
 
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES.values(), ids=CHANGES)
