@@ -163,11 +163,12 @@ class Training:
             self._on_reach(worker, event)
             return
         self._pace.moved(worker.name, self.group.now)
-        worker.is_busy_link = kind == "exchange"
+        # Steps may be made while weights travel; a vote says that they have come.
+        worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind == "step")
         if kind == "step":
             self._pace.step(worker.name, event["step"], event["seconds"])
         elif kind == "round":
-            self._pace.round(event["seconds"])
+            self._pace.round(max(event["seconds"], event.get("seconds_travelling") or 0.0))
         elif kind == "start":
             self._pace.trainable = event["trainable"]
         elif kind == "error":

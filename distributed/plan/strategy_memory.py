@@ -18,6 +18,7 @@ from exogym.config import (
 OUTER_STATE = 8  # a number of the outer optimizer, and its copy while a checkpoint is written
 SERVER = 10  # new weights and new numbers of its outer optimizer, until they count
 ROUNDED = 20  # what was not sent yet, its copy in a checkpoint, and both with the sum until they count
+SNAPSHOT = 4  # a rank's weights at the end of a round, while its exchange travels
 DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 
@@ -31,6 +32,8 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
         found += OUTER_STATE * states + (SERVER if isinstance(config, ParameterServerConfig) else 0)
     if isinstance(config, DiLoCoConfig) and config.wire != "float32":
         found += ROUNDED
+    if isinstance(config, DiLoCoConfig) and config.overlap_steps and ranks > 1:
+        found += SNAPSHOT
     in_islands = isinstance(config, FedAvgConfig) and config.island_size is not None
     return found + (DRAFT if in_islands or isinstance(config, SPARTADiLoCoConfig) else 0)
 

@@ -45,6 +45,7 @@ def _status(value: Any) -> bool:
 
 CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("time", "seconds", "seconds_communicating", "seconds_waiting", "loss", "lr", "wer"), _number),
+    "seconds_travelling": _number,
     **dict.fromkeys(("step", "epoch", "round", "number", "total_steps", "samples", "bytes", "memory"), _count),
     **dict.fromkeys(("min_hosts", "done", "total"), _count),
     **dict.fromkeys(("type", "host", "phase", "device", "reason", "what", "path", "model", "when", "message"), _text),
@@ -58,7 +59,7 @@ FIELDS = {
     "start": "total_steps device",
     "plan": "total_steps",
     "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating? seconds_waiting?",
-    "round": "round step bytes? seconds?",
+    "round": "round step bytes? seconds? seconds_travelling?",
     "stop": "step bytes? seconds?",
     "validation": "step loss?",
     "resume": "host step round epoch",

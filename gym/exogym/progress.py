@@ -100,7 +100,8 @@ class Progress:
         if result.stop:
             self.emit("stop", **about, **spent)
         elif result.round is not None:
-            self.emit("round", **about, **spent)
+            travelled = {} if result.seconds_travelling is None else {"seconds_travelling": result.seconds_travelling}
+            self.emit("round", **about, **spent, **travelled)
 
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)

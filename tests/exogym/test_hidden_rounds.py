@@ -4,9 +4,16 @@ import time
 
 import pytest
 import torch
-from exogym_toys import Line, Processes, Scalar, Steps, Tokens, run_threads, token_batch, train_node
+from exogym_toys import Processes, Scalar, Steps, Tokens, run_threads, token_batch, train_node
 
-from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, ParameterServerStrategy, SingleComm, SPARTADiLoCoStrategy
+from exogym import (
+    Checkpoints,
+    DiLoCoStrategy,
+    FlatParameters,
+    ParameterServerStrategy,
+    SingleComm,
+    SPARTADiLoCoStrategy,
+)
 from exogym.comm.threads import ThreadComm
 from exogym.config import strategy_config
 from exogym.errors import SettingError
@@ -171,6 +178,7 @@ def test_only_what_is_waited_for_counts_as_time_and_all_bytes_count(monkeypatch)
     result, (hidden, waited), steps, numel = run_threads(2, rank_main)[0]
     assert (hidden["step"], waited["step"]) == (10, 12)
     assert hidden["seconds"] < 0.15 and waited["seconds"] > 0.15
+    assert hidden["seconds_travelling"] > 0.15 and "seconds_travelling" not in waited
     assert waited["bytes"] == 4 * (numel + 2) + 8 and hidden["bytes"] == waited["bytes"] + 4  # a digest; who stops
     assert result.seconds_communicating < 0.8 and sum(step["bytes"] for step in steps) == 2 * waited["bytes"] + 4
 
@@ -279,7 +287,7 @@ def test_after_a_crash_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(t
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(SettingError, match="overlap_steps must be at least 0"):
         DiLoCoStrategy(overlap_steps=-1)
-    with pytest.raises(SettingError, match="overlap_steps = 5 must be below the steps of a round, which are 5: make it"):
+    with pytest.raises(SettingError, match="overlap_steps = 5 must be below the steps of a round, which are 5"):
         DiLoCoStrategy(H=5, overlap_steps=5)
     with pytest.raises(SettingError, match="needs an outer_optim that is given by name"):
         DiLoCoStrategy(outer_optim=torch.optim.RMSprop, overlap_steps=1)

@@ -25,7 +25,7 @@ from typing import Any
 # What votes are for.
 STATE_SYNC, ROUND, DRIFT_CHECK = "state_sync", "round", "drift_check"
 VALIDATION, SPEEDS, CORRELATION, END = "validation", "speeds", "correlation", "end"
-BOUNDARY = "boundary"  # all are at the end of a round, and whether one wants to stop
+BOUNDARY = "boundary"  # a round whose exchange may travel is at its end: whether somebody wants to stop
 
 
 @dataclass(frozen=True)

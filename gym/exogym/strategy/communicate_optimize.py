@@ -238,6 +238,7 @@ class CommunicateOptimizeStrategy(Strategy):
         if exchanged.stop:
             self._before_stop = self._inside_round()
         due, ran = self._due(), [self.modules[n] for n, _ in exchanged.of]
+        travelled = self._flight.seconds if self._flight else None
         for n, outcome in exchanged.of:
             self.modules[n].apply(outcome.result, exchanged.draft)
         steps, samples = self._take_on(exchanged)
@@ -246,7 +247,8 @@ class CommunicateOptimizeStrategy(Strategy):
         self._agreements += 1
         self._agreed_steps = steps
         self._agreed_samples = [0 if n in due else trained for n, trained in enumerate(samples)]
-        result = replace(local, agreed=True, stop=exchanged.stop, skipped=local.skipped or exchanged.skipped)
+        skipped = local.skipped or exchanged.skipped
+        result = replace(local, agreed=True, stop=exchanged.stop, skipped=skipped, seconds_travelling=travelled)
         if any(module.is_round for module in ran):
             self.rounds += 1
             result = replace(result, round=self.rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -23,18 +24,20 @@ class InFlight(Generic[T]):
         self, snapshot: Tensor, steps: int, samples: list[int], exchange: Callable[[], T], background: Background
     ):
         self.snapshot, self.steps, self.samples = snapshot, steps, samples
-        self.has_failed = False
+        self.has_failed, self.seconds = False, 0.0  # that it travelled
         self._exchange, self._background = exchange, background
         self._outcome: T | None = None
         self._was_waited_for = False
         background.put(self._run)
 
     def _run(self) -> None:
+        started = time.perf_counter()
         try:
             self._outcome = self._exchange()
         except BaseException:
             self.has_failed = True
             raise
+        self.seconds = time.perf_counter() - started
 
     def outcome(self) -> T:
         """Waits for it. Where ranks have to repeat the exchange: that of another one, made here from the snapshot.

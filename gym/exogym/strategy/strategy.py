@@ -27,6 +27,7 @@ class StepResult:
     the same weights then, unless the strategy `differs`.
     stop: some rank asked to stop and all know it.
     digest: hash of the agreed weights, where ranks are to compare it.
+    seconds_travelling: of an exchange that travelled while this rank made steps, waited for or not.
     skipped: why nothing of this rank's counted in this step (a gradient that is not finite), or nothing.
     """
 
@@ -35,6 +36,7 @@ class StepResult:
     digest: int | None = None
     bytes: int = 0
     seconds_communicating: float = 0.0
+    seconds_travelling: float | None = None
     grad_norm: float | None = None
     agreed: bool = False
     stop: bool = False

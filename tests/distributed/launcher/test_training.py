@@ -244,10 +244,24 @@ def test_the_longer_rounds_are_the_longer_silence_is_borne():
         assert run.of("lost")[0]["silent_for"] == pytest.approx(expected, abs=0.1)
 
 
-@pytest.mark.parametrize(("last", "expected"), [("alive", 3.0), ("exchange", 6.0)])
+STEP = {"type": "step", "step": 99, "epoch": 0, "samples": 1, "seconds": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ([{"type": "alive"}], 3.0),
+        ([{"type": "exchange"}], 6.0),
+        ([{"type": "exchange"}, STEP], 6.0),
+        ([{"type": "exchange"}, {"type": "alive"}, STEP], 3.0),
+    ],
+)
 def test_silence_is_borne_for_longer_while_the_link_is_full(last, expected):
+    """As it may be while steps are made."""
+
     def then(toy):
-        toy.say({"type": last})
+        for event in last:
+            toy.say(event)
         toy.freeze()
 
     run = Run(train, after(3, then))
