@@ -55,9 +55,13 @@ class Job:
             "schedule": profile.schedule,
             "warmup_steps": round(profile.warmup_ratio * total_steps),
         }
-        if "H" in STRATEGIES[self.distribution.strategy][0].__dataclass_fields__:
-            settings["H"] = self.distribution.communication_interval
-        return strategy_config(self.distribution.strategy, settings)
+        return strategy_config(self.distribution.strategy, settings | _round_of(self.distribution))
+
+
+def _round_of(distribution: Distribution) -> dict[str, int]:
+    """The steps of a round, as a setting of the strategy; nothing where it has no rounds."""
+    fields = STRATEGIES[distribution.strategy][0].__dataclass_fields__
+    return {"H": distribution.communication_interval} if "H" in fields else {}
 
 
 def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco") -> Job:
@@ -93,9 +97,9 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
     settings = _only(section, strategy_keys).values
     try:
-        strategy_config(distribution.strategy, settings)
+        strategy_config(distribution.strategy, settings | _round_of(distribution))
     except SettingError as error:
-        place = _wrong_setting(error, settings, section, distribution.strategy)
+        place = _wrong_setting(error, settings, section, distribution)
         place = place or f"{config.path.name} [distributed:{name}]"
         remedy = f"Remove it; then `multimac config show {name}` explains every setting."
         raise ConfigError(f"{place}: {error}", remedy=remedy) from None
@@ -103,11 +107,11 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
 
 
-def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resolved, strategy: str) -> str:
+def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resolved, distribution: Distribution) -> str:
     """Place and value of the one that is wrong by itself and to blame for `error`; '' if only several together are."""
     for key, value in settings.items():
         try:
-            strategy_config(strategy, {key: value})
+            strategy_config(distribution.strategy, {key: value} | _round_of(distribution))
         except SettingError as alone:
             if str(alone) == str(error):
                 return f"{section.origin[key]}: {key} = {value}"

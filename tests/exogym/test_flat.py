@@ -45,6 +45,15 @@ def test_round_trip_in_chunks_of_any_size(chunk, monkeypatch):
     assert target.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_what_is_added_reaches_each_tensor_once_in_its_own_dtype():
+    model = nn.Module()
+    model.w, model.low = nn.Parameter(torch.ones(2, 3).T), nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    model.tied = model.w
+    flat = FlatParameters(model)
+    flat.add(torch.arange(10.0))
+    assert flat.read().tolist() == [*range(1, 11)] and model.low.dtype == torch.bfloat16
+
+
 def test_gradients_round_trip_and_none_reads_as_zeros():
     model = Zoo()
     flat = FlatParameters(model)

@@ -51,12 +51,19 @@ def test_what_was_set_is_never_overridden(job):
     assert config.outer_spec() == OptimSpec(name="sgd", lr=0.5, momentum=0.8, nesterov=True)
 
 
+def test_steps_that_hide_an_exchange_may_be_as_many_as_a_round_has(job):
+    text = TEXT.replace("communication_interval = 20", "communication_interval = 400")
+    config = job(text + "overlap_steps = 399\n").strategy_config(2000)
+    assert (config.H, config.overlap_steps) == (400, 399)
+
+
 @pytest.mark.parametrize(
     ("line", "place", "words"),
     [
         ("outer_lrr = 1", "config.ini:11", "did you mean 'outer_lr'"),
         ("outer_lr = much", "config.ini", "not a number"),
         ("H = 5", "config.ini:11", "unknown key 'H'"),
+        ("overlap_steps = 20", "config.ini:11 ", "must be below the steps of a round, which are 20: make it smaller"),
         ("shares = evenly", "config.ini:11", "expected one of fixed, auto"),
     ],
 )
