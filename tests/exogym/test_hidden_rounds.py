@@ -271,7 +271,7 @@ def test_after_a_crash_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(t
         return FlatParameters(model).read(), sum(event["type"] == "step" for event in events)
 
     def dies(step):
-        assert step < 15, "died"
+        assert step < 13, "died"
 
     whole = run_threads(2, lambda comm: rank_main(comm, tmp_path / "whole"))
     with pytest.raises(AssertionError, match="died"):
