@@ -185,12 +185,18 @@ class DiLoCoConfig(StrategyConfig):
     overlap_steps: int = setting(
         0, int, "inner steps that are made while a round's exchange travels (0: ranks wait for it); diloco only"
     )
+    share_moments: bool = setting(
+        False, bool, "average Adam's second moments too, in 8 bits: in the first four rounds, then in every fourth"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("H", self.H, 1)
         one_of("wire", self.wire, WIRES)
         self._check_overlap()
+        inner = self.inner_optim.name if isinstance(self.inner_optim, OptimSpec) else self.inner_optim
+        if self.share_moments and inner not in ("adam", "adamw"):
+            raise SettingError("share_moments needs inner_optim adam or adamw, by name or as an OptimSpec")
         momentum = {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
         check_optim("outer_optim", self.outer_optim, outer_lr=self.outer_lr, **momentum)
         if self.outer_optim in ("adam", "adamw"):
@@ -232,6 +238,8 @@ class ParameterServerConfig(DiLoCoConfig):
         if self.wire != "float32":
             raise SettingError(f"wire = {self.wire}: a parameter server sends float32 only. Remove it, or take diloco")
         refuse_overlap("a parameter server", self.overlap_steps)
+        if self.share_moments:
+            raise SettingError("share_moments: a parameter server keeps no moments. Remove it, or take diloco")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ class FlatParameters:
     def read(self, out: Tensor | None = None) -> Tensor:
         """Parameters and buffers -> `out` (new if None). Never aliases the model."""
         out = self.empty() if out is None else out
-        _gather(self._tensors(), out)
+        gather(self._tensors(), out)
         return out
 
     def write(self, flat: Tensor) -> None:
@@ -100,7 +100,7 @@ class FlatParameters:
     def read_buffers(self, out: Tensor | None = None) -> Tensor:
         """Buffers -> `out` [numel - num_parameters] (new if None)."""
         out = torch.zeros(self.numel - self.num_parameters) if out is None else out
-        _gather(self.buffers, out)
+        gather(self.buffers, out)
         return out
 
     def write_buffers(self, flat: Tensor) -> None:
@@ -109,7 +109,7 @@ class FlatParameters:
     def read_grads(self, out: Tensor | None = None, only: slice = slice(None)) -> Tensor:
         """Gradients -> the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
         out = self.empty() if out is None else out
-        _gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters[only]], out)
+        gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters[only]], out)
         return out
 
     def write_grads(self, flat: Tensor) -> None:
@@ -182,7 +182,8 @@ def _zeros_like(parameter: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _gather(tensors: Iterable[Tensor], out: Tensor) -> None:
+def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
+    """Tensors on any device -> `out`, flat on the CPU, one after the other."""
     at = 0
     for group in _groups(tensors):
         staged = torch.cat([piece.reshape(-1).float() for piece in group])

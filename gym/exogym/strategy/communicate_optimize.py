@@ -47,6 +47,7 @@ class CommunicationModule(ABC):
     is_round = True
     is_exact = True
     is_last = False  # no exchange is planned after the one to come
+    optimizer = None  # that of the rank's own steps, set before `setup`
 
     def __post_init__(self) -> None:
         check_whole("interval", self.interval, 1)
@@ -57,6 +58,9 @@ class CommunicationModule(ABC):
         keeps_common: this module is the one that may change them, always to the same values on all ranks.
         """
         self.comm, self.parameters, self.common, self.keeps_common = comm, parameters, common, keeps_common
+
+    def begin(self) -> None:  # noqa: B027
+        """An exchange comes, which may be repeated: read what the rank's own next steps may change meanwhile."""
 
     @abstractmethod
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
@@ -131,6 +135,7 @@ class CommunicateOptimizeStrategy(Strategy):
         self.differs = len(self.modules) > 1 or not agreeing
         for module in self.modules:
             keeps = module is agreeing[-1] if agreeing else True
+            module.optimizer = self.optimizer
             module.setup(self.comm, self.parameters, flat, keeps_common=keeps)
         self._is_exact = all(module.is_exact for module in self.modules)
         self.drifts = (*(("weights",) if self.differs else ()), *(() if self._is_exact else ("modules",)))
@@ -204,6 +209,7 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def begin_exchange(self) -> None:
         snapshot, samples = self.parameters.read(), list(self._samples)
+        self._begin()
         self._background = self._background or self.comm.background()
 
         def exchange() -> Outcome:
@@ -218,14 +224,22 @@ class CommunicateOptimizeStrategy(Strategy):
     def exchange(self, stopping: bool) -> Outcome:
         if self._flight:
             return self._flight.outcome()
+        self._begin()
         return self._exchange(Draft(self.parameters), self._samples, stopping)
 
-    def _exchange(self, draft: Draft, samples: list[int], stopping: bool) -> Outcome:
-        outcomes, due = [], self._due()
-        agreeing = [n for n in due if self.modules[n].agrees][-1:]
-        for n in agreeing or due:
+    def _begin(self) -> None:
+        for n in self._taking_part():
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
             self.modules[n].is_last = self.round_end >= self.schedule.end
+            self.modules[n].begin()
+
+    def _taking_part(self) -> list[int]:
+        due = self._due()
+        return [n for n in due if self.modules[n].agrees][-1:] or due
+
+    def _exchange(self, draft: Draft, samples: list[int], stopping: bool) -> Outcome:
+        outcomes = []
+        for n in self._taking_part():
             exchanged = self.modules[n].exchange(draft, samples[n], stopping)
             outcomes.append((n, exchanged))
         stop = any(exchanged.stop for _, exchanged in outcomes)

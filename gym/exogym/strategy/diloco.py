@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,18 @@ from exogym.flat import CHUNK, FlatParameters, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import ExactAdam, ExactSGD
+from exogym.strategy.moments import Moments, SharedMoments, is_due
 from exogym.strategy.optim import outer_optimizer
 from exogym.strategy.wire import WireSum
 
 NOT_FINITE = "the weights were not finite at the end of the round"
+
+
+class Means(NamedTuple):
+    """Over the ranks: of their changes [numel], None if nobody has trained; and of Adam's moments, if they were due."""
+
+    change: Tensor | None
+    moments: Tensor | None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -36,6 +44,7 @@ class DiLoCoCommunicator(CommunicationModule):
     outer_momentum: float | None = None
     nesterov: bool | None = None
     wire: str = "float32"
+    share_moments: bool = False
 
     agrees = True
     Config = DiLoCoConfig
@@ -49,6 +58,7 @@ class DiLoCoCommunicator(CommunicationModule):
             outer_momentum=self.outer_momentum,
             nesterov=self.nesterov,
             wire=self.wire,
+            share_moments=self.share_moments,
         )
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
@@ -57,9 +67,16 @@ class DiLoCoCommunicator(CommunicationModule):
         self.is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
         self._sent = Payload(comm)
         self._wire = WireSum(comm, self.wire) if self.wire != "float32" else None
+        self._moments = SharedMoments(comm, self.optimizer, parameters.parameters) if self.share_moments else None
+        self._own: Moments | None = None  # when the exchange began
+        self._exchanges = 0
+
+    def begin(self) -> None:
+        is_now = self._moments and is_due(self._exchanges) and not self.is_last
+        self._own = self._moments.read() if is_now else None
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """Its result: the ranks' mean change since the last round [numel], None if nobody has trained."""
+        """Its result: Means."""
         numel, skipped = self.parameters.numel, ""
         if self._wire:
             change, tail = self._wire.flat(numel), torch.zeros(2)
@@ -76,13 +93,18 @@ class DiLoCoCommunicator(CommunicationModule):
         else:
             self.comm.all_reduce_(payload)
         total, stop = tail.tolist()
-        return Exchanged(change.mul_(1 / total) if total > 0 else None, stop > 0, skipped)
+        # What a rank is to resume from after a stop is its optimizer's state as it is now.
+        moments = self._moments.exchange(self._own, samples) if self._own and not stop else None
+        return Exchanged(Means(change.mul_(1 / total) if total > 0 else None, moments), stop > 0, skipped)
 
-    def apply(self, result: Tensor | None, draft: Draft) -> None:
-        if result is not None:
-            self._outer_step(self.common, self.outer, result)
+    def apply(self, result: Means, draft: Draft) -> None:
+        if result.change is not None:
+            self._outer_step(self.common, self.outer, result.change)
             if self._wire:
                 self._wire.accept()
+        if result.moments is not None:
+            self._moments.apply(result.moments, self._own)
+        self._own, self._exchanges = None, self._exchanges + 1
         draft.set(self.common)
 
     def _read_change(self, draft: Draft, change: Tensor, samples: int) -> bool:
@@ -118,10 +140,11 @@ class DiLoCoCommunicator(CommunicationModule):
             self._wire.residual = state["residual"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"outer": self.outer.state_dict()}
+        return {"outer": self.outer.state_dict()} | ({"exchanges": self._exchanges} if self._moments else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.outer.load_state_dict(state["outer"])
+        self._exchanges, self._own = state.get("exchanges", 0), None
 
 
 class DiLoCoStrategy(CommunicateOptimizeStrategy):
@@ -138,7 +161,7 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
 
     def _modules(self) -> list[CommunicationModule]:
         config = self.config
-        outer = ("outer_optim", "outer_lr", "outer_momentum", "nesterov", "wire")
+        outer = ("outer_optim", "outer_lr", "outer_momentum", "nesterov", "wire", "share_moments")
         return [self.Module(interval=config.H, **{name: getattr(config, name) for name in outer})]
 
     @property

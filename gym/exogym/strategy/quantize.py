@@ -1,4 +1,4 @@
-"""Floats as integers of few bits, with a scale for every BLOCK of them."""
+"""Floats as integers or floats of few bits, with a scale for every BLOCK of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ def dequantized(sent: Tensor, count: int, bits: int) -> Tensor:
     scales = sent[: 4 * blocks].clone().view(torch.float32)
     whole = _unpacked(sent[4 * blocks :].clone(), count, bits).float()
     return whole.mul_(scales.repeat_interleave(BLOCK)[:count])
+
+
+# Floats of 8 bits with 2 for the fraction: what is sent of values that are not negative, from the largest of a block
+# down to a 2^31st of it. Smaller ones arrive as that: none as 0, by whose root somebody may divide.
+LARGEST, SMALLEST = 2.0**15, 2.0**-16
+
+
+def as_float8(values: Tensor) -> Tensor:
+    """float32 [n], whole blocks, none below 0 -> uint8: the scales, then the values."""
+    blocks = values.view(-1, BLOCK)
+    scales = blocks.amax(1, keepdim=True) / LARGEST
+    scaled = torch.where(scales > 0, (blocks / scales).clamp_(SMALLEST, LARGEST), 0.0)
+    return torch.cat([scales.view(-1).view(torch.uint8), scaled.to(torch.float8_e5m2).view(torch.uint8).view(-1)])
+
+
+def from_float8(sent: Tensor, count: int) -> Tensor:
+    """The reverse, float32 [count]."""
+    scales = sent[: 4 * count // BLOCK].clone().view(torch.float32)
+    return sent[4 * count // BLOCK :].view(torch.float8_e5m2).float().mul_(scales.repeat_interleave(BLOCK))
 
 
 def _packed(whole: Tensor, bits: int) -> Tensor:

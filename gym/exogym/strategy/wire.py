@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.strategy.quantize import BLOCK, dequantized, quantized
+from exogym.strategy.quantize import BLOCK, as_float8, dequantized, from_float8, quantized
 
 AT_ONCE = 256 * BLOCK  # values that are rounded together: their copies stay in a CPU's caches
 LAST = "int16"
-BITS = {"int4": 4, "int8": 8, LAST: 16}
+BITS = {"int4": 4, "int8": 8, "float8": 8, LAST: 16}
 HEADER = 8  # bytes: two float32
 
 
@@ -25,7 +25,7 @@ class WireSum:
 
     Each rank sums one part of the values in float32, from what all have rounded, rounds the sum, and hands it out. It
     sends 2 (N - 1) / N times a float's bytes in this format. The last sum of a run has 16 bits a value: what is left
-    then is a 65,000th of the largest value among 1,024.
+    then is a 65,000th of the largest value among 1,024. float8 is for values that are not negative, see quantize.py.
 
     residual: what this rank has not sent yet [numel], None if there is nothing. Of the part that it sums, what rounding
     the sum took away is in it too.
@@ -86,8 +86,14 @@ def _bytes(count: int, wire: str) -> int:
 def _round_off(values: Tensor, sent: Tensor, wire: str) -> None:
     """What travels of `values`, float32, whole blocks -> `sent`, uint8. They keep what does not."""
     for piece, place in _pieces(values, sent, wire):
-        place.copy_(piece.bfloat16().view(torch.uint8) if wire == "bf16" else quantized(piece, BITS[wire]))
+        place.copy_(_rounded(piece, wire))
         piece.sub_(_as_floats(place, piece.numel(), wire))
+
+
+def _rounded(values: Tensor, wire: str) -> Tensor:
+    if wire == "bf16":
+        return values.bfloat16().view(torch.uint8)
+    return as_float8(values) if wire == "float8" else quantized(values, BITS[wire])
 
 
 def _add(sent: Tensor, values: Tensor, wire: str) -> None:
@@ -102,4 +108,6 @@ def _pieces(values: Tensor, sent: Tensor, wire: str) -> Iterator[tuple[Tensor, T
 def _as_floats(sent: Tensor, count: int, wire: str) -> Tensor:
     if wire == "bf16":
         return sent.clone().view(torch.bfloat16).float()
+    if wire == "float8":
+        return from_float8(sent, count)
     return dequantized(sent, count, BITS[wire])

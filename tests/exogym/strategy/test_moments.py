@@ -1,0 +1,111 @@
+"""Second moments that ranks share: the mean of all, in 8 bits, as if it had been there from the beginning."""
+
+import pytest
+import torch
+from exogym_toys import run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from exogym import DiLoCoStrategy
+from exogym.comm.threads import ThreadComm
+from exogym.config import DiLoCoConfig, OptimSpec, ParameterServerConfig
+from exogym.errors import SettingError
+from exogym.strategy.moments import EVERY, FIRST, MOMENT, Moments, SharedMoments, is_due
+from exogym.strategy.quantize import BLOCK, as_float8, from_float8
+
+
+def adam_after(gradients, size=8, beta=0.5):
+    """A parameter, and an Adam that has made a step with each gradient."""
+    p = nn.Parameter(torch.zeros(size))
+    optimizer = torch.optim.Adam([p], betas=(0.9, beta))
+    for gradient in gradients:
+        p.grad = torch.full((size,), gradient)
+        optimizer.step()
+    return p, optimizer
+
+
+def test_the_mean_of_two_ranks_by_hand():
+    """beta 0.5, gradients 2 and 4, then 8 and 0: moments 9 and 16 of 1 - 1/4, corrected 12 and 21.33; 3 to 1 samples."""
+
+    def rank_main(comm):
+        p, optimizer = adam_after([[2.0, 4.0], [8.0, 0.0]][comm.rank])
+        shared = SharedMoments(comm, optimizer, [p])
+        own = shared.read()
+        mean = shared.exchange(own, [3, 1][comm.rank])
+        shared.apply(mean, own)
+        return own.values[0].item(), optimizer.state[p][MOMENT][0].item()
+
+    (first, new0), (second, new1) = run_threads(2, rank_main)
+    assert (first, second) == (pytest.approx(12), pytest.approx(16 / 0.75))
+    assert new0 == new1 == pytest.approx((3 * 12 + 16 / 0.75) / 4 * 0.75, rel=0.2)  # two bits of fraction, twice
+
+
+def test_steps_made_while_it_travelled_count():
+    """What has become of the own moment since is replaced, what later gradients have added stays."""
+    p, optimizer = adam_after([2.0, 4.0])
+    shared = SharedMoments(ThreadComm.group(1)[0], optimizer, [p])
+    own = shared.read()
+    p.grad = torch.full_like(p, 6.0)
+    optimizer.step()
+    shared.apply(torch.full((8,), 20.0), own)
+    expected = 0.5 * (20 * 0.75) + 0.5 * 36
+    assert optimizer.state[p][MOMENT].tolist() == pytest.approx([expected] * 8)
+
+
+def test_a_rank_without_steps_takes_no_part_and_none_at_all_is_nothing():
+    def rank_main(comm, gradients):
+        p, optimizer = adam_after(gradients[comm.rank])
+        shared = SharedMoments(comm, optimizer, [p])
+        own = shared.read()
+        mean = shared.exchange(own, 1)
+        if mean is not None:
+            shared.apply(mean, own)
+        return None if mean is None else mean[0].item()
+
+    assert run_threads(2, lambda comm: rank_main(comm, [[2.0], []])) == [pytest.approx(4.0, rel=0.2)] * 2
+    assert run_threads(2, lambda comm: rank_main(comm, [[], []])) == [None, None]
+
+
+def test_moments_that_are_not_finite_do_not_count():
+    def rank_main(comm):
+        p, optimizer = adam_after([2.0])
+        shared = SharedMoments(comm, optimizer, [p])
+        values = shared.read().values
+        own = Moments(values.fill_(float("nan")) if comm.rank else values, [1])
+        return shared.exchange(own, 5)[0].item()
+
+    assert run_threads(2, rank_main) == [pytest.approx(4.0, rel=0.2)] * 2
+
+
+@settings(deadline=None)
+@given(blocks=st.integers(1, 4), exponent=st.integers(-30, 8), seed=st.integers(0, 99))
+def test_floats_of_eight_bits_keep_their_size_and_none_becomes_zero(blocks, exponent, seed):
+    generator = torch.Generator().manual_seed(seed)
+    spread = 10 ** (torch.rand(blocks * BLOCK, generator=generator) * -8)
+    values = spread * 10.0**exponent
+    arrived = from_float8(as_float8(values), values.numel())
+    assert (arrived > 0).all()
+    assert ((arrived / values - 1).abs() <= 0.126).all()
+    assert torch.equal(from_float8(as_float8(values * 0), values.numel()), values * 0)
+
+
+def test_small_values_beside_large_ones_are_no_zeros():
+    values = torch.full((BLOCK,), 1e-30)
+    values[0], values[1] = 1.0, 0.0
+    arrived = from_float8(as_float8(values), BLOCK)
+    assert arrived[0] == 1.0 and (arrived[1:] == 2.0**-31).all()
+
+
+def test_when_they_travel():
+    assert [n for n in range(FIRST + 2 * EVERY + 1) if is_due(n)] == [*range(FIRST), FIRST, FIRST + EVERY, FIRST + 8]
+
+
+def test_it_needs_adam():
+    DiLoCoConfig(share_moments=True, inner_optim=OptimSpec("adam"))
+    for inner in ("sgd", torch.optim.RMSprop):
+        with pytest.raises(SettingError, match="share_moments needs"):
+            DiLoCoConfig(share_moments=True, inner_optim=inner)
+    with pytest.raises(SettingError, match="share_moments"):
+        ParameterServerConfig(share_moments=True)
+    assert DiLoCoStrategy(share_moments=True).config.share_moments
