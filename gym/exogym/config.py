@@ -194,9 +194,8 @@ class DiLoCoConfig(StrategyConfig):
         at_least("H", self.H, 1)
         one_of("wire", self.wire, WIRES)
         self._check_overlap()
-        inner = self.inner_optim.name if isinstance(self.inner_optim, OptimSpec) else self.inner_optim
-        if self.share_moments and inner not in ("adam", "adamw"):
-            raise SettingError("share_moments needs inner_optim adam or adamw, by name or as an OptimSpec")
+        if self.share_moments and not _is_adam(self.inner_optim):
+            raise SettingError("share_moments needs inner_optim adam or adamw, or a class made from torch's")
         momentum = {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
         check_optim("outer_optim", self.outer_optim, outer_lr=self.outer_lr, **momentum)
         if self.outer_optim in ("adam", "adamw"):
@@ -396,6 +395,13 @@ def check_optim(key: str, optim: Optim, **beside: Any) -> None:
     for name, value in beside.items():
         if isinstance(value, (int, float)):
             at_least(name, value, 0)
+
+
+def _is_adam(optim: Optim) -> bool:
+    """By name, or a class of torch's own or made from it."""
+    if isinstance(optim, type):
+        return any(kind.__module__.startswith("torch.optim") and kind.__name__ == "Adam" for kind in optim.__mro__)
+    return (optim.name if isinstance(optim, OptimSpec) else optim) in ("adam", "adamw")
 
 
 def refuse(reason: str, **given: Any) -> None:

@@ -43,7 +43,12 @@ MISTAKES = {
         ("config.ini:4 [profile:mine]", "epochs = many: expected a whole number"),
         "passes over the training clips",
     ),
-    "a fraction for a whole number": (PROFILE + "batch_size = 1.5\n", ANY, "expected a whole number", "clips per optimizer step"),
+    "a fraction for a whole number": (
+        PROFILE + "batch_size = 1.5\n",
+        ANY,
+        "expected a whole number",
+        "clips per optimizer step",
+    ),
     "neither true nor false": (
         PROFILE + "gradient_checkpointing = maybe\n",
         ANY,

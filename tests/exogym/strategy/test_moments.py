@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exogym_toys import run_threads
+from exogym_toys import OtherArithmetic, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -26,7 +26,7 @@ def adam_after(gradients, size=8, beta=0.5):
 
 
 def test_the_mean_of_two_ranks_by_hand():
-    """beta 0.5, gradients 2 and 4, then 8 and 0: moments 9 and 16 of 1 - 1/4, corrected 12 and 21.33; 3 to 1 samples."""
+    """beta 0.5, gradients 2 and 4, or 8 and 0: moments 9 and 16 of 1 - 1/4, corrected 12 and 21.33; 3 to 1 samples."""
 
     def rank_main(comm):
         p, optimizer = adam_after([[2.0, 4.0], [8.0, 0.0]][comm.rank])
@@ -67,6 +67,12 @@ def test_a_rank_without_steps_takes_no_part_and_none_at_all_is_nothing():
     assert run_threads(2, lambda comm: rank_main(comm, [[], []])) == [None, None]
 
 
+def test_alone_nothing_is_rounded():
+    p, optimizer = adam_after([2.0])
+    shared = SharedMoments(ThreadComm.group(1)[0], optimizer, [p])
+    assert shared.exchange(shared.read(), 1) is None
+
+
 def test_moments_that_are_not_finite_do_not_count():
     def rank_main(comm):
         p, optimizer = adam_after([2.0])
@@ -102,7 +108,8 @@ def test_when_they_travel():
 
 
 def test_it_needs_adam():
-    DiLoCoConfig(share_moments=True, inner_optim=OptimSpec("adam"))
+    for inner in (OptimSpec("adam"), torch.optim.AdamW, OtherArithmetic):
+        DiLoCoConfig(share_moments=True, inner_optim=inner)
     for inner in ("sgd", torch.optim.RMSprop):
         with pytest.raises(SettingError, match="share_moments needs"):
             DiLoCoConfig(share_moments=True, inner_optim=inner)
