@@ -23,10 +23,11 @@ processor = WhisperProcessor.from_pretrained(folder)
 model = WhisperForConditionalGeneration.from_pretrained(base[0] if base else folder).eval()
 model = PeftModel.from_pretrained(model, folder).get_base_model() if base else model
 references, heard = [], []
+longest = model.config.max_target_positions // 2
 for row in csv.DictReader(Path(manifest).read_text(encoding="utf-8").splitlines()):
     audio, rate = soundfile.read(Path(manifest).parent / row["audio_path"])
     features = processor(audio, sampling_rate=rate, return_tensors="pt").input_features
-    heard += processor.batch_decode(model.generate(features, max_new_tokens=224), skip_special_tokens=True)
+    heard += processor.batch_decode(model.generate(features, max_new_tokens=longest), skip_special_tokens=True)
     references.append(row["transcription"])
 plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()])
 references, heard = [plain(text) for text in references], [plain(text.strip()) for text in heard]

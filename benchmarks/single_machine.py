@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
 import soundfile
 
@@ -32,6 +31,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.pooled_wer import difference, transcribed, wer  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 from distributed.run_dir.figures import scan  # noqa: E402
 
@@ -105,8 +105,7 @@ class Result:
 
     @property
     def wer(self) -> float:
-        errors, words = map(sum, zip(*self.clips, strict=True))
-        return 100 * errors / words
+        return wer(self.clips)
 
 
 class Peak:
@@ -179,34 +178,6 @@ def start_recipe(task: Task, model: Path, data: Path, folder: Path, console) -> 
     return subprocess.Popen(command, stdout=console, stderr=subprocess.STDOUT)
 
 
-def transcribed(task: Task, trained: Path, model: Path, data: Path, folder: Path) -> list[list[int]]:
-    """By plain transformers. Of a run of a few steps a few clips: an untrained model repeats itself for long."""
-    base = [str(model)] if task.method == "lora" else []
-    found = []
-    for part in ("validation", "test"):
-        rows = list(csv.reader((data / f"{part}.csv").read_text(encoding="utf-8").splitlines()))
-        audio = rows[0].index("audio_path")
-        rows[1:] = [[*row[:audio], str(data / row[audio]), *row[audio + 1 :]] for row in rows[1:]]
-        with (folder / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(rows[: 5 if task.max_steps else None])
-        command = [sys.executable, str(PROJECT / "benchmarks" / "plain_wer.py"), "--clips", str(trained), *base]
-        done = subprocess.run([*command, str(folder / f"{part}.csv")], capture_output=True, text=True, check=True)
-        found += json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def difference(ours: Sequence[Result], recipe: Sequence[Result]) -> tuple[float, float, float]:
-    """Points of WER by which ours is higher, and the interval of 95 % of 10,000 paired resamplings of the clips."""
-    counts = np.array([[ours_of.clips, of.clips] for ours_of, of in zip(ours, recipe, strict=True)], dtype=float)
-    errors, words = counts[..., 0].sum(0), counts[..., 1].sum(0)  # [way, clip], over all seeds
-    chance = np.random.default_rng(0)
-    drawn = chance.integers(errors.shape[1], size=(10_000, errors.shape[1]))
-    rates = 100 * errors[:, drawn].sum(-1) / words[:, drawn].sum(-1)  # [way, resampling]
-    low, high = np.percentile(rates[0] - rates[1], [2.5, 97.5])
-    all_of_them = 100 * errors.sum(-1) / words.sum(-1)
-    return all_of_them[0] - all_of_them[1], low, high
-
-
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data = args.model.resolve(), args.data.resolve()
@@ -237,7 +208,9 @@ class Bench:
             folder = self.out / f"{task.method}-{task.seed}-{task.way}{'-short' if task.short else ''}"
             print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
             trained, figures = train(task, self.model, self.data, folder)
-            clips = [] if task.short else transcribed(task, trained, self.model, self.data, folder)
+            base = self.model if task.method == "lora" else None
+            few = 4 if task.max_steps else None
+            clips = [] if task.short else transcribed(trained, base, self.data, folder, few)
             mean_s = statistics.mean(seconds_of(self.data))
             figures |= {"clips": clips, "audio_s": figures["samples"] * mean_s, "commit": current_commit()}
             self.results[task] = result = Result(task=task, **figures)
@@ -267,7 +240,8 @@ class Bench:
                 continue
             ratios = [a.rate / b.rate for a, b in zip(*turns, strict=True)]
             faster = statistics.median(ratios)
-            worse, low, high = difference(ours, recipe) if ours else (0.0, 0.0, 0.0)
+            heard = [[run.clips for run in runs] for runs in (ours, recipe)]
+            worse, low, high = difference(*heard) if ours else (0.0, 0.0, 0.0)
             interval = f"{worse:+.1f} ({low:+.1f} to {high:+.1f})" if ours else ""
             times = f"{faster:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
             rows.append([method, "ours", *self._cells(ours, turns[0], times), interval])
