@@ -73,6 +73,7 @@ EXAMPLES = {
     "nesterov": "true",
     "wire": "int8",
     "overlap_steps": "10",
+    "share_moments": "true",
     "island_size": "2",
     "p_sparta": "0.01",
     "sparta_interval": "5",
