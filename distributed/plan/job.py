@@ -45,6 +45,10 @@ class Job:
     strategy_settings: dict[str, str]
     origin: dict[str, str]
 
+    def with_profile(self, **values) -> Job:
+        """The same job with other values in its profile."""
+        return dataclasses.replace(self, profile=dataclasses.replace(self.profile, **values))
+
     def strategy_config(self, total_steps: int) -> StrategyConfig:
         """The strategy's settings for a run of `total_steps` optimizer steps; what was set is never overridden."""
         profile, settings = self.profile, dict(self.strategy_settings)

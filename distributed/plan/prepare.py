@@ -23,7 +23,9 @@ from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import model_folder
 from whisper_tuner.model.check import check_model
+from whisper_tuner.model.memory import shape_of, trained_parameters
 
+from .automatic import Conditions, Measured, chosen
 from .files import save_items
 from .job import Job
 from .launch import Launch, Rank
@@ -36,7 +38,10 @@ FEW_STEPS = 25
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run before it starts. `items` are the files of each host but the master, by address."""
+    """A run before it starts. `items` are the files of each host but the master, by address.
+
+    rounds: what its rounds are like, as `automatic.chosen` says it.
+    """
 
     launch: Launch
     items: dict[str, list[SyncItem]]
@@ -44,6 +49,7 @@ class Prepared:
     steps_per_epoch: int
     total_steps: int
     manifests: tuple[Manifest, ...]
+    rounds: str = ""
 
 
 def prepare_run(
@@ -55,10 +61,12 @@ def prepare_run(
     address: str = "127.0.0.1",
     show_status: ShowStatus = nullcontext,
     machine_workers: Sequence[int] = (),
+    measured: Callable[[], Measured] | None = None,
 ) -> Prepared:
     """Read the manifests, share out the clips, write what every rank will be told. Raises DataError, ConfigError.
 
-    `show_status` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`.
+    `show_status` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`. measured: asked once
+    all has been checked; what the strategy's open settings go by, which keep their defaults without it.
     """
     labels = tuple(host.address for host in hosts.all) if hosts else _local_labels(local_ranks)
     profile = _with_threads(job.profile, local_ranks)
@@ -71,6 +79,7 @@ def prepare_run(
     steps_per_epoch = steps_in_epoch(clips, len(shards["train"]), profile.batch_size)
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
+    job, rounds = _settled(job, len(labels), total_steps, measured)
     spec = _common_spec(job, profile, labels, total_steps, run_dir)
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
     ranks, items = _ranks(spec, hosts, sharing, manifests, shards, run_dir)
@@ -81,7 +90,16 @@ def prepare_run(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         manifests=tuple(checked.values()),
+        rounds=rounds,
     )
+
+
+def _settled(job: Job, hosts: int, steps: int, measured: Callable[[], Measured] | None) -> tuple[Job, str]:
+    shape = shape_of(str(model_folder(job.profile.base_model)))
+    if measured is None or shape is None:
+        return job, ""
+    parameters = trained_parameters(shape, job.profile)
+    return chosen(job, Conditions(parameters=parameters, hosts=hosts, steps=steps, measured=measured()))
 
 
 def _local_labels(ranks: int) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ SKEW_S = 2.0
 SHOWN = 3
 NAMES = {"Darwin": "macOS"}
 MIXED = "gloo cannot join Macs and other systems in one group: train on hosts of one kind."
+MEMORY_SHARE = 0.8  # of what a host has: other programs take some
 LESS_MEMORY = "Train with method = lora, a smaller max_duration_s, or a smaller model."
 OWN = 'Leave "python_env" out of the hosts file: then `hosts setup` makes an environment.'
 GONE = ": does not run"
@@ -166,6 +167,7 @@ class Checks:
         workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
         whole, least = self.needs.on_mps if on_mps else (self.needs.memory, self.needs.least)
         whole, least = whole * workers, (least or whole) * workers
+        self.host.spare_memory = (MEMORY_SHARE * total - whole) / workers
         has = f"{'its GPU' if on_card or on_mps else 'it'} has {size(total)}"
         if workers > 1:
             has += f" for {workers} workers"

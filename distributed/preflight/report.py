@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from distributed.plan.automatic import Measured
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError, TunerError
@@ -46,6 +47,7 @@ class HostFacts:
     differ: list[str] | None = None  # files of code that are not the master's
     torch: dict | None = None
     device: str | None = None  # on which it would train
+    spare_memory: float | None = None  # bytes beyond what each of its workers needs
     address: str | None = None  # of the chosen interface
     interface: str | None = None
 
@@ -113,6 +115,13 @@ class Report:
         """Of each host, how many workers are on its machine."""
         machines = [facts.machine for facts in self.hosts]
         return tuple(machines.count(machine) if machine else 1 for machine in machines)
+
+    @property
+    def measured(self) -> Measured:
+        """Of the slowest link, and of the host with the least memory."""
+        rates = [pair.mbit for pair in self.pairs if pair.mbit]
+        spare = [facts.spare_memory for facts in self.hosts if facts.spare_memory is not None]
+        return Measured(bytes_s=min(rates) * 125_000 if rates else None, spare_bytes=min(spare, default=None))
 
     def summary(self) -> str:
         """One line, for a run that goes on."""

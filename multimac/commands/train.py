@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
 from distributed.hosts.keep_awake import awake
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.plan.automatic import Measured, may_choose
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
+from distributed.preflight.speed import measure, remember, remembered
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show
-from multimac.view.transfers import send
+from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.data.check import PROBLEMS_FILE, described
-from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
+from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.text import duration, size
 
 from .attach_stop import start
+
+ONE_MACHINE = Measured(bytes_s=1e9)  # nothing travels further than its memory
 
 
 @awake()
@@ -31,7 +38,9 @@ def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -
     job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
-        prepared = prepare_run(job, run_dir, local_ranks=ranks, show_status=console.status)
+        prepared = prepare_run(
+            job, run_dir, local_ranks=ranks, show_status=console.status, measured=lambda: ONE_MACHINE
+        )
         prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
     return start(console, run_dir, detach=detach)
@@ -53,6 +62,13 @@ def distributed_train(
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
+
+        def measured() -> Measured:
+            step_s = remembered(job, hosts)
+            if step_s is None and may_choose(job, len(hosts.all)) and not (dry_run or no_sync):
+                step_s = _measure_step(console, job, hosts, report)
+            return dataclasses.replace(report.measured, step_s=step_s)
+
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
             prepared = prepare_run(
                 job,
@@ -61,8 +77,11 @@ def distributed_train(
                 address=report.meeting or meeting_address(hosts, report.remotes),
                 show_status=console.status,
                 machine_workers=report.machine_workers,
+                measured=measured,
             )
             _announce(console, job, prepared, run_dir, dry_run=dry_run)
+            if prepared.rounds:
+                console.print(prepared.rounds, soft_wrap=True)
             if dry_run:
                 _show_plan(console, prepared)
                 return ExitStatus.OK
@@ -70,6 +89,22 @@ def distributed_train(
                 send(console, prepared.items, report.remotes)
             prepared.launch.save(run_dir)
     return start(console, run_dir, detach=detach)
+
+
+def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
+    """Seconds on the slowest host; None if it could not be measured, which stops nobody from training."""
+    console.print("measuring three training steps on each host, once for hosts and a profile like these")
+    try:
+        samples = check_manifest(job.profile.train, job.profile.max_duration_s, PROJECT / STORE).samples
+        with tempfile.TemporaryDirectory() as scratch, transfers(console) as show:
+            speeds = measure(job, samples, hosts, report.remotes, Path(scratch), show, report.machine_workers)
+    except TunerError as error:
+        console.print(f"the time of a step could not be measured: {error}", style="yellow", soft_wrap=True)
+        return None
+    for speed in speeds:
+        if speed.problem:
+            console.print(f"{speed.host}: {speed.problem}", style="yellow", soft_wrap=True)
+    return remember(job, hosts, speeds)
 
 
 def _check_device(wanted: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -153,11 +152,6 @@ def numbered(name: str) -> Iterator[str]:
     """mine, mine-2, mine-3, ..."""
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
-
-
-def replaced(job: Job, **values) -> Job:
-    """The same job with other values in its profile."""
-    return dataclasses.replace(job, profile=dataclasses.replace(job.profile, **values))
 
 
 def with_sections(text: str, sections: Sequence[Section]) -> str:

@@ -22,7 +22,7 @@ from multimac.view.preflight_view import show
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 from whisper_tuner.paths import expanded
 
-from .draft import Draft, Group, numbered, replaced
+from .draft import Draft, Group, numbered
 from .questions import Option, Questions
 
 HOSTS_FILE = "distributed_hosts.json"
@@ -132,7 +132,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
 
 def _look(draft: Draft, group: Group, console: Console) -> Report:
     """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
-    job = replaced(draft.job(), train=draft.data.manifests["train"], validation=None, test=None)
+    job = draft.job().with_profile(train=draft.data.manifests["train"], validation=None, test=None)
     with console.status("checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
         pass
     show(console, report, errors=False)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.each import on_each
+from distributed.preflight.speed import Speed, measure
 from distributed.ssh.connection import Remote
 from multimac.view.transfers import transfers
 from whisper_tuner.config import Profile
@@ -21,7 +22,7 @@ from whisper_tuner.text import size
 
 from .draft import Draft, Group
 from .questions import Option, Questions
-from .speed import HOME_NETWORK, Speed, Work, exchange_s, measure, speed_up, suggested_interval, suggested_strategy
+from .speed import HOME_NETWORK, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
 
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",

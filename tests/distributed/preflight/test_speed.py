@@ -8,17 +8,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from small_run import folder, job, run_dir
 
 from distributed.plan.prepare import prepare_run
 from distributed.plan.run_spec import RunSpec
+from distributed.preflight import speed
+from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine
-from multimac.wizard import speed
-from multimac.wizard.draft import replaced
+
+__all__ = ["folder", "job", "run_dir"]
 
 
 @pytest.fixture
 def spec(job, run_dir: Path) -> RunSpec:
-    alone = replaced(job, validation=None, test=None, epochs=speed.STEPS, max_steps=speed.STEPS)
+    alone = job.with_profile(validation=None, test=None, epochs=speed.STEPS, max_steps=speed.STEPS)
     spec = prepare_run(alone, run_dir, local_ranks=1).launch.ranks[0].spec
     return dataclasses.replace(spec, cache_dir=str(run_dir / "cache"))
 
@@ -65,3 +68,26 @@ def run_instead(monkeypatch, tmp_path: Path, script: str) -> None:
     (tmp_path / "odd.py").write_text(script)
     monkeypatch.setattr(speed, "PROBE", "odd")
     monkeypatch.setattr(speed, "environment", lambda project: {"PYTHONPATH": f"{tmp_path}:{project}"})
+
+
+def test_the_time_of_a_step_is_remembered_for_a_run_like_this_one(job, monkeypatch, tmp_path):
+    monkeypatch.setattr(speed, "REMEMBERED", tmp_path / "deep" / "step-times.json")
+    hosts, others = (Hosts(master=Host(address="a"), workers=(Host(address=name),)) for name in "bc")
+    assert speed.remembered(job, hosts) is None
+    fast, slow = (speed.Speed(host=name, clips_s=1.0, step_s=step_s) for name, step_s in (("a", 0.5), ("b", 2.0)))
+    assert speed.remember(job, hosts, [fast, slow]) == speed.remembered(job, hosts) == 2.0
+    assert speed.remembered(job.with_profile(epochs=99, learning_rate=0.5), hosts) == 2.0
+    assert speed.remembered(job.with_profile(batch_size=99), hosts) is None
+    assert speed.remembered(job, others) is None
+    assert speed.remember(job, others, [fast, speed.Speed(host="c", problem="gone")]) is None
+    assert speed.remember(job, others, []) is None and speed.remembered(job, others) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', '{"KEY": -1.0}', '{"KEY": 1e9}', '{"KEY": NaN}'])
+def test_a_damaged_memory_is_none(job, monkeypatch, tmp_path, text):
+    monkeypatch.setattr(speed, "REMEMBERED", tmp_path / "step-times.json")
+    hosts = Hosts(master=Host(address="a"), workers=(Host(address="b"),))
+    speed.REMEMBERED.write_text(text.replace("KEY", speed._key(job, hosts)))
+    assert speed.remembered(job, hosts) is None
+    assert speed.remember(job, hosts, [speed.Speed(host="a", clips_s=1.0, step_s=0.5)]) == 0.5
+    assert speed.remembered(job, hosts) == 0.5

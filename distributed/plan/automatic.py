@@ -1,0 +1,129 @@
+"""What a DiLoCo run does where its profile leaves it open: by the payload, the slowest link, and the time of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from exogym.config import DiLoCoConfig
+from whisper_tuner.text import size
+
+from .job import Job
+from .strategy_memory import more_bytes
+
+WIRE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}  # of a value
+HOME_NETWORK = 12.5e6  # bytes a second, which is 100 Mbit/s; assumed where nothing was measured
+STEP_S = 0.5  # assumed likewise
+SMALL = 0.03  # of a round: an exchange that takes less need be neither smaller nor hidden
+SPARE = 1.25  # an exchange is given the steps that it takes by the measured rate, and a quarter more
+MOST_HIDDEN = 0.7  # of a round's steps: what is older is worth less
+FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
+TOLD_WAITING = 0.1  # of the time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Of the hosts of a run; None where it is not known.
+
+    bytes_s: of the slowest link. step_s: seconds of a step on the slowest host. spare_bytes: of memory, beyond what
+    plain averaging takes, on the host that has least.
+    """
+
+    bytes_s: float | None = None
+    step_s: float | None = None
+    spare_bytes: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """parameters: that are trained. steps: of each host, in the whole run."""
+
+    parameters: int
+    hosts: int
+    steps: int
+    measured: Measured
+
+    @property
+    def bytes_s(self) -> float:
+        return self.measured.bytes_s or HOME_NETWORK
+
+    @property
+    def step_s(self) -> float:
+        return self.measured.step_s or STEP_S
+
+    def sent_bytes(self, wire: str) -> float:
+        """By each host in one exchange; it does not grow with their number."""
+        return 2 * (self.hosts - 1) / self.hosts * self.parameters * WIRE_BYTES[wire]
+
+    def exchange_s(self, wire: str) -> float:
+        return self.sent_bytes(wire) / self.bytes_s
+
+    def waiting(self, config: DiLoCoConfig) -> float:
+        """The part of the time that hosts wait for the link."""
+        waits = max(0.0, self.exchange_s(config.wire) - config.overlap_steps * self.step_s)
+        return waits / (waits + config.H * self.step_s)
+
+
+def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
+    """The job with what was open in it, and a line that says what its rounds are like; '' if it has none.
+
+    What the profile sets stays.
+    """
+    if job.distribution.strategy != "diloco" or conditions.hosts == 1:
+        return job, ""
+    config = job.strategy_config(conditions.steps)
+    step_s, spare = conditions.step_s, conditions.measured.spare_bytes
+
+    def takes(**settings: object) -> None:
+        """Set what is open, if the memory is there."""
+        nonlocal config
+        given = {key: value for key, value in settings.items() if not _is_set(job, key)}
+        wanted = dataclasses.replace(config, **given)
+        more = more_bytes(wanted, conditions.hosts) * conditions.parameters
+        if spare is None or more <= spare:
+            config = wanted
+
+    def is_small() -> bool:
+        return conditions.exchange_s(config.wire) <= SMALL * config.H * step_s
+
+    if config.inner_optim in ("adam", "adamw"):
+        takes(share_moments=True)
+    if not is_small():
+        takes(wire="int8")
+    if not is_small():
+        needed = math.ceil(SPARE * conditions.exchange_s(config.wire) / step_s) + 1
+        takes(H=max(config.H, min(math.ceil(needed / MOST_HIDDEN), conditions.steps // FEWEST_ROUNDS)))
+        takes(overlap_steps=min(needed, config.H - 1))
+    return _with(job, config), _told(config, conditions)
+
+
+def may_choose(job: Job, hosts: int) -> bool:
+    """Whether the time of a step would decide anything."""
+    is_open = not all(_is_set(job, key) for key in ("H", "wire", "overlap_steps"))
+    return job.distribution.strategy == "diloco" and hosts > 1 and is_open
+
+
+def _is_set(job: Job, key: str) -> bool:
+    return key in job.strategy_settings or (key == "H" and "communication_interval" in job.origin)
+
+
+def _with(job: Job, config: DiLoCoConfig) -> Job:
+    settings = {"share_moments": str(config.share_moments).lower(), "wire": config.wire}
+    settings |= {"overlap_steps": str(config.overlap_steps)}
+    distribution = dataclasses.replace(job.distribution, communication_interval=config.H)
+    return dataclasses.replace(job, distribution=distribution, strategy_settings=settings | job.strategy_settings)
+
+
+def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
+    measured, exchange_s = conditions.measured, conditions.exchange_s(config.wire)
+    round_s = f"{config.H * conditions.step_s:.1f} s{'' if measured.step_s else ' (assumed)'}"
+    rate = f"{conditions.bytes_s * 8e-6:.0f} Mbit/s{'' if measured.bytes_s else ' (assumed)'}"
+    sent = f"{size(conditions.sent_bytes(config.wire))} as {config.wire}"
+    parts = [f"rounds of {config.H} steps, {round_s}; in each a host sends {sent}, {exchange_s:.1f} s at {rate}"]
+    if config.overlap_steps:
+        parts[0] += f", while {config.overlap_steps} steps are made"
+    if config.share_moments:
+        parts.append("hosts share Adam's second moments")
+    if (waiting := conditions.waiting(config)) > TOLD_WAITING:
+        parts.append(f"they wait {100 * waiting:.0f} % of the time for the link: method = lora sends less")
+    return "; ".join(parts)

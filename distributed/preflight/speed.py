@@ -1,0 +1,154 @@
+"""How fast each machine trains, measured by a few real steps, and remembered.
+
+Each machine trains alone on the same clips, all at the same time; see distributed/worker/speed.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from distributed.hosts.code import PRUNED
+from distributed.hosts.keep_awake import awake, hosts_awake
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.sync import Progress, sync
+from distributed.plan.job import Job
+from distributed.plan.launch import environment
+from distributed.plan.prepare import for_host, prepare_run
+from distributed.plan.run_spec import RunSpec
+from distributed.ssh.connection import Remote
+from distributed.ssh.host import Hosts
+from distributed.ssh.machine import LocalMachine, Machine
+from whisper_tuner.data.dataset import Manifest, Sample, write_manifest
+from whisper_tuner.errors import HostError
+from whisper_tuner.files import write_atomically
+from whisper_tuner.json_text import parse_json
+
+PROBE = "distributed.worker.speed"
+STEPS = 4  # of the probe, which counts all but the first
+LIMIT_S = 250.0  # the probe ends after 240 s by itself, unless its machine sleeps or hangs
+REMEMBERED = PROJECT / STORE / "step-times.json"
+MOST_REMEMBERED = 100
+NOT_IN_A_STEP = {
+    *("epochs", "max_steps", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "seed", "validation", "test"),
+    *("runs_dir", "checkpoint_interval", "keep_checkpoints", "val_interval"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What one machine did; `clips_s` is None where it could not be measured, and `problem` says why."""
+
+    host: str
+    clips_s: float | None = None
+    step_s: float | None = None
+    trainable: int = 0
+    problem: str = ""
+
+
+@awake()
+def measure(
+    job: Job,
+    samples: Sequence[Sample],
+    hosts: Hosts,
+    remotes: Sequence[Remote],
+    scratch: Path,
+    progress: Progress,
+    machine_workers: Sequence[int],
+) -> list[Speed]:
+    """Send what the probe needs, and run it on every machine. `job` is the job of one machine alone.
+
+    Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
+    """
+    each = math.ceil(job.profile.batch_size / len(hosts.all))  # of a step's clips, as in the run
+    clips = _chosen(samples, each * STEPS)
+    folder = scratch / "probe"
+    folder.mkdir(exist_ok=True)
+    write_manifest(folder / "clips.csv", clips)
+    settings = {"validation": None, "test": None, "batch_size": each, "epochs": STEPS, "max_steps": STEPS}
+    alone = job.with_profile(train=folder / "clips.csv", **settings)
+    spec = prepare_run(alone, folder, local_ranks=1).launch.ranks[0].spec
+    spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"))
+    specs, items = [spec], {}
+    for host in hosts.workers:
+        manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
+        theirs, items[host.address] = for_host(spec, host, manifests, {"train": clips}, folder)
+        specs.append(theirs)
+    with hosts_awake(remotes):
+        sync(remotes, items, progress, prune=PRUNED)
+    sharing = zip(specs, machine_workers, strict=True)
+    specs = [dataclasses.replace(own, machine_workers=workers) for own, workers in sharing]
+    machines = [LocalMachine(hosts.master.address), *remotes]
+    # However this ends, the processes are killed first: the threads wait for them.
+    with ThreadPoolExecutor(max_workers=len(machines)) as pool, ExitStack() as running:
+        return list(pool.map(lambda machine, own: _one(machine, own, running), machines, specs))
+
+
+def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Clips of all lengths; always the same ones, so that each is sent only once."""
+    by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
+    count = min(count, len(by_length))
+    return [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]
+
+
+def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
+    host = machine.host if isinstance(machine, Remote) else None
+    python = machine.expand(host.python) if host else sys.executable
+    project = machine.expand(host.project_path) if host else str(PROJECT)
+    last = ""
+    try:
+        process = machine.start([python, "-m", PROBE, spec.run_id], env=environment(project), cwd=project)
+        running.callback(process.kill)
+        watchdog = threading.Timer(LIMIT_S, process.kill)
+        watchdog.daemon = True  # what is started as this is left ends by itself, and holds nobody up
+        running.callback(watchdog.cancel)
+        watchdog.start()
+        process.write(spec.to_json().encode() + b"\n")
+        for line in process.lines():
+            last = line.strip() or last
+        return Speed(host=machine.name, **json.loads(last))
+    except HostError as error:
+        return Speed(host=machine.name, problem=str(error))
+    except (ValueError, TypeError):
+        return Speed(host=machine.name, problem=last or f"it did not finish {STEPS} training steps in time")
+
+
+def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> float | None:
+    """The slowest machine's seconds of a step, kept for the next run like this one; None if one was not measured."""
+    if not speeds or any(speed.step_s is None for speed in speeds):
+        return None
+    step_s = max(speed.step_s for speed in speeds)
+    kept = _all_remembered() | {_key(job, hosts): step_s}
+    REMEMBERED.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(REMEMBERED, json.dumps(dict(list(kept.items())[-MOST_REMEMBERED:]), indent=1))
+    return step_s
+
+
+def remembered(job: Job, hosts: Hosts) -> float | None:
+    return _all_remembered().get(_key(job, hosts))
+
+
+def _all_remembered() -> dict[str, float]:
+    try:
+        found = parse_json(REMEMBERED.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {key: step_s for key, step_s in pairs if isinstance(step_s, float) and 0 < step_s < LIMIT_S}
+
+
+def _key(job: Job, hosts: Hosts) -> str:
+    """Of all that the time of a step depends on, as far as the profile says it."""
+    profile = dataclasses.asdict(job.profile)
+    about = {key: value for key, value in profile.items() if key not in NOT_IN_A_STEP}
+    text = json.dumps([[host.address for host in hosts.all], about], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,130 @@
+"""What is chosen where a profile leaves it open, and that what it sets stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.plan.automatic import (
+    FEWEST_ROUNDS,
+    HOME_NETWORK,
+    MOST_HIDDEN,
+    Conditions,
+    Measured,
+    chosen,
+    may_choose,
+)
+from distributed.plan.job import resolve
+from distributed.plan.strategy_memory import more_bytes
+from whisper_tuner.config import ConfigFile
+
+TEXT = """\
+[profile:mine]
+base_model = openai/whisper-tiny
+train = train.csv
+[distributed:mine]
+base_profile = mine
+{}
+"""
+LORA, FULL = 2_200_000, 37_000_000
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    def read(*lines: str):
+        path = tmp_path_factory.mktemp("config") / "config.ini"
+        path.write_text(TEXT.format("\n".join(lines)))
+        return resolve(ConfigFile(path), "mine")
+
+    return read
+
+
+def settled(job, parameters, *, hosts=4, steps=1000, **measured):
+    conditions = Conditions(parameters=parameters, hosts=hosts, steps=steps, measured=Measured(**measured))
+    found, told = chosen(job, conditions)
+    return found.strategy_config(steps), told, conditions
+
+
+def test_a_payload_that_is_small_against_steps_travels_as_it_is(job):
+    """2.2 million floats to 3 others by 1 Gbit/s take 0.1 s; ten steps take 10 s."""
+    config, told, _ = settled(job(), LORA, bytes_s=125e6, step_s=1.0)
+    assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (10, "float32", 0, True)
+    assert told == (
+        "rounds of 10 steps, 10.0 s; in each a host sends 13.2 MB as float32, 0.1 s at 1000 Mbit/s; "
+        "hosts share Adam's second moments"
+    )
+
+
+def test_a_larger_one_is_made_smaller_and_then_hidden(job):
+    config, _, _ = settled(job(), LORA, bytes_s=12.5e6, step_s=1.0)  # 1.1 s as floats, 0.3 s in 8 bits
+    assert (config.H, config.wire, config.overlap_steps) == (10, "int8", 0)
+    config, told, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0)  # 4.4 s in 8 bits
+    assert (config.H, config.wire, config.overlap_steps) == (10, "int8", 7)
+    assert "55.5 MB as int8, 4.4 s at 100 Mbit/s, while 7 steps are made" in told and "wait" not in told
+
+
+def test_rounds_grow_no_longer_than_a_run_has_room_for(job):
+    config, told, conditions = settled(job(), FULL, bytes_s=2.5e6, step_s=0.2, steps=300)  # 22 s against steps of 0.2 s
+    assert config.H == 300 // FEWEST_ROUNDS and config.overlap_steps == config.H - 1
+    assert conditions.waiting(config) > 0.8 and "% of the time for the link: method = lora sends less" in told
+
+
+def test_what_was_not_measured_is_assumed_and_said(job):
+    _, told, conditions = settled(job(), LORA)
+    assert conditions.bytes_s == HOME_NETWORK
+    assert "5.0 s (assumed)" in told and "100 Mbit/s (assumed)" in told
+
+
+def test_what_the_profile_sets_stays(job):
+    fixed = job("communication_interval = 3", "wire = bf16", "overlap_steps = 0", "share_moments = false")
+    config, _, _ = settled(fixed, FULL, bytes_s=1e6, step_s=0.1)
+    assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (3, "bf16", 0, False)
+    assert may_choose(job(), 2) and not may_choose(job(), 1) and not may_choose(fixed, 2)
+    config, _, _ = settled(job("communication_interval = 3"), FULL, bytes_s=1e6, step_s=0.1)
+    assert (config.H, config.wire, config.overlap_steps) == (3, "int8", 2)
+    config, _, _ = settled(job("overlap_steps = 40", "communication_interval = 50"), FULL, bytes_s=1e6, step_s=0.1)
+    assert (config.H, config.overlap_steps) == (50, 40)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "fedavg", "parameter_server", "sparta_diloco"])
+def test_other_strategies_are_left_alone(job, strategy):
+    other = job(f"strategy = {strategy}")
+    conditions = Conditions(parameters=FULL, hosts=4, steps=100, measured=Measured())
+    assert chosen(other, conditions) == (other, "") and not may_choose(other, 4)
+
+
+def test_one_host_has_no_rounds_to_choose(job):
+    conditions = Conditions(parameters=FULL, hosts=1, steps=100, measured=Measured())
+    assert chosen(job(), conditions)[1] == ""
+
+
+def test_an_optimizer_without_moments_shares_none(job):
+    config, told, _ = settled(job("inner_optim = sgd"), FULL)
+    assert not config.share_moments and "moments" not in told
+
+
+def test_what_memory_does_not_allow_is_left(job):
+    config, _, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0, spare_bytes=0.0)
+    assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (35, "float32", 0, False)
+    config, _, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0, spare_bytes=12.0 * FULL)
+    assert (config.wire, config.share_moments) == ("float32", True)
+
+
+@given(
+    st.sampled_from([1, LORA, FULL, 1_500_000_000]),
+    st.integers(2, 8),
+    st.integers(1, 100_000),
+    st.none() | st.floats(1e4, 1e10),
+    st.none() | st.floats(1e-4, 1e3),
+    st.none() | st.floats(-1e9, 1e12),
+    st.sets(st.sampled_from(["communication_interval = 4", "wire = bf16", "overlap_steps = 3"])),
+)
+def test_whatever_was_measured_the_settings_go_together(job, parameters, hosts, steps, bytes_s, step_s, spare, lines):
+    measured = {"bytes_s": bytes_s, "step_s": step_s, "spare_bytes": spare}
+    config, told, _ = settled(job(*lines), parameters, hosts=hosts, steps=steps, **measured)
+    assert config.overlap_steps < config.H and told
+    grown = config.H > 10
+    assert not grown or steps // FEWEST_ROUNDS >= config.H
+    if config.overlap_steps and not lines and max(10, steps // FEWEST_ROUNDS) > config.H:
+        assert config.overlap_steps <= MOST_HIDDEN * config.H + 1 or config.H == 10
+    if spare is not None and not lines:
+        assert more_bytes(config, hosts) * parameters <= max(spare, 0)
