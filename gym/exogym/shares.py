@@ -74,24 +74,24 @@ def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[
         return None
     mean = sum(speeds) / len(speeds)
     fitting = [max(LEAST, round(speed / mean, 3)) for speed in speeds]
-    if _apart(fitting, present) <= FITTING + DOUBT * max(error for _, error in measured):
+    changes = [new / old for new, old in zip(fitting, present, strict=True)]
+    if _factor(changes) <= FITTING + DOUBT * max(error for _, error in measured):
         return None
-    if max(speeds) > EQUAL * min(speeds):
+    if _factor(speeds) > EQUAL:
         return fitting
-    return [1.0] * len(present) if _apart(present) > 1 else None
+    return [1.0] * len(present) if _factor(present) > 1 else None
 
 
-def _apart(shares: Sequence[float], present: Sequence[float] | None = None) -> float:
-    """The factor by which they differ, or by which they change from `present` ones in proportion to each other."""
-    changes = [new / old for new, old in zip(shares, present or [1.0] * len(shares), strict=True)]
-    return max(changes) / min(changes)
+def _factor(values: Sequence[float]) -> float:
+    """By which they differ at most."""
+    return max(values) / min(values)
 
 
 def told(members: Sequence[str], shares: Sequence[float], speeds: Sequence[float]) -> str:
     """`shares h1 40 %, h2 35 %, h3 25 %: h1 is 1.6 times as fast as h3`."""
     slowest, fastest = (members[speeds.index(speed)] for speed in (min(speeds), max(speeds)))
-    parts = [f"{member} {share / sum(shares):.0%}".replace("%", " %") for member, share in zip(members, shares, strict=True)]
-    return f"shares {', '.join(parts)}: {fastest} is {max(speeds) / min(speeds):.2g} times as fast as {slowest}"
+    parts = [f"{member} {100 * share / sum(shares):.0f} %" for member, share in zip(members, shares, strict=True)]
+    return f"shares {', '.join(parts)}: {fastest} is {_factor(speeds):.2g} times as fast as {slowest}"
 
 
 class Shares:
