@@ -37,9 +37,11 @@ checkpoint_interval = 1
 runs_dir = runs
 [distributed:diloco]
 base_profile = bench
+shares = fixed
 communication_interval = {steps}
 [distributed:allreduce]
 base_profile = bench
+shares = fixed
 strategy = allreduce
 """
 

@@ -51,9 +51,11 @@ learning_rate = 1e-3
 num_threads = 1
 [distributed:full-3]
 base_profile = full
+shares = fixed
 communication_interval = 17
 [distributed:lora-3]
 base_profile = lora
+shares = fixed
 communication_interval = 5
 """
 HEAD = (

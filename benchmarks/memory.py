@@ -28,6 +28,7 @@ GRAPH = Path(__file__).with_name("memory.svg")
 CONFIG = """
 [distributed:rounds]
 base_profile = tiny
+shares = fixed
 communication_interval = 1
 checkpoint_interval = 50
 max_steps = {rounds}

@@ -24,7 +24,7 @@ class Distribution:
     communication_interval: int = setting(10, "optimizer steps in a round, where a strategy has rounds", low=1)
     hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
     shares: str = setting(
-        "fixed", "clips of each host: fixed (equal, reproducible) or auto (by speed)", choices=("fixed", "auto")
+        "auto", "clips of each host: auto (by speed) or fixed (equal, reproducible)", choices=("auto", "fixed")
     )
     min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1)
     round_timeout_s: float = setting(

@@ -202,6 +202,8 @@ def _ranks(
 ) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
     """What each rank is told, and the files of each host but the master, which are remembered for later."""
     ranks, items = [], {}
+    if not hosts or max(machine_workers) > 1:  # the speed of ranks that share a machine is each other's doing
+        spec = dataclasses.replace(spec, shares="fixed")
     for number, label in enumerate(spec.hosts):
         own = dataclasses.replace(spec, rank=number, machine_workers=machine_workers[number])
         host = hosts.all[number] if hosts else None

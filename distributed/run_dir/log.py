@@ -58,6 +58,7 @@ FIELDS = {
     "preparing": "host done total",
     "start": "total_steps device",
     "plan": "total_steps",
+    "shares": "step what",
     "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating? seconds_waiting?",
     "round": "round step bytes? seconds? seconds_travelling?",
     "stop": "step bytes? seconds?",

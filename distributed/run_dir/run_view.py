@@ -83,7 +83,7 @@ class RunView:
         self.end: dict | None = None
         self._generation = 0
         self._resumed = False
-        self._validated = 0
+        self._validated = self._shared = 0
 
     def take(self, event: dict) -> None:
         """`event` is one that read_events gave: its fields are there and of their types."""
@@ -105,6 +105,8 @@ class RunView:
             self.end = event
         if kind == "validation":
             self._take_validation(event)
+        elif kind == "shares":
+            self._take_shares(event)
         elif said := line_of(event):
             self.lines.append(said)
 
@@ -115,12 +117,17 @@ class RunView:
         self.phase, self.end = event["phase"], None  # an end that was read before is an earlier attempt's
         for name in event.get("hosts") or ():
             self._host(name)
-            self._resumed, self._validated = False, 0  # a launcher has just started
+            self._resumed, self._validated, self._shared = False, 0, 0  # a launcher has just started
 
     def _take_validation(self, event: dict) -> None:
         if event["step"] > self._validated and event.get("loss") is not None:  # every host tells it
             self._validated = event["step"]
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
+
+    def _take_shares(self, event: dict) -> None:
+        if event["step"] > self._shared:  # every host tells it
+            self._shared = event["step"]
+            self.lines.append(f"step {event['step']}: {event['what']}")
 
     def _take_generation(self, number: int, hosts: list[str]) -> None:
         for name in hosts:

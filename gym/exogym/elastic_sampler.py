@@ -23,7 +23,8 @@ class Samples(Protocol):
 
     It may have a method `describe() -> dict`: what only some ranks may be able to tell about the data, by name, and
     what must be the same on those that can when a run is resumed. It may have a method `begin_epoch(epoch)`, which is
-    called before steps of another epoch are read.
+    called before steps of another epoch are read. It may have a method `cost(epoch, numbers) -> float`: about the work
+    that these samples are, in any unit; without it all are alike.
     """
 
     def __len__(self) -> int: ...
@@ -81,6 +82,13 @@ class ElasticSampler:
         if begin := getattr(self.samples, "begin_epoch", None):
             begin(epoch)
         return self.samples.read(self._own(epoch)[first_step:])
+
+    def cost(self, place: Place, trained: int) -> float:
+        """Of this member's step there, of which so many samples were trained."""
+        epoch, step = place
+        numbers = self._own(epoch)[step]
+        cost_of = getattr(self.samples, "cost", None)
+        return trained / len(numbers) * cost_of(epoch, numbers) if cost_of and numbers else trained
 
     def agree_on_length(self, comm: Comm) -> bool:
         """All ranks have the same plans."""
@@ -199,6 +207,9 @@ class FixedSampler:
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         return self.source.epoch(epoch, first_step=first_step) if first_step else self.source.epoch(epoch)
+
+    def cost(self, place: Place, trained: int) -> float:
+        return trained
 
     def agree_on_length(self, comm: Comm) -> bool:
         """Data sets that ranks made for themselves may give unequally many steps. True if this one has more now."""

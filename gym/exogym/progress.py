@@ -14,15 +14,11 @@ from exogym import device as devices
 from exogym.comm.comm import Comm
 from exogym.errors import NotFinite
 from exogym.logger.event import Events, plain
-from exogym.mean import Mean
-from exogym.membership.messages import SPEEDS
 from exogym.micro_batches import StepWork
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
 from exogym.strategy.strategy import StepResult
 
-SPEED_MEMORY = 0.9  # of a step's speed in the next
-MOST_UNEQUAL = 5.0  # no rank gets so many times more, or less, than the mean
 MOST_SKIPPED = 5  # steps in a row without a finite loss or gradient, before the run ends
 NAMED = 8  # clips at most in a message
 
@@ -35,7 +31,6 @@ class Progress:
     def __init__(self, events: Events, comm: Comm, state: NodeState):
         self._events, self._comm, self._state = events, comm, state
         self.epoch = 0  # of the last step
-        self.speed = Mean()  # samples a second, over the last steps
 
     @property
     def rank(self) -> int:
@@ -68,13 +63,10 @@ class Progress:
         work: StepWork,
         *,
         seconds: float,
-        computing: float,
         waiting: float,
         device: torch.device,
     ) -> None:
-        """computing: those of `seconds` in which it did not wait for others. waiting: for its batches, before them."""
-        self.speed.fade(SPEED_MEMORY)
-        self.speed.add(work.samples, computing if work.samples else 0.0)
+        """waiting: for its batches, before these `seconds`."""
         norm = result.grad_norm
         spent = {}
         if result.agreed and result.round is None:  # a round tells its own
@@ -105,14 +97,6 @@ class Progress:
 
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)
-
-    def shares(self) -> list[float]:
-        """Each rank's speed, within limits; the mean of the others' for one that has not been measured."""
-        mine = torch.tensor([self.speed.value() or 0.0], dtype=torch.float64)
-        speeds = [float(speed) for speed in self._comm.commit_together(SPEEDS, lambda: self._comm.all_gather(mine))]
-        known = [speed for speed in speeds if speed > 0]
-        mean = sum(known) / len(known) if known else 1.0
-        return [min(max(speed or mean, mean / MOST_UNEQUAL), mean * MOST_UNEQUAL) for speed in speeds]
 
 
 def waited_for(items: Iterable[T]) -> Iterator[tuple[T, float]]:

@@ -34,8 +34,8 @@ class LoopSettings:
     refused.
     log_correlation: agreements from one measurement of how alike the ranks' weights are to the next (correlation.py);
     0: never. With a strategy whose ranks have the same weights at every step there is nothing to measure.
-    auto_shares: share the work in proportion to the ranks' measured speeds, anew at every epoch. Faster ranks then have
-    larger batches, and a run cannot be repeated bit for bit.
+    auto_shares: share the work in proportion to the ranks' measured speeds where these differ by more than a tenth, and
+    anew when they change (shares.py). Faster ranks then have larger batches, and a run cannot be repeated bit for bit.
     """
 
     num_epochs: int | None = None

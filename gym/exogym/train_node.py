@@ -22,6 +22,7 @@ from exogym.membership.messages import CORRELATION, END, ROUND
 from exogym.micro_batches import Forward, accumulate
 from exogym.progress import NonFiniteGuard, Progress, waited_for
 from exogym.settings import LoopSettings
+from exogym.shares import Shares
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position, RunLength
@@ -64,9 +65,9 @@ class TrainNode:
     In an ElasticComm ranks may be lost, and may come (back) between rounds. What a lost rank trained since the last
     agreement is resharded if `train` is an ElasticSampler; else losing one ends the run with PeerLost.
 
-    events gets dicts with `type` start, resume, plan (work was resharded), step, round (at each agreement of a strategy
-    that has rounds, on every rank), drift (ranks had come to differ by rounding, and do no more), validation,
-    correlation (see LoopSettings), checkpoint, stop or warning.
+    events gets dicts with `type` start, resume, plan (work was resharded), shares (anew by speed), step, round (at each
+    agreement of a strategy that has rounds, on every rank), drift (ranks had come to differ by rounding, and do no
+    more), validation, correlation (see LoopSettings), checkpoint, stop or warning.
     The caller owns `comm` and closes it, also after an exception.
     """
 
@@ -94,7 +95,8 @@ class TrainNode:
         self._forward = Forward(model, self.device, settings.precision)
         self._guard = NonFiniteGuard(self.progress)
         self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
-        self._hidden = HiddenRounds(self.state, comm, settings, validates=self._validation.has_data)
+        self.shares = Shares(self.state, comm, settings)
+        self._hidden = HiddenRounds(self.state, comm, settings, self.shares, validates=self._validation.has_data)
         self._was_given_state = False  # that of the others, after they had agreed on some
         self._was_resharded = False
         self._correlation: float | None = None  # of the last round
@@ -242,15 +244,15 @@ class TrainNode:
         state.trained.setdefault(before.epoch, []).extend(work.ids)
         state.samples += work.samples
         state.loss.add(work.loss.total, work.loss.weight)
+        cost = self.train.cost((before.epoch, before.in_epoch), work.samples)
         stopping = self._hidden.may_stop(bool(self.should_stop()))
         result = self.strategy.local_step(work.loss.weight, work.samples if work.loss.weight else 0)
         result = self._end_step(after, result, stopping, spent)
         self.model.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
-        computing = seconds - (self.comm.seconds - spent.seconds)
+        self.shares.speed.add(cost, seconds - (self.comm.seconds - spent.seconds))
         self.progress.epoch = before.epoch
-        spent_on = {"seconds": seconds, "computing": computing, "waiting": self._waited}
-        self.progress.step_made(result, work, **spent_on, device=self.device)
+        self.progress.step_made(result, work, seconds=seconds, waiting=self._waited, device=self.device)
         self._guard.check(result, work)
         self.saved.note_written()
         return result
@@ -347,13 +349,18 @@ class TrainNode:
             self._validation.run()
 
     def _reshard(self) -> None:
-        """Share what is left anew, if others shared it than those who are here now, or where speeds are to count."""
-        members, work, auto = self.comm.members, self.train, self.settings.auto_shares
-        is_share_due = auto and work.first_epoch > self.state.now.resharded_in and len(members) > 1
-        if work.is_shared_among(members) and not is_share_due:
+        """Share what is left anew, if others shared it than those who are here now, or as speeds now are."""
+        work, shares, dealt = self.train, self.shares, None
+        if shares.is_comparison_due(self.state.now):
+            dealt = shares.compare()
+        members = self.comm.members  # one may have been lost meanwhile
+        if dealt is None and work.is_shared_among(members):
             return
-        shares = self.progress.shares() if auto else None
-        self.state.reshard(self.comm.members, shares)  # one may have been lost meanwhile
+        weights, what = dealt or (shares.kept(members), "")
+        self.state.reshard(members, weights)
+        shares.speed.clear()
+        if what:
+            self.progress.emit("shares", what=what)
         work.prefetch(self.settings.num_epochs)
         self._validation.follow()
         self._was_resharded = True

@@ -30,26 +30,30 @@ def exchange_s(work: Work, bytes_s: float | None) -> float:
 def speed_up(speeds: Sequence[Speed], work: Work, bytes_s: float | None, steps_a_round: int) -> float | None:
     """How many times as fast as the first machine (the master) alone; None if a machine was not measured.
 
-    Every host gets an equal share of the clips, so all wait for the slowest one. What a step takes beside its clips is
-    left out: alone, the master makes as many steps, of more clips.
+    Every host gets clips in proportion to its speed. What a step takes beside its clips is left out: alone, the master
+    makes as many steps, of more clips.
     """
     if not speeds or any(speed.clips_s is None for speed in speeds):
         return None
-    slowest = min(speed.clips_s for speed in speeds)
-    computing = max(speed.step_s for speed in speeds) * steps_a_round
+    computing = step_s(speeds) * steps_a_round
     share = computing / (computing + exchange_s(work, bytes_s))
-    return len(speeds) * slowest / speeds[0].clips_s * share
+    return sum(speed.clips_s for speed in speeds) / speeds[0].clips_s * share
+
+
+def step_s(speeds: Sequence[Speed]) -> float:
+    """Seconds of a step of all machines that were measured, with clips in proportion to their speeds; 1 if none was."""
+    measured = [speed for speed in speeds if speed.clips_s]
+    clips = sum(speed.clips_s * speed.step_s for speed in measured)
+    return clips / sum(speed.clips_s for speed in measured) if measured else 1.0
 
 
 def suggested_interval(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> int:
     """Steps in a DiLoCo round: SMALL_SHARE of the time for communication at most, FEWEST_ROUNDS at least."""
-    step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
-    wanted = math.ceil(exchange_s(work, bytes_s) / (SMALL_SHARE * step_s))
+    wanted = math.ceil(exchange_s(work, bytes_s) / (SMALL_SHARE * step_s(speeds)))
     return max(1, min(max(5, wanted), work.steps // FEWEST_ROUNDS))
 
 
 def suggested_strategy(speeds: Sequence[Speed], work: Work, bytes_s: float | None) -> str:
     """AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
-    step_s = max((speed.step_s for speed in speeds if speed.step_s), default=1.0)
-    cheap = exchange_s(work, bytes_s) <= SMALL_SHARE * step_s
+    cheap = exchange_s(work, bytes_s) <= SMALL_SHARE * step_s(speeds)
     return "allreduce" if cheap or work.steps < 2 * FEWEST_ROUNDS else "diloco"

@@ -27,10 +27,10 @@ from exogym.comm.comm import Comm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
-from exogym.mean import Mean
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.coordinator import Coordinator
 from exogym.membership.waiting import UNREACHED_S
+from exogym.shares import UNKNOWN, Measured, Speed
 
 torch.set_num_threads(1)
 
@@ -40,7 +40,15 @@ RESCUE_LINES = 2500  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
-    *("train_node.py", "hidden_rounds.py", "micro_batches.py", "validation.py", "progress.py", "correlation.py"),
+    *(
+        "train_node.py",
+        "shares.py",
+        "hidden_rounds.py",
+        "micro_batches.py",
+        "validation.py",
+        "progress.py",
+        "correlation.py",
+    ),
     *("node_state.py", "saved_states.py", "state_sync.py", "elastic_sampler.py", "elastic.py"),
     *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
@@ -257,17 +265,15 @@ class Clips(DatasetSamples):
         return {"x": x, "ids": [f"c{n}" for n in numbers]}
 
 
-class Speed(Mean):
-    """Samples a second as if measured: a real clock would make of each seed another run."""
+class DrawnSpeed(Speed):
+    """As if measured, and another each time: a real clock would make of each seed another run."""
 
-    def __init__(self, speed: float):
-        super().__init__(speed, 1.0)
+    def __init__(self, chance: random.Random):
+        super().__init__()
+        self._chance = random.Random(chance.random())
 
-    def add(self, total, weight):
-        pass
-
-    def fade(self, keep):
-        pass
+    def measured(self):
+        return UNKNOWN if self._chance.random() < 0.1 else Measured(self._chance.uniform(0.3, 3.0), 0.0)
 
 
 class Recorded(ElasticSampler):
@@ -446,7 +452,7 @@ class World:
             checkpoint_interval=job.checkpoint_interval, resume=resume, auto_shares=job.auto,
             log_correlation=job.log_correlation,
         )  # fmt: skip
-        host.node.progress.speed = Speed(self.chance.uniform(0.3, 3.0))
+        host.node.shares.speed = DrawnSpeed(self.chance)
         host.to_coordinator.append(lambda: self.coordinator.ready(host.name))
         result = host.node.run()
         host.node.saved.checkpoints._writer.shutdown()

@@ -79,14 +79,17 @@ class Group:
             shares = {member: drawn(work, self.epoch, self.step) for member, work in self.ranks.items()}
             assert {len(share) for share in shares.values()} == {count - self.step}, "equal numbers of steps"
             for member, share in shares.items():
-                assert len(share[0]) <= self.batch
+                assert len(share[0]) <= self.batch or len(set(self.any_rank.weights)) > 1
                 self.trained[member] += [(self.epoch, number) for number in share[0]]
             steps, self.step = steps - 1, self.step + 1
             if self.step == count:
                 self.epoch, self.step = self.epoch + 1, 0
 
-    def agree(self, lost: set[str], come: set[str]) -> None:
-        """Those who are lost have trained for nothing; those who come get the state of one that stayed."""
+    def agree(self, lost: set[str], come: set[str], speeds: dict[str, float] | None = None) -> None:
+        """Those who are lost have trained for nothing; those who come get the state of one that stayed.
+
+        speeds: the work is shared in proportion to them from now on, whoever is here.
+        """
         stayed = {member: work for member, work in self.ranks.items() if member not in lost} or dict(self.ranks)
         for work in stayed.values():
             work.mark_done(self.since, (self.epoch, self.step), tuple(stayed))
@@ -98,8 +101,8 @@ class Group:
         }
         self.trained = {member: [] for member in self.ranks}
         for work in self.ranks.values():
-            if work.members != tuple(self.ranks) or work.needs_reshard:
-                work.reshard(tuple(self.ranks))
+            if speeds or work.members != tuple(self.ranks) or work.needs_reshard:
+                work.reshard(tuple(self.ranks), speeds and [speeds[member] for member in self.ranks])
                 self.epoch, self.step = work.first_epoch, 0
         self.since = (self.epoch, self.step)
 
@@ -127,6 +130,7 @@ class Group:
 
 
 some_hosts = st.sets(st.sampled_from(HOSTS), min_size=1)
+some_speeds = st.none() | st.fixed_dictionaries(dict.fromkeys(HOSTS, st.floats(0.05, 4.0)))
 
 
 @settings(max_examples=80, deadline=None)
@@ -134,16 +138,16 @@ some_hosts = st.sets(st.sampled_from(HOSTS), min_size=1)
     size=st.integers(1, 23),
     batch=st.integers(1, 4),
     first=some_hosts,
-    rounds=st.lists(st.tuples(st.integers(0, 9), some_hosts, some_hosts), max_size=8),
+    rounds=st.lists(st.tuples(st.integers(0, 9), some_hosts, some_hosts, some_speeds), max_size=8),
 )
-@example(size=7, batch=1, first={"ada", "bob"}, rounds=[(9, {"bob"}, set()), (2, set(), {"cy"})])
-@example(size=7, batch=1, first={"ada", "bob"}, rounds=[(3, {"bob"}, {"bob"})])
+@example(size=7, batch=1, first={"ada", "bob"}, rounds=[(9, {"bob"}, set(), None), (2, set(), {"cy"}, None)])
+@example(size=7, batch=1, first={"ada", "bob"}, rounds=[(3, {"bob"}, {"bob"}, None)])
 def test_each_sample_counts_once_an_epoch(size, batch, first, rounds):
-    """rounds: how many steps, who is lost in it, and who comes then, perhaps the same."""
+    """rounds: how many steps, who is lost in it, who comes then, perhaps the same, and whether speeds decide then."""
     group = Group(size, batch, first)
-    for steps, lost, come in rounds:
+    for steps, lost, come, speeds in rounds:
         group.train(steps)
-        group.agree(lost, come)
+        group.agree(lost, come, speeds)
         group.check_agreement()
         group.check_what_is_left()
         assert max(group.counted.values(), default=1) == 1

@@ -28,13 +28,19 @@ from simulation import (
     rescue_and_end,
 )
 
-from exogym import Checkpoints, DiLoCoStrategy, Strategy
+from exogym import Checkpoints, DiLoCoStrategy, Strategy, shares
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 300))
 BLOCKS = 10
 MOST_RESUMES = 6
 EACH_ALONE = 1e-6  # bucket_mb: no two parameters share a bucket
+
+
+@pytest.fixture(autouse=True)
+def speeds_are_compared_often(monkeypatch):
+    monkeypatch.setattr(shares, "OFTEN", 2)
+    monkeypatch.setattr(shares, "SELDOM", 4)
 
 
 def random_job(chance: random.Random) -> Job:

@@ -18,6 +18,7 @@ PROJECT = Path(__file__).parents[2]
 DILOCO = """
 [distributed:diloco]
 base_profile = tiny
+shares = fixed
 communication_interval = 3
 max_steps = 7
 """
@@ -25,12 +26,14 @@ LORA = DILOCO.replace("max_steps = 7", "max_steps = 3\nmethod = lora\nlora_r = 4
 LONG = """
 [distributed:long]
 base_profile = tiny
+shares = fixed
 strategy = allreduce
 epochs = 1000
 """
 ALL_REDUCE = """
 [distributed:two]
 base_profile = tiny
+shares = fixed
 strategy = allreduce
 audio_context = full
 dropout = 0

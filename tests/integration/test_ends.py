@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow]
 TEXT = """
 [distributed:d]
 base_profile = tiny
+shares = fixed
 communication_interval = 4
 checkpoint_interval = 1
 epochs = 8

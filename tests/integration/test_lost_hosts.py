@@ -23,6 +23,7 @@ PROJECT = Path(__file__).parents[2]
 TEXT = """
 [distributed:d]
 base_profile = tiny
+shares = fixed
 communication_interval = 4
 checkpoint_interval = 1
 epochs = {epochs}

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.lab
 DILOCO = """
 [distributed:d]
 base_profile = tiny
+shares = fixed
 communication_interval = 5
 checkpoint_interval = 1
 dropout = 0.1
@@ -23,6 +24,7 @@ epochs = 3
 ALL_REDUCE = """
 [distributed:d]
 base_profile = tiny
+shares = fixed
 strategy = allreduce
 checkpoint_interval = 4
 max_steps = 80

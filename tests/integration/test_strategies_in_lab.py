@@ -21,6 +21,7 @@ PROJECT = Path(__file__).parents[2]
 TEXT = """
 [distributed:d]
 base_profile = tiny
+shares = fixed
 strategy = {strategy}
 communication_interval = 4
 epochs = {epochs}

@@ -249,6 +249,10 @@ class ShardBatches:
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
+    def cost(self, epoch: int, numbers: Sequence[int]) -> float:
+        """See Samples."""
+        return sum(self._cost(self.samples[number], epoch) for number in numbers)
+
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """Audio that this host lacks is sent to it while it does other things."""
         if self._missing_audio:

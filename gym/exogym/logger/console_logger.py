@@ -78,6 +78,7 @@ TOLD = {
     "warning": lambda event: f"{_who(event)}: {event['what']}",
     "resume": lambda event: f"goes on from step {event['step']}",
     "stop": lambda event: "stops as it was asked to",
+    "shares": lambda event: f"step {event['step']}: {event['what']}",
     "drift": lambda event: f"step {event['step']}: ranks had come to differ by rounding, and are equal again",
 }
 

@@ -115,12 +115,17 @@ class NodeState:
         with self.changing():
             sampler, waits = self.sampler, members != self.sampler.members
             sampler.reshard(members, weights)
-            first = sampler.first_epoch
-            epoch = self.next_epoch(first)
-            self._agree(replace(self.now, epoch=epoch, in_epoch=0, resharded_in=first, validation_waits=waits))
+            epoch, step = self.next_epoch(sampler.first_epoch), self.now.step
+            begin = {"epoch": epoch, "in_epoch": 0, "shared_at": step, "compared_at": step}
+            self._agree(replace(self.now, **begin, validation_waits=waits))
             left = self._length.steps_left(self.now, sampler)
             self.total_steps = self.now.step + left
             self.strategy.schedule.stretch(self.now.step, left)
+
+    def compared(self) -> None:
+        """Ranks have compared their speeds."""
+        with self.changing():
+            self._agree(replace(self.now, compared_at=self.now.step))
 
     def validated(self, loss: float | None) -> None:
         with self.changing():

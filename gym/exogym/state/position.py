@@ -15,8 +15,8 @@ from exogym.strategy.optim import Schedule
 class Position:
     """How far ranks have come together, and what is due next. `in_epoch` counts steps since the last reshard.
 
-    validation_waits: the work was just resharded, so data of the validation may still be on their way. resharded_in:
-    the epoch in which that was last done.
+    validation_waits: the work was just resharded, so data of the validation may still be on their way. shared_at,
+    compared_at: the steps at which it was last resharded, and at which speeds were last compared (see shares.py).
     """
 
     step: int = 0
@@ -27,7 +27,8 @@ class Position:
     validated_at: int = 0
     validation_due: bool = False
     validation_waits: bool = False
-    resharded_in: int = 0
+    shared_at: int = 0
+    compared_at: int = 0
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -64,7 +64,7 @@ def test_steps_that_hide_an_exchange_may_be_as_many_as_a_round_has(job):
         ("outer_lr = much", "config.ini", "not a number"),
         ("H = 5", "config.ini:11", "unknown key 'H'"),
         ("overlap_steps = 20", "config.ini:11 ", "must be below the steps of a round, which are 20: make it smaller"),
-        ("shares = evenly", "config.ini:11", "expected one of fixed, auto"),
+        ("shares = evenly", "config.ini:11", "expected one of auto, fixed"),
     ],
 )
 def test_a_mistake_names_key_and_place(job, line, place, words):

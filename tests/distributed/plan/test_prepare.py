@@ -87,6 +87,17 @@ def test_local_ranks_share_the_cores_and_are_told_how_many_they_are(job, run_dir
     assert not found.items and not (run_dir / "shipment.json").exists()
 
 
+def test_speeds_count_only_where_each_host_is_a_machine_of_its_own(job, run_dir):
+    def shares(job, **hosts):
+        [found] = {rank.spec.shares for rank in prepare_run(job, run_dir, **hosts).launch.ranks}
+        return found
+
+    fixed = dataclasses.replace(job, distribution=dataclasses.replace(job.distribution, shares="fixed"))
+    assert shares(job, hosts=PAIR) == shares(job, hosts=PAIR, machine_workers=(1, 1)) == "auto"
+    assert shares(job, hosts=PAIR, machine_workers=(2, 2)) == shares(job, local_ranks=2) == shares(job) == "fixed"
+    assert shares(fixed, hosts=PAIR) == "fixed"
+
+
 def test_one_process_has_the_machine_for_itself(job, run_dir):
     [rank] = prepare_run(job, run_dir).launch.ranks
     assert (rank.label, rank.spec.machine_workers, rank.spec.profile.num_threads) == ("localhost", 1, 0)

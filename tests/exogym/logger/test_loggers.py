@@ -289,6 +289,12 @@ def test_console_tells_warnings_and_resumes_once():
     ]
 
 
+def test_console_tells_new_shares_once():
+    out, what = io.StringIO(), "shares rank0 60 %, rank1 40 %: rank0 is 1.5 times as fast as rank1"
+    give(ConsoleLogger(stream=out), *({"type": "shares", "rank": n, "step": 8, "what": what} for n in range(2)))
+    assert out.getvalue().splitlines()[1:2] == [f"step 8: {what}"] and out.getvalue().count(what) == 1
+
+
 def test_console_has_a_progress_bar_on_a_terminal():
     code = """
         import os, sys

@@ -176,6 +176,13 @@ def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     assert view.lines == ["starts from the beginning: no checkpoint"]
 
 
+def test_new_shares_are_told_once():
+    view, what = RunView(), "shares h1 60 %, h2 40 %: h1 is 1.5 times as fast as h2"
+    for step, host in ((8, "h1"), (8, "h2"), (16, "h2"), (16, "h1")):
+        view.take({"type": "shares", "host": host, "step": step, "what": what})
+    assert view.lines == [f"step 8: {what}", f"step 16: {what}"]
+
+
 def test_the_table_tells_what_each_host_does():
     view = RunView()
     for host in ("h1", "h2"):

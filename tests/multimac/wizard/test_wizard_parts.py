@@ -13,7 +13,7 @@ from multimac.wizard import model
 from multimac.wizard.data import beside, find, split
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.questions import Questions
-from multimac.wizard.speed import Speed, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
+from multimac.wizard.speed import Speed, Work, exchange_s, speed_up, step_s, suggested_interval, suggested_strategy
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
@@ -85,12 +85,13 @@ def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
     assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
 
 
-def test_all_wait_for_the_slowest_and_for_the_network():
+def test_speeds_add_up_and_all_wait_for_the_network():
     fast, slow = Speed(host="a", clips_s=8.0, step_s=1.0), Speed(host="b", clips_s=4.0, step_s=2.0)
     work = Work(payload=12_500_000, steps=1000, hosts=2)
     assert exchange_s(work, None) == 1.0
     assert speed_up([fast, fast], Work(payload=0, steps=1, hosts=2), None, 1) == 2.0
-    assert speed_up([fast, slow], Work(payload=0, steps=1, hosts=2), None, 1) == 1.0
+    assert speed_up([fast, slow], Work(payload=0, steps=1, hosts=2), None, 1) == 1.5
+    assert step_s([fast, slow]) == pytest.approx(4 / 3)  # 16 clips at 12 clips a second
     assert speed_up([fast, fast], work, None, 1) == 1.0
     assert speed_up([fast, fast], work, None, 9) == pytest.approx(1.8)
     assert speed_up([fast, Speed(host="b", problem="gone")], work, None, 1) is None
