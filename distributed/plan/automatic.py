@@ -25,7 +25,7 @@ TOLD_WAITING = 0.1  # of the time
 class Measured:
     """Of the hosts of a run; None where it is not known.
 
-    bytes_s: of the slowest link. step_s: seconds of a step on the slowest host. spare_bytes: of memory, beyond what
+    bytes_s: of the slowest link. step_s: seconds of a step, the same for all. spare_bytes: of memory, beyond what
     plain averaging takes, on the host that has least.
     """
 

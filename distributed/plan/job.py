@@ -49,6 +49,11 @@ class Job:
         """The same job with other values in its profile."""
         return dataclasses.replace(self, profile=dataclasses.replace(self.profile, **values))
 
+    def with_strategy(self, name: str) -> Job:
+        """The same job with another strategy, at its defaults."""
+        distribution = dataclasses.replace(self.distribution, strategy=name)
+        return dataclasses.replace(self, distribution=distribution, strategy_settings={})
+
     def strategy_config(self, total_steps: int) -> StrategyConfig:
         """The strategy's settings for a run of `total_steps` optimizer steps; what was set is never overridden."""
         profile, settings = self.profile, dict(self.strategy_settings)

@@ -122,11 +122,18 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
         return Speed(host=machine.name, problem=last or f"it did not finish {STEPS} training steps in time")
 
 
+def step_of_all(speeds: Sequence[Speed]) -> float | None:
+    """Seconds of a step of the machines that were measured, with clips in proportion to their speeds."""
+    measured = [speed for speed in speeds if speed.clips_s]
+    clips = sum(speed.clips_s * speed.step_s for speed in measured)
+    return clips / sum(speed.clips_s for speed in measured) if measured else None
+
+
 def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> float | None:
-    """The slowest machine's seconds of a step, kept for the next run like this one; None if one was not measured."""
-    if not speeds or any(speed.step_s is None for speed in speeds):
+    """Seconds of a step, kept for the next run like this one; None if a machine was not measured."""
+    if not speeds or any(speed.clips_s is None for speed in speeds):
         return None
-    step_s = max(speed.step_s for speed in speeds)
+    step_s = step_of_all(speeds)
     kept = _all_remembered() | {_key(job, hosts): step_s}
     REMEMBERED.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(REMEMBERED, json.dumps(dict(list(kept.items())[-MOST_REMEMBERED:]), indent=1))

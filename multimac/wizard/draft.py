@@ -49,13 +49,15 @@ class Data:
 class Group:
     """The machines to train on. `text` is what the hosts file will hold; None: it holds that already.
 
-    bytes_s: the speed of the slowest link between them, if it was measured. machine_workers: of each host, see RunSpec.
+    bytes_s: the speed of the slowest link between them, if it was measured. spare_bytes: see automatic.Measured.
+    machine_workers: of each host, see RunSpec.
     """
 
     hosts: Hosts
     path: Path
     text: str | None = None
     bytes_s: float | None = None
+    spare_bytes: float | None = None
     machine_workers: tuple[int, ...] = ()
 
 

@@ -126,7 +126,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
             hosts_setup(group.path if group.text is None else scratch / HOSTS_FILE)
             report = _look(draft, group, console)
     report.raise_if_errors()
-    group.bytes_s = min((pair.mbit * 125_000 for pair in report.pairs if pair.mbit), default=None)
+    group.bytes_s, group.spare_bytes = report.measured.bytes_s, report.measured.spare_bytes
     group.machine_workers = report.machine_workers
 
 

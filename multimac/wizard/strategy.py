@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.each import on_each
-from distributed.preflight.speed import Speed, measure
+from distributed.plan.automatic import Conditions, Measured, chosen
+from distributed.preflight.speed import Speed, measure, remember, step_of_all
 from distributed.ssh.connection import Remote
 from multimac.view.transfers import transfers
 from whisper_tuner.config import Profile
@@ -22,7 +23,7 @@ from whisper_tuner.text import size
 
 from .draft import Draft, Group
 from .questions import Option, Questions
-from .speed import HOME_NETWORK, Work, exchange_s, speed_up, suggested_interval, suggested_strategy
+from .speed import speed_up, suggested_strategy, waiting_at_every_step
 
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",
@@ -33,16 +34,23 @@ STRATEGIES = {
 def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
     """Fill draft.group and draft.strategy, unless the user prefers to train on this machine alone."""
     speeds = _probe(questions, draft, group, scratch, console)
-    work = _work(draft, group, speeds)
-    suggested = suggested_strategy(speeds, work, group.bytes_s)
-    steps = suggested_interval(speeds, work, group.bytes_s)
-    times = speed_up(speeds, work, group.bytes_s, steps if suggested == "diloco" else 1)
-    _show_promise(work, group, times, console)
+    conditions = _conditions(draft, group, speeds)
+    suggested = suggested_strategy(conditions)
+    job, rounds = chosen(draft.job().with_strategy("diloco"), conditions)
+    if suggested == "diloco":
+        waiting = conditions.waiting(job.strategy_config(conditions.steps))
+    else:
+        waiting, rounds = waiting_at_every_step(conditions), _each_step(conditions)
+    times = speed_up(speeds, waiting)
+    if conditions.parameters:
+        console.print(f"{rounds[0].upper()}{rounds[1:]}.", markup=False, soft_wrap=True)
+    promise = "not measured" if times is None else f"[bold]{times:.1f} times[/bold]"
+    console.print(f"Estimated speed-up over this machine alone: {promise}.")
     count = len(group.hosts.all)
     worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
     if questions.confirm("together", f"Train on these {count} machines together?", worth_it):
         draft.group = group
-        draft.strategy = _choose(questions, work, suggested, steps)
+        draft.strategy = _choose(questions, conditions.steps, suggested, job.distribution.communication_interval)
 
 
 def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
@@ -57,22 +65,25 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             samples = draft.data.samples["train"]
             show = stack.enter_context(transfers(console))
             console.print("three training steps on all machines at once; this usually takes less than a minute")
-            speeds = measure(draft.job(), samples, group.hosts, remotes, scratch, show, group.machine_workers)
+            job = draft.job()
+            speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
     except TunerError as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
         return []
+    remember(job, group.hosts, speeds)
     _show_speeds(speeds, console)
     return speeds
 
 
-def _work(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Work:
+def _conditions(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Conditions:
     hosts, shape = len(group.hosts.all), draft.model.shape
     measured = max((speed.trainable for speed in speeds), default=0)
     profile = Profile(base_model=draft.model.base_model, train=Path(), method=draft.method)
     trained = measured or (trained_parameters(shape, profile) if shape else 0)
     clips, batch_size = len(draft.data.samples["train"]), int(draft.settings["batch_size"])
     steps = steps_in_epoch(clips, hosts, batch_size) * int(draft.settings["epochs"])
-    return Work(payload=4 * trained, steps=steps, hosts=hosts)
+    known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds))
+    return Conditions(parameters=trained, hosts=hosts, steps=steps, measured=known)
 
 
 def _show_speeds(speeds: Sequence[Speed], console: Console) -> None:
@@ -88,22 +99,21 @@ def _show_speeds(speeds: Sequence[Speed], console: Console) -> None:
             console.print(f"{escape(speed.host)}: {escape(speed.problem)}", style="yellow", soft_wrap=True)
 
 
-def _show_promise(work: Work, group: Group, times: float | None, console: Console) -> None:
-    rate = f"{size(group.bytes_s)}/s, as measured" if group.bytes_s else f"{size(HOME_NETWORK)}/s, assumed"
-    seconds = exchange_s(work, group.bytes_s)
-    console.print(f"One agreement sends {size(work.payload)}: about {seconds:.1f} s at {rate}.")
-    promise = "not measured" if times is None else f"[bold]{times:.1f} times[/bold]"
-    console.print(f"Estimated speed-up over this machine alone: {promise}.")
+def _each_step(conditions: Conditions) -> str:
+    measured = "as measured" if conditions.measured.bytes_s else "assumed"
+    sent, seconds = size(conditions.sent_bytes("float32")), conditions.exchange_s("float32")
+    rate = f"{conditions.bytes_s * 8e-6:.0f} Mbit/s"
+    return f"in each step a host sends {sent}: {seconds:.1f} s at {rate}, {measured}"
 
 
-def _choose(questions: Questions, work: Work, suggested: str, steps: int) -> dict[str, str]:
+def _choose(questions: Questions, most: int, suggested: str, steps: int) -> dict[str, str]:
     options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
     message = "How should the machines agree on their weights? (docs/strategies.md has more ways)"
     settings = {"strategy": questions.select("strategy", message, options, suggested)}
     if settings["strategy"] == "diloco":
-        key, most = "communication_interval", max(1, work.steps)
-        message = f"Steps between two agreements (of {work.steps}; fewer learn better but send more):"
-        settings[key] = questions.text(key, message, str(steps), lambda text: _check_interval(text, most))
+        key, most = "communication_interval", max(1, most)
+        message = f"Steps between two agreements (of {most}; fewer learn better but send more):"
+        settings[key] = questions.text(key, message, str(min(steps, most)), lambda text: _check_interval(text, most))
     return settings
 
 

@@ -74,9 +74,11 @@ def test_the_time_of_a_step_is_remembered_for_a_run_like_this_one(job, monkeypat
     monkeypatch.setattr(speed, "REMEMBERED", tmp_path / "deep" / "step-times.json")
     hosts, others = (Hosts(master=Host(address="a"), workers=(Host(address=name),)) for name in "bc")
     assert speed.remembered(job, hosts) is None
-    fast, slow = (speed.Speed(host=name, clips_s=1.0, step_s=step_s) for name, step_s in (("a", 0.5), ("b", 2.0)))
-    assert speed.remember(job, hosts, [fast, slow]) == speed.remembered(job, hosts) == 2.0
-    assert speed.remembered(job.with_profile(epochs=99, learning_rate=0.5), hosts) == 2.0
+    fast, slow = (
+        speed.Speed(host=name, clips_s=2 / step_s, step_s=step_s) for name, step_s in (("a", 1.0), ("b", 4.0))
+    )
+    assert speed.remember(job, hosts, [fast, slow]) == speed.remembered(job, hosts) == 1.6  # 4 clips at 2.5 a second
+    assert speed.remembered(job.with_profile(epochs=99, learning_rate=0.5), hosts) == 1.6
     assert speed.remembered(job.with_profile(batch_size=99), hosts) is None
     assert speed.remembered(job, others) is None
     assert speed.remember(job, others, [fast, speed.Speed(host="c", problem="gone")]) is None

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from distributed.plan.automatic import Conditions, Measured
+from distributed.preflight.speed import Speed, step_of_all
 from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
 from multimac.wizard.data import beside, find, split
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.questions import Questions
-from multimac.wizard.speed import Speed, Work, exchange_s, speed_up, step_s, suggested_interval, suggested_strategy
+from multimac.wizard.speed import speed_up, suggested_strategy, waiting_at_every_step
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
@@ -85,26 +87,29 @@ def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
     assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
 
 
+FAST, SLOW = Speed(host="a", clips_s=8.0, step_s=1.0), Speed(host="b", clips_s=4.0, step_s=2.0)
+
+
 def test_speeds_add_up_and_all_wait_for_the_network():
-    fast, slow = Speed(host="a", clips_s=8.0, step_s=1.0), Speed(host="b", clips_s=4.0, step_s=2.0)
-    work = Work(payload=12_500_000, steps=1000, hosts=2)
-    assert exchange_s(work, None) == 1.0
-    assert speed_up([fast, fast], Work(payload=0, steps=1, hosts=2), None, 1) == 2.0
-    assert speed_up([fast, slow], Work(payload=0, steps=1, hosts=2), None, 1) == 1.5
-    assert step_s([fast, slow]) == pytest.approx(4 / 3)  # 16 clips at 12 clips a second
-    assert speed_up([fast, fast], work, None, 1) == 1.0
-    assert speed_up([fast, fast], work, None, 9) == pytest.approx(1.8)
-    assert speed_up([fast, Speed(host="b", problem="gone")], work, None, 1) is None
-    assert speed_up([], work, None, 1) is None
+    assert speed_up([FAST, FAST], 0.0) == 2.0
+    assert speed_up([FAST, SLOW], 0.0) == 1.5
+    assert speed_up([FAST, FAST], 0.25) == 1.5
+    assert speed_up([FAST, Speed(host="b", problem="gone")], 0.0) is None
+    assert speed_up([], 0.0) is None
+    assert step_of_all([FAST, SLOW]) == pytest.approx(4 / 3)  # 16 clips at 12 clips a second
+    assert step_of_all([FAST, Speed(host="b", problem="gone")]) == 1.0 and step_of_all([]) is None
 
 
-def test_the_strategy_follows_payload_and_length():
-    speeds = [Speed(host="a", clips_s=8.0, step_s=1.0)] * 2
-    assert suggested_strategy(speeds, Work(payload=1_000_000, steps=1000, hosts=2), None) == "allreduce"
-    assert suggested_strategy(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == "diloco"
-    assert suggested_strategy(speeds, Work(payload=100_000_000, steps=20, hosts=2), None) == "allreduce"
-    assert suggested_interval(speeds, Work(payload=100_000_000, steps=1000, hosts=2), None) == 40
-    assert suggested_interval(speeds, Work(payload=100_000_000, steps=200, hosts=2), None) == 10
+@pytest.mark.parametrize(
+    ("parameters", "steps", "strategy"),
+    [(250_000, 1000, "allreduce"), (25_000_000, 1000, "diloco"), (25_000_000, 20, "allreduce")],
+)
+def test_the_strategy_follows_payload_and_length(parameters, steps, strategy):
+    """2 hosts send the payload once; 1 MB takes 0.08 s at 100 Mbit/s, 100 MB 8 s."""
+    conditions = Conditions(parameters=parameters, hosts=2, steps=steps, measured=Measured(step_s=1.0))
+    assert suggested_strategy(conditions) == strategy
+    waits = conditions.exchange_s("float32")
+    assert waiting_at_every_step(conditions) == pytest.approx(waits / (1 + waits))
 
 
 @pytest.fixture
