@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lab.mischief import Fault
 
 BATCH, ROUND_STEPS = 4, 5
+STRATEGIES = ("diloco", "hidden", "diloco", "allreduce")  # hidden: DiLoCo whose exchanges travel beside its steps
 SHORT_S, LONG_S = (2.0, 9.0), (16.0, 28.0)  # a host comes back before it is given up, or after
 FIRST_S, GAP_S, REST_S = 3.0, (4.0, 12.0), 2.0
 
@@ -39,7 +40,13 @@ class Plan:
 
     @property
     def round_samples(self) -> int:
-        return self.batch * len(self.hosts) * (1 if self.strategy == "allreduce" else self.round_steps)
+        """Of all hosts together. Each makes every step."""
+        return max(self.batch, len(self.hosts)) * (1 if self.strategy == "allreduce" else self.round_steps)
+
+    @property
+    def vain_rounds(self) -> int:
+        """Rounds of training that a fault may undo: the one under way, and the one whose exchange travels."""
+        return 2 if self.strategy == "hidden" else 1
 
 
 def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[str, int]) -> Plan:
@@ -48,7 +55,7 @@ def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[
     decks = [random.Random(f"{seed} deck {n}").sample(kinds, len(kinds)) for n in range((number + 1) * count)]
     mine = [kind for deck in decks for kind in deck][number * count : (number + 1) * count]
     hosts = tuple(f"h{n}" for n in range(1, rng.choice((3, 4)) + 1))
-    strategy = "allreduce" if number % 4 == 3 else "diloco"
+    strategy = STRATEGIES[number % len(STRATEGIES)]
     legs, damages, clocks = [[]], [], []
     at, free = FIRST_S, dict.fromkeys(hosts, 0.0)
     for kind in mine:

@@ -39,6 +39,15 @@ runs_dir = runs
 base_profile = bench
 shares = fixed
 communication_interval = {steps}
+wire = float32
+overlap_steps = 0
+[distributed:hidden]
+base_profile = bench
+shares = fixed
+checkpoint_interval = 3
+communication_interval = {steps}
+wire = int8
+overlap_steps = 3
 [distributed:allreduce]
 base_profile = bench
 shares = fixed

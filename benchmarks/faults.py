@@ -36,14 +36,14 @@ OUT = Path.home() / ".cache" / "multimac" / "bench-faults"
 RATE = "100mbit"
 SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more
 HOSTS = ("h1", "h2", "h3")
-EPOCHS = {"diloco": 10, "allreduce": 4}
+EPOCHS = {"diloco": 6, "hidden": 8, "allreduce": 4}
 GOODPUT_BATCH, GOODPUT_STEPS = 8, 10  # the defaults, where faults are not to come in every round
 AMID = ("kill", "freeze", "sleep", "cut", "blackhole", "slow", "disk", "garbage")  # kinds that come while all train
 FIRST_S, EVERY_S = 20.0, 60.0
 LONGEST_MISS = 300  # characters; events and logs say more
 GOODPUT_HEAD = (
     f"Three hosts of {SHARE} core, {RATE} links, DiLoCo with rounds of {GOODPUT_STEPS} steps of {GOODPUT_BATCH} clips "
-    "on each host (the defaults). "
+    "(the defaults). "
     f"A fault each minute: {', '.join(AMID)} in some order, every other one {SHORT_S[0]:.0f} to {SHORT_S[1]:.0f} s "
     f"long, the rest {LONG_S[0]:.0f} to {LONG_S[1]:.0f} s. The master, where the launcher is, does not freeze, sleep "
     "or lose its link; its worker is killed as others are. Samples committed, by the time from the first generation to "
@@ -108,7 +108,8 @@ class Bench:
     def _table(self, results: Sequence[dict]) -> list[str]:
         verdicts = [verdict for result in results for verdict in result["verdicts"]]
         plans = [result["plan"] for result in results]
-        three, reduce = sum(len(p["hosts"]) == 3 for p in plans), sum(p["strategy"] == "allreduce" for p in plans)
+        three = sum(len(p["hosts"]) == 3 for p in plans)
+        reduce, hidden = (sum(p["strategy"] == name for p in plans) for name in ("allreduce", "hidden"))
         fine = {
             "ended with status 0": [result["status"] == 0 for result in results],
             "ledger exact": [not result["inexact"] for result in results],
@@ -122,7 +123,9 @@ class Bench:
         return [
             f"{len(verdicts)} faults in {len(results)} runs, seed {self.args.seed}: {three} runs of three hosts, "
             f"{len(results) - three} of four; {reduce} with AllReduce, "
-            f"the others DiLoCo; {RATE} links. Allowed per fault: {CRASH_S:.0f} s from a crash to the next generation, "
+            f"the others DiLoCo; in {hidden} of those the exchange travels beside the steps, in 8 bits, with a checkpoint "
+            f"after every third round, and a fault may undo the round that travels too; {RATE} links. "
+            f"Allowed per fault: {CRASH_S:.0f} s from a crash to the next generation, "
             f"the silence that the launcher bears and {LATE_S:.0f} s from falling silent; one round undone, and one "
             "trained in vain.",
             "",
@@ -221,7 +224,7 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
     for verdict in verdicts:
         verdict["in_vain"] /= plan.round_samples
         over = {"rounds undone": verdict["undone_rounds"], "rounds trained in vain": verdict["in_vain"]}
-        verdict["problems"] += [f"{count:.1f} {what}" for what, count in over.items() if count > 1]
+        verdict["problems"] += [f"{count:.1f} {what}" for what, count in over.items() if count > plan.vain_rounds]
     times = [event["time"] for event in story.of("generation", "commit")]
     trained = sum(len(names) for commit in story.kept for by in commit["samples"].values() for names in by.values())
     wer = json.loads((folder / "wer.json").read_text())["after"]["wer"] if (folder / "wer.json").exists() else None

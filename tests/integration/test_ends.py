@@ -20,6 +20,8 @@ TEXT = """
 base_profile = tiny
 shares = fixed
 communication_interval = 4
+wire = float32
+overlap_steps = 0
 checkpoint_interval = 1
 epochs = 8
 """

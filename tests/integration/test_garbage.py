@@ -14,6 +14,8 @@ TEXT = """
 [distributed:d]
 base_profile = tiny
 communication_interval = 4
+wire = float32
+overlap_steps = 0
 shares = fixed
 epochs = 8
 """
