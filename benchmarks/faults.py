@@ -123,7 +123,7 @@ class Bench:
         return [
             f"{len(verdicts)} faults in {len(results)} runs, seed {self.args.seed}: {three} runs of three hosts, "
             f"{len(results) - three} of four; {reduce} with AllReduce, "
-            f"the others DiLoCo; in {hidden} of those the exchange travels beside the steps, in 8 bits, with a checkpoint "
+            f"the others DiLoCo; in {hidden} of those the exchange travels beside the steps, with a checkpoint "
             f"after every third round, and a fault may undo the round that travels too; {RATE} links. "
             f"Allowed per fault: {CRASH_S:.0f} s from a crash to the next generation, "
             f"the silence that the launcher bears and {LATE_S:.0f} s from falling silent; one round undone, and one "

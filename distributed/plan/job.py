@@ -21,7 +21,7 @@ class Distribution:
 
     base_profile: str = setting(help="name of the [profile:NAME] to train")
     strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES))
-    communication_interval: int = setting(10, "optimizer steps in a round, where a strategy has rounds", low=1)
+    communication_interval: int = setting(5, "optimizer steps in a round, where a strategy has rounds", low=1)
     hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
     shares: str = setting(
         "auto", "clips of each host: auto (by speed) or fixed (equal, reproducible)", choices=("auto", "fixed")
