@@ -1,9 +1,9 @@
-"""How much faster are more hosts? Clips a second, where the time goes, bytes, and time to a WER, on 1 to 4 lab hosts.
+"""How much faster are more hosts? Clips a second, where the time goes, bytes, and time to a WER; 1 to 4 lab hosts.
 
-    sudo flock /tmp/lab.lock python benchmarks/scaling.py [MODEL DATA] [--cases 'speed/lora/2x0.5/*'] [--more N] [--quick]
+    sudo flock /tmp/lab.lock python benchmarks/scaling.py [MODEL DATA] [--cases 'speed/lora/*'] [--more N] [--quick]
 
-MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; the bundled ones, if left
-out. Each case is one `distributed-train` at its defaults, but for what the case sets, on hosts with a share of a core
+MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; without them the bundled
+ones. Each case is one `distributed-train` at its defaults, but for what the case sets, on hosts with a share of a core
 and links of a given speed; or Seq2SeqTrainer under torchrun on the same hosts. --list names all cases. What is done is
 kept in DIR (`--out`), so an interrupted benchmark goes on where it stopped. Figures of hosts that fill the machine are
 those of a machine that does nothing else. Needs Linux, root, and the system packages of `make test`.
@@ -48,7 +48,10 @@ WAYS: dict[str, dict[str, str]] = {
 RECIPE = "Seq2SeqTrainer"
 NO_LINK = "-"  # of hosts that send nothing
 H = 10  # steps of a round, by default
-ROUNDS, SLOW_ROUNDS, QUICK_ROUNDS = 6, 4, 3  # of a speed case; the first and the last one do not count
+LEAST_ROUNDS = 3  # of a speed case; the first and the last one do not count
+ROUNDS, SLOW_ROUNDS = 6, 4
+QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after three rounds
+MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
 BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 5e-3, "epochs": 8}}
 BATCH = 8
@@ -103,8 +106,8 @@ WER_HEAD = (
 class Case:
     """kind: speed or wer. hosts: 2x0.5, or 1+0.5+0.25 where they are unequal. settings: of its way, as text.
 
-    A way "one" is the first of these hosts alone, measured beside the others since a machine is not equally fast all day.
-    steps, window: in all, and those that are measured (after the first, up to the last).
+    A way "one" is the first of these hosts alone, measured beside the others: no machine is equally fast all day.
+    steps: in all, 0 for whole epochs; those after `first` and up to `last` are measured, 0 for all.
     """
 
     kind: str
@@ -157,7 +160,7 @@ def cpus_of(hosts: str) -> list[float]:
     return [float(share)] * int(count) if share else [float(each) for each in hosts.split("+")]
 
 
-def window(way: str, method: str, link: str, clips: int, *, quick: bool) -> tuple[int, int, int]:
+def window(way: str, method: str, link: str, clips: int, rounds: int, *, quick: bool) -> tuple[int, int, int]:
     """Steps in all, and those after which and up to which a speed case is measured: whole rounds, if there are any.
 
     A step or round of full fine-tuning takes a minute and more over a slow link.
@@ -168,8 +171,8 @@ def window(way: str, method: str, link: str, clips: int, *, quick: bool) -> tupl
     if WAYS[way].get("strategy") == "allreduce":
         if quick or slow:
             return 5, 1, 4
-        return (12, 2, 11) if method == "full" and link == "100mbit" else (40, 5, 39)
-    rounds = QUICK_ROUNDS if quick else SLOW_ROUNDS if slow else ROUNDS
+        return (12, 2, 11) if method == "full" and link == "100mbit" else (4 + 6 * rounds, 4, 3 + 6 * rounds)
+    rounds = LEAST_ROUNDS if quick else min(rounds, SLOW_ROUNDS) if slow else rounds
     # Shares by speed are set at the end of the second epoch's first round.
     before = -(-clips // (BATCH * H)) + 1 if "shares" in WAYS[way] else 0
     return (before + rounds) * H, (before + 1) * H, (before + rounds - 1) * H
@@ -184,14 +187,16 @@ def cases(
     seeds: int,
     clips: int,
     *,
+    rounds: int = 0,
     quick: bool = False,
 ) -> list[Case]:
-    """References stand beside what is compared with them. Each case by itself is a few minutes."""
+    """References stand beside what is compared with them. rounds: of speed cases; 0: an epoch is measured, or more."""
+    rounds = rounds or max(ROUNDS, round(clips / (BATCH * H)) + 2)
 
     def case(kind: str, method: str, hosts: str, link: str, way: str, seed: int = 0) -> Case:
-        steps, first, last = window(way, method, link, clips, quick=quick)
+        steps, first, last = window(way, method, link, clips, rounds, quick=quick)
         if kind == "wer":
-            steps, first, last = (2 * H, H, 2 * H) if quick else (0, H, 0)
+            steps, first, last = (QUICK_STEPS if quick else 0), H, 0
         settings = json.dumps(WAYS.get(way, {}))
         about = {"kind": kind, "method": method, "hosts": hosts, "link": link, "way": way, "settings": settings}
         return Case(**about, seed=seed, steps=steps, first=first, last=last)
@@ -230,7 +235,7 @@ class Bench:
             write_manifest(self.lists / "unseen.csv", unseen[:QUICK_CLIPS])
         self.settings = BUNDLED_SETTINGS if self.model.is_relative_to(BUNDLED) else SETTINGS
         lists = (args.methods, args.sets, args.links, args.wer_links, args.ways)
-        self.cases = cases(*lists, args.seeds, len(samples), quick=args.quick)
+        self.cases = cases(*lists, args.seeds, len(samples), rounds=args.rounds, quick=args.quick)
         self.kept = self.out / "done.jsonl"
         lines = self.kept.read_text(encoding="utf-8").splitlines() if self.kept.exists() else []
         done = [Result.read(json.loads(line)) for line in lines]
@@ -272,12 +277,12 @@ class Bench:
                 options |= {"learning-rate": self.settings[case.method]["learning_rate"]}
                 train = self.lists / "recipe.csv"
                 told, samples = run_recipe(lab, case.cpus, options, self.model, train, folder)
-                figures, events = steady_recipe(told, samples, case.first), [told]
+                figures = steady_recipe(told, samples, case.first)
             else:
                 product = Product(lab, case.cpus, self.config(case, folder), folder, keeps=case.kind == "wer")
-                events, samples = product.run()
+                (events, samples), told = product.run(), None
                 figures = steady(events, samples, (case.first, case.last or last_step(events)))
-        (folder / "samples.json").write_text(json.dumps({"told": events[:1], "samples": [*map(asdict, samples)]}))
+        (folder / "samples.json").write_text(json.dumps({"told": told, "samples": [*map(asdict, samples)]}))
         curve: list[Point] = []
         if case.kind == "wer":
             curve = product.curve(self.lists / "unseen.csv", self.args.language)
@@ -320,7 +325,9 @@ class Bench:
             lines += ["", f"{method}: speed", "", *table(SPEED_HEAD, rows)] if rows else []
             if wers:
                 about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
-                about += f"; the WER to reach is one host's at its end, {fixed:.1f}" if fixed is not None else ""
+                about += f"; the WER to reach is {fixed:.1f}" if fixed is not None else ""
+                about += ", one host's at its end" if self.args.wer is None else ""
+                about += ". Between checkpoints, which are as many as by default, it falls along a straight line"
                 lines += ["", about, "", *table(WER_HEAD, wers)]
         left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
         return [*lines, *(listed(misses) or ["", f"No misses{left}."])]
@@ -353,33 +360,40 @@ def speed_rows(results: Sequence[Result]) -> list[list[str]]:
     return rows
 
 
-def wer_rows(results: Sequence[Result]) -> tuple[list[list[str]], float | None]:
-    """Means over seeds, and the WER to reach: the mean of one host's at its end; None where that is not done."""
+def wer_rows(results: Sequence[Result], fixed: float | None = None) -> tuple[list[list[str]], float | None]:
+    """Means over seeds, and the WER to reach: without `fixed` one host's mean at its end, None if that is not done."""
     ways: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         ways.setdefault((result.case.hosts, result.case.link, result.case.way), []).append(result)
-    one = next((found for (_, _, way), found in ways.items() if way == "one"), [])
-    fixed = statistics.mean(result.curve[-1].wer for result in one) if one else None
-    times = {key: [time_to(r.curve, fixed) for r in found] for key, found in ways.items()} if one else {}
-    alone = next(([t for t in found if t is not None] for (_, _, way), found in times.items() if way == "one"), [])
+    alone = next((found for (_, _, way), found in ways.items() if way == "one"), [])
+    if fixed is None and alone:
+        fixed = statistics.mean(result.curve[-1].wer for result in alone)
     rows = []
     for key, found in ways.items():
         finals = [result.curve[-1] for result in found]
-        reached = [seconds for seconds in times.get(key, ()) if seconds is not None]
-        to_wer = f"{statistics.mean(reached) / 60:.1f}" if reached else "not reached" if one else ""
-        if reached and len(reached) < len(found):
-            to_wer += f" (by {len(reached)} of {len(found)})"
-        rows.append(
-            [
-                *key,
-                ", ".join(f"{point.wer:.1f}" for point in finals),
-                f"{statistics.mean(point.wer for point in finals):.1f}",
-                f"{statistics.mean(point.seconds for point in finals) / 60:.1f}",
-                to_wer,
-                f"{statistics.mean(alone) / statistics.mean(reached):.2f}" if reached and alone else "",
-            ]
-        )
+        row = [
+            *key,
+            ", ".join(f"{point.wer:.1f}" for point in finals),
+            f"{statistics.mean(point.wer for point in finals):.1f}",
+            f"{statistics.mean(point.seconds for point in finals) / 60:.1f}",
+        ]
+        for margin in (0.0, MARGIN):
+            row += ["", ""] if fixed is None else _reached(found, alone, fixed + margin)
+        rows.append(row)
     return rows, fixed
+
+
+def _reached(found: Sequence[Result], alone: Sequence[Result], wer: float) -> tuple[str, str]:
+    """Minutes to a WER, on average over the seeds that reach it, and how many times as fast as one host."""
+    times, of_one = (
+        [seconds for result in results if (seconds := time_to(result.curve, wer)) is not None]
+        for results in (found, alone)
+    )
+    if not times:
+        return "not reached", ""
+    mean = statistics.mean(times)
+    some = f" (by {len(times)} of {len(found)})" if len(times) < len(found) else ""
+    return f"{mean / 60:.1f}{some}", f"{statistics.mean(of_one) / mean:.2f}" if of_one else ""
 
 
 def last_step(events: Iterable[dict]) -> int:
@@ -416,6 +430,8 @@ def main() -> int:
     parser.add_argument("--ways", default=["diloco", "hidden", "allreduce", "auto"], help="of those known", **words)
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'", help="a way")
     parser.add_argument("--seeds", type=int, default=1, help="of WER cases; 0: speed alone [1]")
+    parser.add_argument("--rounds", type=int, default=0, help="of speed cases [2 and those of an epoch]")
+    parser.add_argument("--wer", type=float, metavar="PERCENT", help="to reach [one host's at its end]")
     parser.add_argument("--language", default="", help="of multilingual models")
     parser.add_argument(
         "--cases", default=["*"], metavar="PATTERNS", help="do only those, e.g. 'speed/lora/*'", **words
@@ -428,6 +444,8 @@ def main() -> int:
         "--quick", action="store_true", help="few steps, 1 and 2 hosts, one link; leaves RESULTS.md alone"
     )
     args = parser.parse_args()
+    if 0 < args.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds: {LEAST_ROUNDS} at least, since the first and the last one do not count")
     WAYS.update(args.also)
     args.ways += [name for name, _ in args.also]
     if unknown := [way for way in args.ways if way not in WAYS]:

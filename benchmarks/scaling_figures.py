@@ -1,4 +1,4 @@
-"""What scaling.py makes of a run: its speed once it is steady, where the time goes, what is sent, and when a WER is reached."""
+"""What scaling.py makes of a run: its steady speed, where the time goes, what is sent, and when a WER is reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MB = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What had been counted at `time`. sent, received: bytes by host. hosts, machine: CPU seconds, of the lab and of all."""
+    """What was counted until `time`. sent, received: bytes by host. hosts, machine: CPU seconds of these and of all."""
 
     time: float
     sent: dict[str, int]
@@ -23,9 +23,9 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Steady:
-    """Of the steps `window`. rate: clips a second of all hosts. Shares are of the hosts' time, and with the rest, mostly
-    waiting for batches, they add up to one. counted: by our own counter, sent and received: by the interface; bytes by
-    host, and counted is None of what does not count. others: cores that something else used.
+    """Of some steps. rate: clips a second of all hosts. computing, waiting (for others) and exchanging: shares of the
+    hosts' time; the rest is mostly waiting for batches. counted, sent, received: bytes by host, by our counter (None of
+    what does not count) and by the interface. others: cores that something else used.
     """
 
     rate: float
@@ -93,7 +93,7 @@ def steady_recipe(told: dict, samples: Sequence[Sample], first: int) -> Steady:
 
 
 def _exchanges(of_host: Mapping[str, Mapping[int, dict]]) -> float:
-    """Seconds in exchanges, over all hosts. Who comes last to one waits for nobody: it lasts as long as it does there."""
+    """Seconds in exchanges, over all hosts. Who comes last waits for nobody: it takes as long as it takes there."""
     by_step: dict[int, list[float]] = {}
     for steps in of_host.values():
         for number, step in steps.items():
@@ -125,9 +125,15 @@ class Point:
     wer: float
 
 
-def time_to(curve: Iterable[Point], wer: float) -> float | None:
-    """Seconds to the first model that is as good; None: never."""
-    return min((point.seconds for point in curve if point.wer <= wer), default=None)
+def time_to(curve: Sequence[Point], wer: float) -> float | None:
+    """Seconds until it is as good, along straight lines between the points; None: never."""
+    for before, point in zip([None, *curve], curve, strict=False):
+        if point.wer <= wer:
+            if before is None:
+                return point.seconds
+            part = (before.wer - wer) / (before.wer - point.wer)
+            return before.seconds + part * (point.seconds - before.seconds)
+    return None
 
 
 def times_of_agreements(events: Sequence[dict], agreements: Iterable[int]) -> dict[int, tuple[int, float]]:

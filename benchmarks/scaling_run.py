@@ -1,4 +1,4 @@
-"""One case of scaling.py in a lab: the product's own command, or Seq2SeqTrainer under torchrun, and what was counted."""
+"""A case of scaling.py in a lab: the product's own command, or Seq2SeqTrainer under torchrun, and what was counted."""
 
 from __future__ import annotations
 

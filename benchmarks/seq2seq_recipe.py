@@ -3,8 +3,8 @@
     python benchmarks/seq2seq_recipe.py MODEL TRAIN.csv OUT [--method lora] [--epochs 3] [--seed 0]
 
 Log-mels are computed before the clock starts. Prints one line of JSON: steps, clips, and the seconds from the beginning
-of the first step to the end of the last. OUT gets the model, or the adapter, and the processor. Under torchrun, ranks
-train together over gloo: --batch-size is then each rank's, OUT a folder of each rank's own, and rank 0 prints and saves.
+of the first step to the end of the last. OUT gets the model, or the adapter, and the processor. Under torchrun ranks
+train together over gloo: --batch-size is each rank's, OUT a folder of its own, and rank 0 prints and saves.
 """
 
 from __future__ import annotations
