@@ -173,9 +173,12 @@ def window(way: str, method: str, link: str, clips: int, rounds: int, *, quick: 
             return 5, 1, 4
         return (12, 2, 11) if method == "full" and link == "100mbit" else (4 + 6 * rounds, 4, 3 + 6 * rounds)
     rounds = LEAST_ROUNDS if quick else min(rounds, SLOW_ROUNDS) if slow else rounds
+    every = int(WAYS[way].get("communication_interval", H))
+    every = every if every <= rounds * H else H
+    rounds = max(LEAST_ROUNDS, -(-(rounds - 2) * H // every) + 2)
     # Shares by speed are set at the end of the second epoch's first round.
-    before = -(-clips // (BATCH * H)) + 1 if "shares" in WAYS[way] else 0
-    return (before + rounds) * H, (before + 1) * H, (before + rounds - 1) * H
+    before = -(-clips // (BATCH * every)) + 1 if "shares" in WAYS[way] else 0
+    return (before + rounds) * every, (before + 1) * every, (before + rounds - 1) * every
 
 
 def cases(

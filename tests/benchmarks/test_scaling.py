@@ -120,6 +120,13 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
     assert not any("+" in name or "wer/full/2x0.5/100mbit/allreduce" in name for name in names)
 
 
+def test_other_rounds_are_measured_as_a_whole(monkeypatch):
+    monkeypatch.setitem(scaling.WAYS, "long", {"communication_interval": "25"})
+    assert scaling.window("long", "lora", "1gbit", 400, 7, quick=False) == (100, 25, 75)
+    assert scaling.window("diloco", "lora", "1gbit", 400, 7, quick=False) == (70, 10, 60)
+    assert scaling.window("apart", "lora", "-", 400, 7, quick=False) == (70, 10, 60)
+
+
 def result_of(case: Case, *, rate: float = 2.0, wers: tuple[float, ...] = (), status: int = 0) -> Result:
     figures = {"clips": 500, "seconds": 9.0, "computing": 0.8, "waiting": 0.05, "exchanging": 0.15, "others": 0.0}
     figures |= {"counted": {"a": 1_000_000}, "sent": {"a": 1_100_000.0}, "received": {"a": 0.0}}
