@@ -328,8 +328,8 @@ class Bench:
             lines += ["", f"{method}: speed", "", *table(SPEED_HEAD, rows)] if rows else []
             if wers:
                 about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
-                about += f"; the WER to reach is {fixed:.1f}" if fixed is not None else ""
-                about += ", one host's at its end" if self.args.wer is None else ""
+                if fixed is not None:
+                    about += f"; the WER to reach is {fixed:.1f}" + ("" if self.args.wer else ", one host's at its end")
                 about += ". Between checkpoints, which are as many as by default, it falls along a straight line"
                 lines += ["", about, "", *table(WER_HEAD, wers)]
         left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
