@@ -109,8 +109,9 @@ class Product:
         return read_events(self.run_dir / "events.jsonl")[0], meter.samples
 
     @property
-    def run_dir(self) -> Path | None:
-        return next(self.folder.glob("runs/*/events.jsonl"), Path()).parent
+    def run_dir(self) -> Path:
+        """It may not be there yet."""
+        return next(self.folder.glob("runs/*/events.jsonl"), self.folder / "runs" / "none" / "events.jsonl").parent
 
     def _follow(self, process: subprocess.Popen) -> None:
         limited, read, deadline = False, 0, time.monotonic() + RUN_S
@@ -151,6 +152,8 @@ class Product:
         return [Point(step=s, seconds=t, wer=wer) for (s, t), wer in zip(places, rates, strict=True)]
 
     def _exported(self, numbers: Sequence[int]) -> list[Path]:
+        from transformers.utils import logging
+
         from distributed.worker.whisper_wrapper import WhisperModelWrapper
         from exogym.flat import FlatParameters
         from exogym.state.checkpoint import Checkpoints
@@ -158,6 +161,7 @@ class Product:
         from whisper_tuner.export.final import save_final
         from whisper_tuner.model.base_model import load_base, prepare, set_language
 
+        logging.disable_progress_bar()
         profile = ConfigFile(self.folder / "config.ini").profile("bench")
         found = []
         for number in numbers:
