@@ -82,7 +82,7 @@ class Bench:
         ]
         self.out = out.resolve()
         self.out.mkdir(parents=True, exist_ok=True)
-        self.data = _lists(data.resolve(), self.out / "data", QUICK_CLIPS if quick else None)
+        self.data = write_lists(data.resolve(), self.out / "data", QUICK_CLIPS if quick else None)
         self.kept = self.out / "done.jsonl"
         self.results = {result.task: result for result in read(self.kept) if result.task in set(self.tasks)}
 
@@ -177,7 +177,7 @@ def _figure(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}"
 
 
-def _lists(data: Path, folder: Path, most: int | None) -> Path:
+def write_lists(data: Path, folder: Path, most: int | None) -> Path:
     """DATA's manifests with absolute paths, and `unseen.csv`, its validation and test clips together."""
     folder.mkdir(exist_ok=True)
     samples = {kind: load_manifest(data / f"{kind}.csv").samples[:most] for kind in ("train", "validation", "test")}

@@ -32,6 +32,7 @@ class Lab:
     cpus: cores per host; rate: link speed in tc's words, each way. Workers see neither this repository, nor the
     package registry's settings, nor the real home. `shared_home=True` is the quick variant: every host uses one home
     and sees the repository and its interpreter. With `folder`, the hosts' homes outlive the lab and are used again.
+    shown: folders of the real home that hosts see which see the repository.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Lab:
         rate: str | None = "100mbit",
         shared_home: bool = False,
         folder: Path | None = None,
+        shown: Sequence[Path] = (),
     ):
         self.size, self.cpus, self.rate, self.shared_home = hosts, cpus, rate, shared_home
-        self.folder = folder
+        self.folder, self.shown = folder, (PROJECT, *shown)
         self.hosts: dict[str, LabHost] = {}
 
     def __enter__(self) -> Lab:
@@ -94,7 +96,7 @@ class Lab:
             home=home,
             tmp=tmp,
             hidden=(PROJECT, *registry_paths()) if bare else (),
-            shown=() if bare else (Path(sys.base_prefix),),
+            shown=() if bare else (Path(sys.base_prefix), *self.shown),
         )
         network.add_host(name, index)
         network.set_rate(name, self.rate)

@@ -1,0 +1,473 @@
+"""How much faster are more hosts? Clips a second, where the time goes, bytes, and time to a WER; 1 to 4 lab hosts.
+
+    sudo flock /tmp/lab.lock python benchmarks/scaling.py [MODEL DATA] [--cases 'speed/lora/*'] [--more N] [--quick]
+
+MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; without them the bundled
+ones. Each case is one `distributed-train` at its defaults, but for what the case sets, on hosts with a share of a core
+and links of a given speed; or Seq2SeqTrainer under torchrun on the same hosts. --list names all cases. What is done is
+kept in DIR (`--out`), so an interrupted benchmark goes on where it stopped. Figures of hosts that fill the machine are
+those of a machine that does nothing else. Needs Linux, root, and the system packages of `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+
+from benchmarks.regularisation import write_lists  # noqa: E402
+from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
+from benchmarks.scaling_figures import Point, Steady, steady, steady_recipe, time_to  # noqa: E402
+from benchmarks.scaling_run import Product, run_recipe  # noqa: E402
+from lab import Lab, LabError  # noqa: E402
+from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
+
+OUT = Path.home() / ".cache" / "multimac" / "bench-scaling"
+BUNDLED = PROJECT / "bundled"
+SETS = ("1x0.5", "2x0.5", "3x0.5", "4x0.5", "1+0.5+0.25")
+LINKS, WER_LINKS = ("1gbit", "100mbit", "20mbit"), ("100mbit",)
+# What a case sets; all else is left at its default.
+WAYS: dict[str, dict[str, str]] = {
+    "diloco": {},
+    "hidden": {"wire": "int8", "overlap_steps": "5"},
+    "allreduce": {"strategy": "allreduce"},
+    "auto": {"shares": "auto"},
+    "one": {},
+    "apart": {"communication_interval": "1000000"},
+}
+RECIPE = "Seq2SeqTrainer"
+NO_LINK = "-"  # of hosts that send nothing
+H = 10  # steps of a round, by default
+LEAST_ROUNDS = 3  # of a speed case; the first and the last one do not count
+ROUNDS, SLOW_ROUNDS = 6, 4
+QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after three rounds
+MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
+SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
+BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 5e-3, "epochs": 8}}
+BATCH = 8
+RECIPE_STEPS, RECIPE_CLIPS = 6, 64
+OTHERS = 0.1  # cores that others may use before it is a miss
+QUICK_CLIPS = 8  # of a WER
+CONFIG = """
+[profile:bench]
+base_model = {model}
+train = {train}
+language = {language}
+runs_dir = {runs}
+method = {method}
+epochs = {epochs}
+max_steps = {steps}
+batch_size = {batch}
+learning_rate = {learning_rate}
+seed = {seed}
+num_threads = 1
+device = cpu
+[distributed:bench]
+base_profile = bench
+{way}
+"""
+SPEED_HEAD = (
+    "hosts",
+    "link",
+    "way",
+    "clips/s",
+    "times one host",
+    "of the limit",
+    "computing",
+    "waiting",
+    "exchange",
+    "MB sent: interface",
+    "counter",
+    "others' cores",
+)
+WER_HEAD = (
+    "hosts",
+    "link",
+    "way",
+    "final WER of each seed",
+    "mean",
+    "min of training",
+    "min to the WER",
+    "times one host",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """kind: speed or wer. hosts: 2x0.5, or 1+0.5+0.25 where they are unequal. settings: of its way, as text.
+
+    A way "one" is the first of these hosts alone, measured beside the others: no machine is equally fast all day.
+    steps: in all, 0 for whole epochs; those after `first` and up to `last` are measured, 0 for all.
+    """
+
+    kind: str
+    method: str
+    hosts: str
+    link: str
+    way: str
+    settings: str
+    seed: int
+    steps: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return "/".join([self.kind, self.method, self.hosts, self.link, self.way, *self._seed])
+
+    @property
+    def _seed(self) -> list[str]:
+        return [str(self.seed)] if self.kind == "wer" else []
+
+    @property
+    def cpus(self) -> list[float]:
+        shares = cpus_of(self.hosts)
+        return shares[:1] if self.way == "one" else shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """steady: None if it failed. curve: of a WER case. seconds: with start and evaluation."""
+
+    case: Case
+    status: int
+    steady: Steady | None
+    curve: tuple[Point, ...]
+    seconds: float
+    commit: str
+
+    @classmethod
+    def read(cls, record: dict) -> Result:
+        values = {
+            "case": Case(**record["case"]),
+            "steady": Steady(**record["steady"]) if record["steady"] else None,
+            "curve": tuple(Point(**point) for point in record["curve"]),
+        }
+        return cls(**record | values)
+
+
+def cpus_of(hosts: str) -> list[float]:
+    count, _, share = hosts.partition("x")
+    return [float(share)] * int(count) if share else [float(each) for each in hosts.split("+")]
+
+
+def window(way: str, method: str, link: str, clips: int, rounds: int, *, quick: bool) -> tuple[int, int, int]:
+    """Steps in all, and those after which and up to which a speed case is measured: whole rounds, if there are any.
+
+    A step or round of full fine-tuning takes a minute and more over a slow link.
+    """
+    slow = method == "full" and link == "20mbit"
+    if way == RECIPE:
+        return (3, 1, 3) if quick else (RECIPE_STEPS, 1, RECIPE_STEPS)
+    if WAYS[way].get("strategy") == "allreduce":
+        if quick or slow:
+            return 5, 1, 4
+        return (12, 2, 11) if method == "full" and link == "100mbit" else (4 + 6 * rounds, 4, 3 + 6 * rounds)
+    rounds = LEAST_ROUNDS if quick else min(rounds, SLOW_ROUNDS) if slow else rounds
+    every = int(WAYS[way].get("communication_interval", H))
+    every = every if every <= rounds * H else H
+    rounds = max(LEAST_ROUNDS, -(-(rounds - 2) * H // every) + 2)
+    # Shares by speed are set at the end of the second epoch's first round.
+    before = -(-clips // (BATCH * every)) + 1 if "shares" in WAYS[way] else 0
+    return (before + rounds) * every, (before + 1) * every, (before + rounds - 1) * every
+
+
+def cases(
+    methods: Iterable[str],
+    sets: Sequence[str],
+    links: Sequence[str],
+    wer_links: Sequence[str],
+    ways: Sequence[str],
+    seeds: int,
+    clips: int,
+    *,
+    rounds: int = 0,
+    quick: bool = False,
+) -> list[Case]:
+    """References stand beside what is compared with them. rounds: of speed cases; 0: an epoch is measured, or more."""
+    rounds = rounds or max(ROUNDS, round(clips / (BATCH * H)) + 2)
+
+    def case(kind: str, method: str, hosts: str, link: str, way: str, seed: int = 0) -> Case:
+        steps, first, last = window(way, method, link, clips, rounds, quick=quick)
+        if kind == "wer":
+            steps, first, last = (QUICK_STEPS if quick else 0), H, 0
+        settings = json.dumps(WAYS.get(way, {}))
+        about = {"kind": kind, "method": method, "hosts": hosts, "link": link, "way": way, "settings": settings}
+        return Case(**about, seed=seed, steps=steps, first=first, last=last)
+
+    found: list[Case] = []
+    for method in methods:
+        for hosts in sets:
+            unequal = "+" in hosts
+            own = [way for way in ways if way != "auto" or unequal]
+            if len(cpus_of(hosts)) == 1:
+                found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", RECIPE)]
+                continue
+            found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", "apart")]
+            found += [case("speed", method, hosts, link, way) for link in links for way in (*own, RECIPE)]
+        for seed in range(seeds):
+            for hosts in sets:
+                if len(cpus_of(hosts)) == 1:
+                    found.append(case("wer", method, hosts, NO_LINK, "one", seed))
+                elif "+" not in hosts:
+                    # All weights at each step of a whole run take hours; and AllReduce's WER is one host's.
+                    own = [way for way in ways if way != "auto" and (way != "allreduce" or method == "lora")]
+                    found += [case("wer", method, hosts, link, way, seed) for link in wer_links for way in own]
+    return found
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.model, self.data = args, args.model.resolve(), args.data.resolve()
+        self.out = (args.out / f"{self.model.name}-{self.data.name}{'-quick' if args.quick else ''}").resolve()
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.lists = write_lists(self.data, self.out / "data", None)
+        samples = load_manifest(self.lists / "train.csv", check_audio=False).samples
+        write_manifest(self.out / "data" / "recipe.csv", samples[:RECIPE_CLIPS])
+        if args.quick:
+            unseen = load_manifest(self.lists / "unseen.csv", check_audio=False).samples
+            write_manifest(self.lists / "unseen.csv", unseen[:QUICK_CLIPS])
+        self.settings = BUNDLED_SETTINGS if self.model.is_relative_to(BUNDLED) else SETTINGS
+        lists = (args.methods, args.sets, args.links, args.wer_links, args.ways)
+        self.cases = cases(*lists, args.seeds, len(samples), rounds=args.rounds, quick=args.quick)
+        self.kept = self.out / "done.jsonl"
+        lines = self.kept.read_text(encoding="utf-8").splitlines() if self.kept.exists() else []
+        done = [Result.read(json.loads(line)) for line in lines]
+        self.results = {result.case: result for result in done if result.case in set(self.cases)}
+
+    def left(self) -> list[Case]:
+        return left(self.cases, self.results)
+
+    def chosen(self) -> list[Case]:
+        return [case for case in self.left() if any(fnmatch(str(case), pattern) for pattern in self.args.cases)]
+
+    def run(self, most: int | None) -> None:
+        for case in self.chosen()[:most]:
+            folder = self.out / str(case).replace("/", "_")
+            print(f"{case}: {folder} says how far it is", flush=True)
+            self.results[case] = result = self.do(case, folder)
+            with self.kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+            print(f"{case}: {told(result)}; {len(self.chosen())} left", flush=True)
+
+    def do(self, case: Case, folder: Path) -> Result:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        began, about = time.monotonic(), {"case": case, "commit": current_commit()}
+        try:
+            found = self.measure(case, folder)
+        except (RuntimeError, ValueError, LabError) as error:
+            print(error, file=sys.stderr)
+            found = {"status": 1, "steady": None, "curve": ()}
+        return Result(**about, **found, seconds=round(time.monotonic() - began, 1))
+
+    def measure(self, case: Case, folder: Path) -> dict:
+        rate = None if case.link == NO_LINK else case.link
+        shown = (self.model, self.data, self.out)
+        with Lab(hosts=len(case.cpus), rate=rate, shared_home=True, folder=self.out / "lab", shown=shown) as lab:
+            if case.way == RECIPE:
+                options = {"method": case.method, "max-steps": case.steps, "seed": case.seed}
+                options |= {"batch-size": max(1, round(BATCH / len(case.cpus)))}
+                options |= {"learning-rate": self.settings[case.method]["learning_rate"]}
+                train = self.lists / "recipe.csv"
+                told, samples = run_recipe(lab, case.cpus, options, self.model, train, folder)
+                figures = steady_recipe(told, samples, case.first)
+            else:
+                product = Product(lab, case.cpus, self.config(case, folder), folder, keeps=case.kind == "wer")
+                (events, samples), told = product.run(), None
+                figures = steady(events, samples, (case.first, case.last or last_step(events)))
+        (folder / "samples.json").write_text(json.dumps({"told": told, "samples": [*map(asdict, samples)]}))
+        curve: list[Point] = []
+        if case.kind == "wer":
+            curve = product.curve(self.lists / "unseen.csv", self.args.language)
+        if case.way != RECIPE:
+            product.clear()
+        return {"status": 0, "steady": figures, "curve": tuple(curve)}
+
+    def config(self, case: Case, folder: Path) -> str:
+        way = "\n".join(f"{key} = {value}" for key, value in json.loads(case.settings).items())
+        values = {"model": self.model, "train": self.lists / "train.csv", "language": self.args.language, "way": way}
+        values |= {"runs": folder / "runs", "method": case.method, "steps": case.steps, "seed": case.seed}
+        values |= self.settings[case.method] | {"batch": BATCH}
+        return CONFIG.format(**values)
+
+    def report(self) -> list[str]:
+        done = {case: result for case, result in self.results.items() if not result.status}
+        misses = [f"{case}: failed" for case, result in self.results.items() if result.status]
+        misses += [
+            f"{case}: {result.steady.others:.1f} cores were used by others meanwhile"
+            for case, result in done.items()
+            if result.steady.others > OTHERS
+        ]
+        clips = len(load_manifest(self.lists / "unseen.csv", check_audio=False).samples)
+        lines = [
+            f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults but for the way ("
+            + "; ".join(f"{name}: {written(WAYS[name])}" for name in self.args.ways if WAYS[name])
+            + f"), batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
+            "is given. References: one, the first of these hosts alone; apart, hosts that exchange nothing before "
+            f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
+            "batches of 9). Clips a second of all hosts together, in whole rounds without the first and the last. "
+            "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
+            "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
+            "the interface (with headers, SSH and heartbeats) and by our counter.",
+        ]
+        for method in self.args.methods:
+            rows = speed_rows(
+                [result for case, result in done.items() if (case.kind, case.method) == ("speed", method)]
+            )
+            wers, fixed = wer_rows([r for case, r in done.items() if (case.kind, case.method) == ("wer", method)])
+            lines += ["", f"{method}: speed", "", *table(SPEED_HEAD, rows)] if rows else []
+            if wers:
+                about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
+                if fixed is not None:
+                    about += f"; the WER to reach is {fixed:.1f}" + ("" if self.args.wer else ", one host's at its end")
+                about += ". Between checkpoints, which are as many as by default, it falls along a straight line"
+                lines += ["", about, "", *table(WER_HEAD, wers)]
+        left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
+        return [*lines, *(listed(misses) or ["", f"No misses{left}."])]
+
+
+def left(wanted: Iterable[Case], results: Mapping[Case, Result]) -> list[Case]:
+    """Those that are not done, or have failed."""
+    return [case for case in wanted if case not in results or results[case].status]
+
+
+def speed_rows(results: Sequence[Result]) -> list[list[str]]:
+    """Compared with the references beside them: those with the same hosts."""
+    rates = {(result.case.hosts, result.case.way): result.steady.rate for result in results}
+    rows = []
+    for result in results:
+        case, figures = result.case, result.steady
+        one, limit = (rates.get((case.hosts, way)) for way in ("one", "apart"))
+        shares = (figures.computing, figures.waiting, figures.exchanging)
+        rows.append(
+            [
+                *(case.hosts, case.link, case.way, f"{figures.rate:.2f}"),
+                f"{figures.rate / one:.2f}" if one else "",
+                f"{figures.rate / limit:.0%}" if limit else "",
+                *("" if share is None else f"{share:.0%}" for share in shares),
+                f"{figures.mb_per_1000(figures.sent):.1f}",
+                f"{figures.mb_per_1000(figures.counted):.1f}" if figures.counted else "",
+                f"{figures.others:.2f}",
+            ]
+        )
+    return rows
+
+
+def wer_rows(results: Sequence[Result], fixed: float | None = None) -> tuple[list[list[str]], float | None]:
+    """Means over seeds, and the WER to reach: without `fixed` one host's mean at its end, None if that is not done."""
+    ways: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        ways.setdefault((result.case.hosts, result.case.link, result.case.way), []).append(result)
+    alone = next((found for (_, _, way), found in ways.items() if way == "one"), [])
+    if fixed is None and alone:
+        fixed = statistics.mean(result.curve[-1].wer for result in alone)
+    rows = []
+    for key, found in ways.items():
+        finals = [result.curve[-1] for result in found]
+        row = [
+            *key,
+            ", ".join(f"{point.wer:.1f}" for point in finals),
+            f"{statistics.mean(point.wer for point in finals):.1f}",
+            f"{statistics.mean(point.seconds for point in finals) / 60:.1f}",
+        ]
+        for margin in (0.0, MARGIN):
+            row += ["", ""] if fixed is None else _reached(found, alone, fixed + margin)
+        rows.append(row)
+    return rows, fixed
+
+
+def _reached(found: Sequence[Result], alone: Sequence[Result], wer: float) -> tuple[str, str]:
+    """Minutes to a WER, on average over the seeds that reach it, and how many times as fast as one host."""
+    times, of_one = (
+        [seconds for result in results if (seconds := time_to(result.curve, wer)) is not None]
+        for results in (found, alone)
+    )
+    if not times:
+        return "not reached", ""
+    mean = statistics.mean(times)
+    some = f" (by {len(times)} of {len(found)})" if len(times) < len(found) else ""
+    return f"{mean / 60:.1f}{some}", f"{statistics.mean(of_one) / mean:.2f}" if of_one else ""
+
+
+def last_step(events: Iterable[dict]) -> int:
+    return max(event["step"] for event in events if event["type"] == "step")
+
+
+def told(result: Result) -> str:
+    if result.status:
+        return f"failed after {result.seconds:.0f} s"
+    wer = f", WER {result.curve[-1].wer:.1f}" if result.curve else ""
+    return f"{result.steady.rate:.2f} clips/s{wer}, {result.seconds:.0f} s"
+
+
+def written(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings.items())
+
+
+def a_way(text: str) -> tuple[str, dict[str, str]]:
+    name, *settings = text.split()
+    if not name or not all("=" in each for each in settings):
+        raise argparse.ArgumentTypeError(f"{text!r}: a name, and KEY=VALUE for each setting")
+    return name, dict(each.split("=", 1) for each in settings)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = {"type": lambda text: text.split(",")}
+    parser.add_argument("model", type=Path, nargs="?", default=BUNDLED / "model")
+    parser.add_argument("data", type=Path, nargs="?", default=BUNDLED / "data")
+    parser.add_argument("--methods", default=["lora", "full"], **words)
+    parser.add_argument("--sets", default=[*SETS], help=f"of hosts [{','.join(SETS)}]", **words)
+    parser.add_argument("--links", default=[*LINKS], help=f"of speed cases [{','.join(LINKS)}]", **words)
+    parser.add_argument("--wer-links", default=[*WER_LINKS], help=f"of WER cases [{','.join(WER_LINKS)}]", **words)
+    parser.add_argument("--ways", default=["diloco", "hidden", "allreduce", "auto"], help="of those known", **words)
+    parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'", help="a way")
+    parser.add_argument("--seeds", type=int, default=1, help="of WER cases; 0: speed alone [1]")
+    parser.add_argument("--rounds", type=int, default=0, help="of speed cases [2 and those of an epoch]")
+    parser.add_argument("--wer", type=float, metavar="PERCENT", help="to reach [one host's at its end]")
+    parser.add_argument("--language", default="", help="of multilingual models")
+    parser.add_argument(
+        "--cases", default=["*"], metavar="PATTERNS", help="do only those, e.g. 'speed/lora/*'", **words
+    )
+    parser.add_argument("--more", type=int, metavar="N", help="do no more than N cases now")
+    parser.add_argument("--list", action="store_true", help="name the cases that are left, and stop")
+    parser.add_argument("--report", action="store_true", help="only write the table of what is done")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument(
+        "--quick", action="store_true", help="few steps, 1 and 2 hosts, one link; leaves RESULTS.md alone"
+    )
+    args = parser.parse_args()
+    if 0 < args.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds: {LEAST_ROUNDS} at least, since the first and the last one do not count")
+    WAYS.update(args.also)
+    args.ways += [name for name, _ in args.also]
+    if unknown := [way for way in args.ways if way not in WAYS]:
+        parser.error(f"--ways: {', '.join(unknown)} is none of {', '.join(WAYS)}")
+    if args.quick:
+        args.sets, args.links, args.seeds = ["1x0.5", "2x0.5"], args.links[1:2] or args.links, min(args.seeds, 1)
+    bench = Bench(args)
+    if args.list:
+        print("\n".join(map(str, bench.chosen())))
+        return 0
+    if not args.report:
+        bench.run(args.more)
+    lines = bench.report()
+    print("\n".join(lines))
+    if not args.quick and bench.results and (args.report or not bench.left()):
+        commits = [result.commit for result in bench.results.values()]
+        write_section(f"scaling: {bench.model.name} on {bench.data.name}", lines, commits)
+    return int(any(result.status for result in bench.results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
