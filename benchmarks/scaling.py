@@ -39,21 +39,22 @@ LINKS, WER_LINKS = ("1gbit", "100mbit", "20mbit"), ("100mbit",)
 # What a case sets; all else is left at its default.
 WAYS: dict[str, dict[str, str]] = {
     "diloco": {},
-    "hidden": {"wire": "int8", "overlap_steps": "5"},
+    "plain": {"wire": "float32", "overlap_steps": "0", "share_moments": "false"},
     "allreduce": {"strategy": "allreduce"},
-    "auto": {"shares": "auto"},
+    "fixed": {"shares": "fixed"},
     "one": {},
     "apart": {"communication_interval": "1000000"},
 }
 RECIPE = "Seq2SeqTrainer"
 NO_LINK = "-"  # of hosts that send nothing
-H = 10  # steps of a round, by default
-LEAST_ROUNDS = 3  # of a speed case; the first and the last one do not count
+H = 10  # steps: what is measured is a multiple of them, as rounds are by default
+LEAST_ROUNDS = 3  # of so many steps, of a speed case; the first and the last one do not count
+SHARED = 60  # steps after which shares follow the hosts' speeds, where those differ
 ROUNDS, SLOW_ROUNDS = 6, 4
 QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after three rounds
 MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
-BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 5e-3, "epochs": 8}}
+BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 2e-3, "epochs": 8}}
 BATCH = 8
 RECIPE_STEPS, RECIPE_CLIPS = 6, 64
 OTHERS = 0.1  # cores that others may use before it is a miss
@@ -160,7 +161,9 @@ def cpus_of(hosts: str) -> list[float]:
     return [float(share)] * int(count) if share else [float(each) for each in hosts.split("+")]
 
 
-def window(way: str, method: str, link: str, clips: int, rounds: int, *, quick: bool) -> tuple[int, int, int]:
+def window(
+    way: str, method: str, link: str, rounds: int, *, unequal: bool = False, quick: bool = False
+) -> tuple[int, int, int]:
     """Steps in all, and those after which and up to which a speed case is measured: whole rounds, if there are any.
 
     A step or round of full fine-tuning takes a minute and more over a slow link.
@@ -176,8 +179,7 @@ def window(way: str, method: str, link: str, clips: int, rounds: int, *, quick: 
     every = int(WAYS[way].get("communication_interval", H))
     every = every if every <= rounds * H else H
     rounds = max(LEAST_ROUNDS, -(-(rounds - 2) * H // every) + 2)
-    # Shares by speed are set at the end of the second epoch's first round.
-    before = -(-clips // (BATCH * every)) + 1 if "shares" in WAYS[way] else 0
+    before = SHARED // every if unequal else 0
     return (before + rounds) * every, (before + 1) * every, (before + rounds - 1) * every
 
 
@@ -197,7 +199,7 @@ def cases(
     rounds = rounds or max(ROUNDS, round(clips / (BATCH * H)) + 2)
 
     def case(kind: str, method: str, hosts: str, link: str, way: str, seed: int = 0) -> Case:
-        steps, first, last = window(way, method, link, clips, rounds, quick=quick)
+        steps, first, last = window(way, method, link, rounds, unequal="+" in hosts, quick=quick)
         if kind == "wer":
             steps, first, last = (QUICK_STEPS if quick else 0), H, 0
         settings = json.dumps(WAYS.get(way, {}))
@@ -208,7 +210,7 @@ def cases(
     for method in methods:
         for hosts in sets:
             unequal = "+" in hosts
-            own = [way for way in ways if way != "auto" or unequal]
+            own = [way for way in ways if way != "fixed" or unequal]
             if len(cpus_of(hosts)) == 1:
                 found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", RECIPE)]
                 continue
@@ -220,7 +222,7 @@ def cases(
                     found.append(case("wer", method, hosts, NO_LINK, "one", seed))
                 elif "+" not in hosts:
                     # All weights at each step of a whole run take hours; and AllReduce's WER is one host's.
-                    own = [way for way in ways if way != "auto" and (way != "allreduce" or method == "lora")]
+                    own = [way for way in ways if way != "fixed" and (way != "allreduce" or method == "lora")]
                     found += [case("wer", method, hosts, link, way, seed) for link in wer_links for way in own]
     return found
 
@@ -430,7 +432,7 @@ def main() -> int:
     parser.add_argument("--sets", default=[*SETS], help=f"of hosts [{','.join(SETS)}]", **words)
     parser.add_argument("--links", default=[*LINKS], help=f"of speed cases [{','.join(LINKS)}]", **words)
     parser.add_argument("--wer-links", default=[*WER_LINKS], help=f"of WER cases [{','.join(WER_LINKS)}]", **words)
-    parser.add_argument("--ways", default=["diloco", "hidden", "allreduce", "auto"], help="of those known", **words)
+    parser.add_argument("--ways", default=["diloco", "plain", "allreduce", "fixed"], help="of those known", **words)
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'", help="a way")
     parser.add_argument("--seeds", type=int, default=1, help="of WER cases; 0: speed alone [1]")
     parser.add_argument("--rounds", type=int, default=0, help="of speed cases [2 and those of an epoch]")

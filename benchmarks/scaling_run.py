@@ -16,12 +16,14 @@ import psutil
 
 from benchmarks.local_run import PROJECT
 from benchmarks.scaling_figures import Point, Sample, times_of_agreements
+from distributed.preflight.speed import REMEMBERED
 from distributed.run_dir.log import read_events
 from lab import Lab, cpu
 from lab.network import INTERFACE
 
 EVERY_S = 0.25  # between two looks at the counters
 RUN_S = 7200.0  # for a case to end
+MEASURING = "measuring three training steps"  # as distributed-train says it
 PORT = 29500  # of torchrun's store
 ENV = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}", "OMP_NUM_THREADS": "1"}
 
@@ -82,7 +84,8 @@ def cpu_seconds(host: str) -> float:
 
 
 class Product:
-    """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when training starts.
+    """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when they begin to train, be it
+    for the time of a step.
 
     keeps: link the master's checkpoints before the run removes them.
     """
@@ -99,6 +102,7 @@ class Product:
         """Its events and what was counted. Raises RuntimeError if it fails."""
         command = [sys.executable, str(PROJECT / "cli_typer.py"), "distributed-train", "bench"]
         command += ["--config", str(self.folder / "config.ini"), "--hosts", str(self.folder / "hosts.json")]
+        REMEMBERED.unlink(missing_ok=True)  # of hosts with the same addresses, and other shares
         with Meter(self.lab) as meter, (self.folder / "console.txt").open("w") as console:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": subprocess.STDOUT}
             process = self.lab.popen("h1", command, cwd=str(PROJECT), env=ENV, **quiet)
@@ -117,7 +121,8 @@ class Product:
         limited, read, deadline = False, 0, time.monotonic() + RUN_S
         while process.poll() is None:
             events, read = read_events(self.run_dir / "events.jsonl", read)
-            if not limited and any(event["type"] == "start" for event in events):
+            measuring = MEASURING in (self.folder / "console.txt").read_text()
+            if not limited and (measuring or any(event["type"] == "start" for event in events)):
                 limited = True
                 for name, share in zip(self.lab.hosts, self.cpus, strict=True):
                     self.lab.set_cpus(name, share)

@@ -100,7 +100,7 @@ def test_sets_of_hosts():
 
 def all_cases(**changes) -> list[Case]:
     asked = {"methods": ["lora", "full"], "sets": scaling.SETS, "links": scaling.LINKS, "wer_links": ["100mbit"]}
-    return cases(**asked | {"ways": ["diloco", "hidden", "allreduce", "auto"], "seeds": 2, "clips": 400} | changes)
+    return cases(**asked | {"ways": ["diloco", "plain", "allreduce", "fixed"], "seeds": 2, "clips": 400} | changes)
 
 
 def test_every_case_stands_beside_its_references_and_is_measured_over_whole_rounds():
@@ -111,9 +111,9 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
         beside = {other.way for other in speed if (other.hosts, other.method) == (case.hosts, case.method)}
         assert {"one", RECIPE} <= beside and ("apart" in beside or case.hosts == "1x0.5")
         assert 0 < case.first < case.last <= case.steps
-        if case.way in ("diloco", "hidden", "auto"):
+        if case.way in ("diloco", "plain", "fixed"):
             assert case.first % H == case.last % H == 0 and case.last < case.steps
-        assert (case.way == "auto") <= ("+" in case.hosts and case.first >= 400 / 8 + H)
+        assert (case.way == "fixed") <= ("+" in case.hosts and case.first >= scaling.SHARED)
         assert len(case.cpus) == 1 if case.way == "one" else case.cpus == cpus_of(case.hosts)
     names = [str(case) for case in found if case.kind == "wer"]
     assert "wer/full/1x0.5/-/one/1" in names and "wer/lora/2x0.5/100mbit/allreduce/0" in names
@@ -122,9 +122,9 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
 
 def test_other_rounds_are_measured_as_a_whole(monkeypatch):
     monkeypatch.setitem(scaling.WAYS, "long", {"communication_interval": "25"})
-    assert scaling.window("long", "lora", "1gbit", 400, 7, quick=False) == (100, 25, 75)
-    assert scaling.window("diloco", "lora", "1gbit", 400, 7, quick=False) == (70, 10, 60)
-    assert scaling.window("apart", "lora", "-", 400, 7, quick=False) == (70, 10, 60)
+    assert scaling.window("long", "lora", "1gbit", 7, quick=False) == (100, 25, 75)
+    assert scaling.window("diloco", "lora", "1gbit", 7, quick=False) == (70, 10, 60)
+    assert scaling.window("apart", "lora", "-", 7, quick=False) == (70, 10, 60)
 
 
 def result_of(case: Case, *, rate: float = 2.0, wers: tuple[float, ...] = (), status: int = 0) -> Result:
