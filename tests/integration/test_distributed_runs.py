@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -79,6 +80,28 @@ def test_a_second_run_sends_nothing_and_lora_leaves_an_adapter(runner):
     start = runner.events("start")[0]
     # Frozen weights do not travel: four bytes for each other's change, and one for its second moment.
     assert runner.events("round")[0]["bytes"] < 5.2 * start["trainable"] + 64
+
+
+OPEN = """
+[distributed:open]
+base_profile = tiny
+max_steps = 12
+"""
+
+
+def test_what_a_profile_leaves_open_is_chosen_measured_once_and_said(runner):
+    (PROJECT / ".multimac" / "step-times.json").unlink(missing_ok=True)
+    first = runner.run("open", "h2", text=OPEN)
+    assert "measuring three training steps on each host" in first.stdout
+    [said] = [line for line in first.stdout.splitlines() if line.startswith("rounds of ")]
+    assert "(assumed)" not in said and said.endswith("hosts share Adam's second moments")
+    spec = json.loads((runner.run_dir / "run.json").read_text())["ranks"][1]["spec"]
+    chosen = spec["strategy_settings"]
+    assert f"rounds of {chosen['H']} steps, " in said and f" as {chosen['wire']}, " in said and chosen["share_moments"]
+    digests = [event["digest"] for event in runner.events("round") if event["round"] == 1]
+    assert len(digests) == 2 and len(set(digests)) == 1
+    again = runner.run("open", "h2", text=OPEN + "epochs = 2\n")
+    assert "measuring" not in again.stdout and "(assumed)" not in again.stdout and "rounds of " in again.stdout
 
 
 def test_dry_run_changes_nothing(runner):
