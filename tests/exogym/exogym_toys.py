@@ -28,6 +28,7 @@ from exogym import (
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.comm.threads import ThreadComm
 from exogym.membership.messages import ROUND
+from exogym.shares import Measured, Speed
 from exogym.strategy.federated_averaging import AveragingCommunicator
 from exogym.strategy.sparta import SparseCommunicator
 
@@ -176,6 +177,17 @@ class Steps:
     def epoch(self, epoch: int):
         self.epochs_seen.append(epoch)
         yield from self.steps
+
+
+class GivenSpeed(Speed):
+    """Whatever the clock says."""
+
+    def __init__(self, speed: float):
+        super().__init__()
+        self._speed = speed
+
+    def measured(self):
+        return Measured(self._speed, 0.0)
 
 
 def train_node(
