@@ -77,8 +77,9 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     def takes(**settings: object) -> None:
         """Set what is open, if the memory is there."""
         nonlocal config
-        given = {key: value for key, value in settings.items() if not _is_set(job, key)}
-        wanted = dataclasses.replace(config, **given)
+        names = {"H": "communication_interval"}
+        free = {key: value for key, value in settings.items() if names.get(key, key) in open_settings(job)}
+        wanted = dataclasses.replace(config, **free)
         more = more_bytes(wanted, conditions.hosts) * conditions.parameters
         if spare is None or more <= spare:
             config = wanted
@@ -97,14 +98,16 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     return _with(job, config), _told(config, conditions)
 
 
+def open_settings(job: Job) -> set[str]:
+    """Keys that are chosen when the job starts on several hosts."""
+    if job.distribution.strategy != "diloco":
+        return set()
+    return {"communication_interval", "wire", "overlap_steps", "share_moments"} - set(job.origin)
+
+
 def may_choose(job: Job, hosts: int) -> bool:
     """Whether the time of a step would decide anything."""
-    is_open = not all(_is_set(job, key) for key in ("H", "wire", "overlap_steps"))
-    return job.distribution.strategy == "diloco" and hosts > 1 and is_open
-
-
-def _is_set(job: Job, key: str) -> bool:
-    return key in job.strategy_settings or (key == "H" and "communication_interval" in job.origin)
+    return hosts > 1 and bool(open_settings(job) - {"share_moments"})
 
 
 def _with(job: Job, config: DiLoCoConfig) -> Job:

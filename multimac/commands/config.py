@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
@@ -28,8 +29,11 @@ def config_show(path: Path, name: str) -> ExitStatus:
         strategy = job.strategy_config(total_steps=1_000_000)
         shown |= dict.fromkeys(dataclasses.fields(job.distribution), job.distribution)
         shown |= {field: strategy for field in dataclasses.fields(strategy) if field.name not in FROM_PROFILE}
+    chosen = open_settings(job) if config.has("distributed", name) else ()
     for field, part in shown.items():
         value, origin = _text(getattr(part, field.name)), job.origin.get(field.name, "default")
+        if field.name in chosen:
+            value, origin = "", "chosen at the start"
         table.add_row(field.name, value, origin, field.metadata["help"])
     console.print(table)
     return ExitStatus.OK

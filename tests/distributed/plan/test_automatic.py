@@ -12,6 +12,7 @@ from distributed.plan.automatic import (
     Measured,
     chosen,
     may_choose,
+    open_settings,
 )
 from distributed.plan.job import resolve
 from distributed.plan.strategy_memory import more_bytes
@@ -80,6 +81,7 @@ def test_what_the_profile_sets_stays(job):
     fixed = job("communication_interval = 3", "wire = bf16", "overlap_steps = 0", "share_moments = false")
     config, _, _ = settled(fixed, FULL, bytes_s=1e6, step_s=0.1)
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (3, "bf16", 0, False)
+    assert open_settings(job("wire = int4")) == {"communication_interval", "overlap_steps", "share_moments"}
     assert may_choose(job(), 2) and not may_choose(job(), 1) and not may_choose(fixed, 2)
     config, _, _ = settled(job("communication_interval = 3"), FULL, bytes_s=1e6, step_s=0.1)
     assert (config.H, config.wire, config.overlap_steps) == (3, "int8", 2)
@@ -91,7 +93,7 @@ def test_what_the_profile_sets_stays(job):
 def test_other_strategies_are_left_alone(job, strategy):
     other = job(f"strategy = {strategy}")
     conditions = Conditions(parameters=FULL, hosts=4, steps=100, measured=Measured())
-    assert chosen(other, conditions) == (other, "") and not may_choose(other, 4)
+    assert chosen(other, conditions) == (other, "") and not may_choose(other, 4) and not open_settings(other)
 
 
 def test_one_host_has_no_rounds_to_choose(job):
