@@ -159,6 +159,8 @@ machine trains it, and after a resume. Validation and test clips are never chang
 
 * `speed_perturbation = 0.1` plays a clip at 0.9, 1 or 1.1 of its speed, and so changes its pitch, too. No clip becomes
   longer than the longest. The cache of features takes three times the space.
+* `dropout` acts on what feed-forward layers compute (transformers' `activation_dropout`). Dropout of whole states, as
+  transformers' `dropout`, spoils a Whisper, which was trained without: with 0.1 tiny.en came to WER 186, not 26.
 * The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
   A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
 * With `timestamps_share` the text stands between `<|0.00|>` and the clip's end. A model that is trained without

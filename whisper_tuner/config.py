@@ -64,7 +64,7 @@ class Profile:
         "decoder), which is then computed once for each clip and not in each epoch; 0: none",
         low=0.0,
     )
-    dropout: float = setting(0.0, "dropout of the model while training", low=0.0, high=0.9)
+    dropout: float = setting(0.0, "dropout in the model's feed-forward layers while training", low=0.0, high=0.9)
     label_smoothing: float = setting(
         0.0, "share of each target token's probability that is spread over all tokens", low=0.0, high=0.5
     )

@@ -102,7 +102,7 @@ def test_the_trained_model_knows_nothing_of_the_options_but_that_it_may_write_no
     work.save(tmp_path / "final", None)
     saved = WhisperForConditionalGeneration.from_pretrained(tmp_path / "final")
     was, now = base.config.to_dict(), saved.config.to_dict()
-    assert {key for key in was if was[key] != now[key]} <= {"dropout", "_name_or_path"}
+    assert {key for key in was if was[key] != now[key]} <= {"activation_dropout", "_name_or_path"}
     assert saved.config.apply_spec_augment is False
     assert base.generation_config.begin_suppress_tokens == [base.config.eos_token_id]
     assert saved.generation_config.begin_suppress_tokens is None

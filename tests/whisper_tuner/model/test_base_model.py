@@ -104,12 +104,15 @@ def test_adapters_that_fit_no_model_are_refused(multilingual, profile_of):
         prepare(model, profile_of(method="lora", lora_targets=("query",)))
 
 
-def test_dropout_is_set_everywhere(multilingual, profile_of):
+def test_dropout_is_set_in_all_feed_forward_layers_and_there_alone(multilingual, profile_of):
     model, _ = multilingual
     prepare(model, profile_of(dropout=0.5)).train()
     first, second = (encode(model, mel(model, 100)).last_hidden_state for _ in range(2))
     assert not torch.equal(first, second)
-    assert model.config.dropout == 0.5 and model.model.decoder.layers[1].dropout == 0.5
+    parts = (model.model.encoder, model.model.decoder)
+    assert all(layer.activation_dropout == 0.5 and layer.dropout == 0.0 for part in parts for layer in part.layers)
+    assert (model.config.activation_dropout, model.config.dropout) == (0.5, 0.0)
+    assert not any(part.dropout for part in parts)
 
 
 def test_encoder_at_full_length_equals_stock(multilingual):
