@@ -66,18 +66,21 @@ class Dealings:
 machines = st.builds(Machine, st.floats(0.0, 0.5), st.floats(0.02, 0.5), st.just(1.0))
 
 
+MOST_DEALINGS = math.log(6 / LEAST) / math.log(FITTING)  # each changes some share by so much, and none turns back
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(machines, min_size=2, max_size=6))
 def test_machines_with_a_fixed_part_come_to_take_equally_long(group):
     dealings = Dealings(group)
     dealings.train(1000)
     seconds = dealings.seconds()
-    slowest = [share <= LEAST for share in dealings.shares]
+    slowest = [share < FITTING * LEAST for share in dealings.shares]  # it need not come nearer to the least than that
     others = [second for second, is_least in zip(seconds, slowest, strict=True) if not is_least]
     assert max(others) <= (EQUAL if not dealings.steps else FITTING + 0.06) * min(others)
     before = Dealings(group).seconds()
     assert max(seconds) <= max(before) * 1.001  # nobody is worse off than with equal shares
-    assert len(dealings.steps) <= 20 and not [step for step in dealings.steps if step > 500]
+    assert len(dealings.steps) <= MOST_DEALINGS and not [step for step in dealings.steps if step > 800]
 
 
 @pytest.mark.parametrize("power", [0.7, 1.3, 1.5])
