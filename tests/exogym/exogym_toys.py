@@ -27,6 +27,7 @@ from exogym import (
 )
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.comm.threads import ThreadComm
+from exogym.errors import PeerLost
 from exogym.membership.messages import ROUND
 from exogym.shares import Measured, Speed
 from exogym.strategy.federated_averaging import AveragingCommunicator
@@ -245,8 +246,8 @@ def run_threads(size: int, rank_main: Callable[[ThreadComm], Any]) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
+    if errors:  # a rank that fails closes its strategy first, and so lets others know that it is lost
+        raise next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
     return results
 
 
