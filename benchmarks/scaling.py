@@ -296,7 +296,9 @@ class Bench:
         return {"status": 0, "steady": figures, "curve": tuple(curve)}
 
     def config(self, case: Case, folder: Path) -> str:
-        way = "\n".join(f"{key} = {value}" for key, value in json.loads(case.settings).items())
+        # The default, but for hosts that are one machine, as in the lab.
+        settings = {"shares": "auto"} | json.loads(case.settings)
+        way = "\n".join(f"{key} = {value}" for key, value in settings.items())
         values = {"model": self.model, "train": self.lists / "train.csv", "language": self.args.language, "way": way}
         values |= {"runs": folder / "runs", "method": case.method, "steps": case.steps, "seed": case.seed}
         values |= self.settings[case.method] | {"batch": BATCH}

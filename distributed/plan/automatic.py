@@ -14,11 +14,12 @@ from .strategy_memory import more_bytes
 WIRE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}  # of a value
 HOME_NETWORK = 12.5e6  # bytes a second, which is 100 Mbit/s; assumed where nothing was measured
 STEP_S = 0.5  # assumed likewise
-SMALL = 0.03  # of a round: an exchange that takes less need be neither smaller nor hidden
+SMALL = 0.01  # of a round: an exchange that takes less need be neither smaller nor hidden
 SPARE = 1.25  # an exchange is given the steps that it takes by the measured rate, and a quarter more
 MOST_HIDDEN = 0.7  # of a round's steps: what is older is worth less
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
+EVERY = 4  # rounds; in one of so many second moments travel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,12 +56,19 @@ class Conditions:
         """By each host in one exchange; it does not grow with their number."""
         return 2 * (self.hosts - 1) / self.hosts * self.parameters * WIRE_BYTES[wire]
 
-    def exchange_s(self, wire: str) -> float:
-        return self.sent_bytes(wire) / self.bytes_s
+    def exchange_s(self, wire: str, *, moments: bool = False) -> float:
+        """With second moments it takes a byte more for each parameter."""
+        return (self.sent_bytes(wire) + moments * self.sent_bytes("int8")) / self.bytes_s
+
+    def longest_s(self, config: DiLoCoConfig) -> float:
+        """Of an exchange in which all travels that ever does."""
+        return self.exchange_s(config.wire, moments=config.share_moments)
 
     def waiting(self, config: DiLoCoConfig) -> float:
         """The part of the time that hosts wait for the link."""
-        waits = max(0.0, self.exchange_s(config.wire) - config.overlap_steps * self.step_s)
+        hidden_s = config.overlap_steps * self.step_s
+        rounds = ((1 / EVERY, self.longest_s(config)), (1 - 1 / EVERY, self.exchange_s(config.wire)))
+        waits = sum(share * max(0.0, seconds - hidden_s) for share, seconds in rounds)
         return waits / (waits + config.H * self.step_s)
 
 
@@ -85,16 +93,19 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
             config = wanted
 
     def is_small() -> bool:
-        return conditions.exchange_s(config.wire) <= SMALL * config.H * step_s
+        return conditions.longest_s(config) <= SMALL * config.H * step_s
 
     if config.inner_optim in ("adam", "adamw"):
         takes(share_moments=True)
     if not is_small():
         takes(wire="int8")
     if not is_small():
-        needed = math.ceil(SPARE * conditions.exchange_s(config.wire) / step_s) + 1
-        takes(H=max(config.H, min(math.ceil(needed / MOST_HIDDEN), conditions.steps // FEWEST_ROUNDS)))
-        takes(overlap_steps=min(needed, config.H - 1))
+        usual, longest = (
+            math.ceil(SPARE * seconds / step_s) + 1
+            for seconds in (conditions.exchange_s(config.wire), conditions.longest_s(config))
+        )
+        takes(H=max(config.H, min(math.ceil(usual / MOST_HIDDEN), conditions.steps // FEWEST_ROUNDS)))
+        takes(overlap_steps=min(longest, max(usual, int(MOST_HIDDEN * config.H)), config.H - 1))
     return _with(job, config), _told(config, conditions)
 
 

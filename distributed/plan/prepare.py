@@ -82,6 +82,8 @@ def prepare_run(
     job, rounds = _settled(job, len(labels), total_steps, measured)
     spec = _common_spec(job, profile, labels, total_steps, run_dir)
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
+    if "shares" not in job.origin and (not hosts or max(sharing) > 1):
+        spec = dataclasses.replace(spec, shares="fixed")  # the speed of ranks of one machine is each other's doing
     ranks, items = _ranks(spec, hosts, sharing, manifests, shards, run_dir)
     return Prepared(
         launch=_launch(job, ranks, manifests, address, hosts),
@@ -202,8 +204,6 @@ def _ranks(
 ) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
     """What each rank is told, and the files of each host but the master, which are remembered for later."""
     ranks, items = [], {}
-    if not hosts or max(machine_workers) > 1:  # the speed of ranks that share a machine is each other's doing
-        spec = dataclasses.replace(spec, shares="fixed")
     for number, label in enumerate(spec.hosts):
         own = dataclasses.replace(spec, rank=number, machine_workers=machine_workers[number])
         host = hosts.all[number] if hosts else None

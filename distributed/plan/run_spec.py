@@ -40,7 +40,8 @@ class RunSpec:
     """A run of a user's own model has a `bundle`, in place of a profile and of a strategy with its settings.
 
     hosts: the names of all ranks, as the run begins. machine_workers: how many of them share this rank's machine.
-    interface, device: what the hosts file says of this host, or "". shares: "auto" only where each rank has a machine.
+    interface, device: what the hosts file says of this host, or "". shares: "fixed" where ranks share a machine,
+    unless the profile says otherwise.
     """
 
     run_id: str

@@ -96,6 +96,8 @@ def test_speeds_count_only_where_each_host_is_a_machine_of_its_own(job, run_dir)
     assert shares(job, hosts=PAIR) == shares(job, hosts=PAIR, machine_workers=(1, 1)) == "auto"
     assert shares(job, hosts=PAIR, machine_workers=(2, 2)) == shares(job, local_ranks=2) == shares(job) == "fixed"
     assert shares(fixed, hosts=PAIR) == "fixed"
+    asked = dataclasses.replace(job, origin=job.origin | {"shares": "config.ini:9"})
+    assert shares(asked, hosts=PAIR, machine_workers=(2, 2)) == "auto"
 
 
 def test_one_process_has_the_machine_for_itself(job, run_dir):
