@@ -19,6 +19,7 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 MOST_HIDDEN = 0.7  # of a round's steps: what is older is worth less
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
+CHECKPOINTED = 3  # rounds; in one of so many, at most, hosts wait for the exchange, to write a checkpoint
 EVERY = 4  # rounds; in one of so many second moments travel
 
 
@@ -27,7 +28,7 @@ class Measured:
     """Of the hosts of a run; None where it is not known.
 
     bytes_s: of the slowest link. step_s: seconds of a step, the same for all. spare_bytes: of memory, beyond what
-    plain averaging takes, on the host that has least.
+    the profile as it is written takes, on the host that has least.
     """
 
     bytes_s: float | None = None
@@ -69,6 +70,8 @@ class Conditions:
         hidden_s = config.overlap_steps * self.step_s
         rounds = ((1 / EVERY, self.longest_s(config)), (1 - 1 / EVERY, self.exchange_s(config.wire)))
         waits = sum(share * max(0.0, seconds - hidden_s) for share, seconds in rounds)
+        if config.overlap_steps:
+            waits += (self.exchange_s(config.wire) - waits) / CHECKPOINTED
         return waits / (waits + config.H * self.step_s)
 
 
@@ -81,6 +84,7 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
         return job, ""
     config = job.strategy_config(conditions.steps)
     step_s, spare = conditions.step_s, conditions.measured.spare_bytes
+    counted = more_bytes(config, conditions.hosts)  # in what is spare
 
     def takes(**settings: object) -> None:
         """Set what is open, if the memory is there."""
@@ -88,8 +92,8 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
         names = {"H": "communication_interval"}
         free = {key: value for key, value in settings.items() if names.get(key, key) in open_settings(job)}
         wanted = dataclasses.replace(config, **free)
-        more = more_bytes(wanted, conditions.hosts) * conditions.parameters
-        if spare is None or more <= spare:
+        more = (more_bytes(wanted, conditions.hosts) - counted) * conditions.parameters
+        if spare is None or more <= max(0, spare):
             config = wanted
 
     def is_small() -> bool:

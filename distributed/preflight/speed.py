@@ -77,12 +77,18 @@ def measure(
     settings = {"validation": None, "test": None, "batch_size": each, "epochs": STEPS, "max_steps": STEPS}
     alone = job.with_profile(train=folder / "clips.csv", **settings)
     spec = prepare_run(alone, folder, local_ranks=1).launch.ranks[0].spec
-    spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"))
+    spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"), device=hosts.master.device or "")
     specs, items = [spec], {}
     for host in hosts.workers:
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
-        theirs, items[host.address] = for_host(spec, host, manifests, {"train": clips}, folder)
-        specs.append(theirs)
+        theirs, files = for_host(spec, host, manifests, {"train": clips}, folder)
+        listing = theirs.profile.train
+        own_list = listing.with_name("probe.csv")  # beside that of the run, which stays as it is
+        moved = {"remote": own_list.as_posix()}
+        items[host.address] = [
+            dataclasses.replace(item, **moved) if item.remote == listing.as_posix() else item for item in files
+        ]
+        specs.append(dataclasses.replace(theirs, profile=dataclasses.replace(theirs.profile, train=own_list)))
     with hosts_awake(remotes):
         sync(remotes, items, progress, prune=PRUNED)
     sharing = zip(specs, machine_workers, strict=True)
@@ -157,5 +163,5 @@ def _key(job: Job, hosts: Hosts) -> str:
     """Of all that the time of a step depends on, as far as the profile says it."""
     profile = dataclasses.asdict(job.profile)
     about = {key: value for key, value in profile.items() if key not in NOT_IN_A_STEP}
-    text = json.dumps([[host.address for host in hosts.all], about], sort_keys=True, default=str)
+    text = json.dumps([[[host.address, host.device] for host in hosts.all], about], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

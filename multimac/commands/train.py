@@ -17,7 +17,7 @@ from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
-from distributed.preflight.speed import measure, remember, remembered
+from distributed.preflight.speed import measure, remember, remembered, step_of_all
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show
@@ -92,19 +92,20 @@ def distributed_train(
 
 
 def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
-    """Seconds on the slowest host; None if it could not be measured, which stops nobody from training."""
+    """Seconds of a step; None if it could not be measured, which stops nobody from training."""
     console.print("measuring three training steps on each host, once for hosts and a profile like these")
     try:
         samples = check_manifest(job.profile.train, job.profile.max_duration_s, PROJECT / STORE).samples
         with tempfile.TemporaryDirectory() as scratch, transfers(console) as show:
             speeds = measure(job, samples, hosts, report.remotes, Path(scratch), show, report.machine_workers)
-    except TunerError as error:
+        remember(job, hosts, speeds)
+    except (TunerError, OSError) as error:
         console.print(f"the time of a step could not be measured: {error}", style="yellow", soft_wrap=True)
         return None
     for speed in speeds:
         if speed.problem:
             console.print(f"{speed.host}: {speed.problem}", style="yellow", soft_wrap=True)
-    return remember(job, hosts, speeds)
+    return step_of_all(speeds)
 
 
 def _check_device(wanted: str) -> None:

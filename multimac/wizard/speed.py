@@ -29,5 +29,6 @@ def waiting_at_every_step(conditions: Conditions) -> float:
 
 def suggested_strategy(conditions: Conditions) -> str:
     """AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
-    cheap = conditions.exchange_s("float32") <= SMALL_SHARE * conditions.step_s
+    is_known = conditions.parameters > 0
+    cheap = is_known and conditions.exchange_s("float32") <= SMALL_SHARE * conditions.step_s
     return "allreduce" if cheap or conditions.steps < 2 * FEWEST_ROUNDS else "diloco"
