@@ -82,6 +82,8 @@ class LabHost:
                 lines += [f"mkdir -p {q(target)}", f"mount --bind {q(path)} {q(target)}"]
         lines += [f"mount --rbind {q(self.home)} {q(user)}"]
         for path in self.hidden:
+            if path.is_relative_to(user):
+                continue  # the host's own home is there instead
             if path.is_dir():
                 lines.append(f"mount -t tmpfs -o size=64k,mode=755 none {q(path)}")
             elif path.exists():
