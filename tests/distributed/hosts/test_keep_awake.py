@@ -12,11 +12,12 @@ from waiting import wait_until
 
 from distributed.hosts import environment
 from distributed.hosts import keep_awake as module
+from distributed.preflight import speed
 from distributed.ssh import connection
 from distributed.ssh.connection import Remote
 from multimac import commands
 from multimac.view import transfers
-from multimac.wizard import data, speed
+from multimac.wizard import data
 from whisper_tuner.errors import TunerError
 
 NOWHERE = Path("/nowhere")
