@@ -20,7 +20,7 @@ MOST_HIDDEN = 0.7  # of a round's steps: what is older is worth less
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
 CHECKPOINTED = 3  # rounds; in one of so many, at most, hosts wait for the exchange, to write a checkpoint
-EVERY = 4  # rounds; in one of so many second moments travel
+EVERY = 4  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ REMEMBERED = PROJECT / STORE / "step-times.json"
 MOST_REMEMBERED = 100
 NOT_IN_A_STEP = {
     *("epochs", "max_steps", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "seed", "validation", "test"),
-    *("runs_dir", "checkpoint_interval", "keep_checkpoints", "val_interval"),
+    *("runs_dir", "checkpoint_interval", "keep_checkpoints"),
 }
 
 
@@ -135,15 +135,13 @@ def step_of_all(speeds: Sequence[Speed]) -> float | None:
     return clips / sum(speed.clips_s for speed in measured) if measured else None
 
 
-def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> float | None:
-    """Seconds of a step, kept for the next run like this one; None if a machine was not measured."""
+def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> None:
+    """Keep the seconds of a step for the next run like this one, if every machine was measured. Raises OSError."""
     if not speeds or any(speed.clips_s is None for speed in speeds):
-        return None
-    step_s = step_of_all(speeds)
-    kept = _all_remembered() | {_key(job, hosts): step_s}
+        return
+    kept = _all_remembered() | {_key(job, hosts): step_of_all(speeds)}
     REMEMBERED.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(REMEMBERED, json.dumps(dict(list(kept.items())[-MOST_REMEMBERED:]), indent=1))
-    return step_s
 
 
 def remembered(job: Job, hosts: Hosts) -> float | None:

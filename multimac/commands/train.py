@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from whisper_tuner.text import duration, size
 
 from .attach_stop import start
 
-ONE_MACHINE = Measured(bytes_s=1e9)  # nothing travels further than its memory
+ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
 @awake()
@@ -93,7 +94,8 @@ def distributed_train(
 
 def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
     """Seconds of a step; None if it could not be measured, which stops nobody from training."""
-    console.print("measuring three training steps on each host, once for hosts and a profile like these")
+    what = "measuring three training steps on each host, once for hosts and a profile like these"
+    console.print(f"{what}; this usually takes less than a minute", soft_wrap=True)
     try:
         samples = check_manifest(job.profile.train, job.profile.max_duration_s, PROJECT / STORE).samples
         with tempfile.TemporaryDirectory() as scratch, transfers(console) as show:

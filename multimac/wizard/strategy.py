@@ -67,10 +67,10 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             console.print("three training steps on all machines at once; this usually takes less than a minute")
             job = draft.job()
             speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
-    except TunerError as error:
+            remember(job, group.hosts, speeds)
+    except (TunerError, OSError) as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
         return []
-    remember(job, group.hosts, speeds)
     _show_speeds(speeds, console)
     return speeds
 

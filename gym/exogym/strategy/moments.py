@@ -36,7 +36,7 @@ class SharedMoments:
     Adam divides each weight's step by the root of its moment. A rank whose clips lack a word has a tiny moment for the
     word's weights, and moves them at full speed wherever small gradients push them, in each round anew, since a host
     keeps its clips. One batch of all clips would have had the large moment. With it, local steps are nearer to those of
-    that batch: on the bundled model four ranks end where one does, and not four points of WER above.
+    that batch.
     """
 
     def __init__(self, comm: Comm, optimizer: Optimizer, parameters: list[nn.Parameter]):

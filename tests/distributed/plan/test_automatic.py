@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distributed.plan import automatic
 from distributed.plan.automatic import (
     FEWEST_ROUNDS,
     HOME_NETWORK,
@@ -16,6 +17,7 @@ from distributed.plan.automatic import (
 )
 from distributed.plan.job import resolve
 from distributed.plan.strategy_memory import more_bytes
+from exogym.strategy import moments
 from whisper_tuner.config import ConfigFile
 
 TEXT = """\
@@ -111,6 +113,10 @@ def test_what_memory_does_not_allow_is_left(job):
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (35, "float32", 0, False)
     config, _, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0, spare_bytes=12.0 * FULL)
     assert (config.wire, config.share_moments) == ("float32", True)
+
+
+def test_moments_travel_as_often_as_is_reckoned_with():
+    assert automatic.EVERY == moments.EVERY
 
 
 @given(

@@ -77,12 +77,14 @@ def test_the_time_of_a_step_is_remembered_for_a_run_like_this_one(job, monkeypat
     fast, slow = (
         speed.Speed(host=name, clips_s=2 / step_s, step_s=step_s) for name, step_s in (("a", 1.0), ("b", 4.0))
     )
-    assert speed.remember(job, hosts, [fast, slow]) == speed.remembered(job, hosts) == 1.6  # 4 clips at 2.5 a second
+    speed.remember(job, hosts, [fast, slow])
+    assert speed.remembered(job, hosts) == 1.6  # 4 clips at 2.5 a second
     assert speed.remembered(job.with_profile(epochs=99, learning_rate=0.5), hosts) == 1.6
     assert speed.remembered(job.with_profile(batch_size=99), hosts) is None
     assert speed.remembered(job, others) is None
-    assert speed.remember(job, others, [fast, speed.Speed(host="c", problem="gone")]) is None
-    assert speed.remember(job, others, []) is None and speed.remembered(job, others) is None
+    speed.remember(job, others, [fast, speed.Speed(host="c", problem="gone")])
+    speed.remember(job, others, [])
+    assert speed.remembered(job, others) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', '{"KEY": -1.0}', '{"KEY": 1e9}', '{"KEY": NaN}'])
@@ -91,5 +93,5 @@ def test_a_damaged_memory_is_none(job, monkeypatch, tmp_path, text):
     hosts = Hosts(master=Host(address="a"), workers=(Host(address="b"),))
     speed.REMEMBERED.write_text(text.replace("KEY", speed._key(job, hosts)))
     assert speed.remembered(job, hosts) is None
-    assert speed.remember(job, hosts, [speed.Speed(host="a", clips_s=1.0, step_s=0.5)]) == 0.5
+    speed.remember(job, hosts, [speed.Speed(host="a", clips_s=1.0, step_s=0.5)])
     assert speed.remembered(job, hosts) == 0.5
