@@ -19,7 +19,6 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 MOST_HIDDEN = 0.7  # of a round's steps: what is older is worth less
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
-CHECKPOINTED = 3  # rounds; in one of so many, at most, hosts wait for the exchange, to write a checkpoint
 EVERY = 4  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
 
 
@@ -70,8 +69,6 @@ class Conditions:
         hidden_s = config.overlap_steps * self.step_s
         rounds = ((1 / EVERY, self.longest_s(config)), (1 - 1 / EVERY, self.exchange_s(config.wire)))
         waits = sum(share * max(0.0, seconds - hidden_s) for share, seconds in rounds)
-        if config.overlap_steps:
-            waits += (self.exchange_s(config.wire) - waits) / CHECKPOINTED
         return waits / (waits + config.H * self.step_s)
 
 

@@ -25,7 +25,7 @@ from whisper_tuner.hub import model_folder
 from whisper_tuner.model.check import check_model
 from whisper_tuner.model.memory import shape_of, trained_parameters
 
-from .automatic import CHECKPOINTED, Conditions, Measured, chosen
+from .automatic import Conditions, Measured, chosen
 from .files import save_items
 from .job import Job
 from .launch import Launch, Rank
@@ -146,12 +146,9 @@ def _checkpoint_interval(job: Job, total_steps: int) -> int:
     """Rounds between checkpoints, so that an interruption costs about a twentieth of a run, or a few steps.
 
     To write one of whisper-tiny takes a core as long as two steps on short clips take: more often would slow them down.
-    No exchange travels beside steps while one is written: so not after each where they should.
     """
-    config = job.strategy_config(total_steps)
-    least = CHECKPOINTED if getattr(config, "overlap_steps", 0) else 1
-    rounds = total_steps / config.steps_in_round
-    return max(round(rounds / 20), math.ceil(FEW_STEPS / config.steps_in_round), least)
+    in_round = job.strategy_config(total_steps).steps_in_round
+    return max(round(total_steps / in_round / 20), math.ceil(FEW_STEPS / in_round), 1)
 
 
 def _launch(

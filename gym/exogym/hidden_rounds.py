@@ -9,7 +9,6 @@ import torch
 from exogym.comm.comm import Comm
 from exogym.membership.messages import BOUNDARY
 from exogym.settings import LoopSettings
-from exogym.shares import Shares
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position
 
@@ -32,9 +31,8 @@ class HiddenRounds:
     they decide alike, also one that stops in the middle of the round. Whether somebody stops they ask each other.
     """
 
-    def __init__(self, state: NodeState, comm: Comm, settings: LoopSettings, shares: Shares, *, validates: bool):
-        self._state, self._comm, self._settings = state, comm, settings
-        self._shares, self._validates = shares, validates
+    def __init__(self, state: NodeState, comm: Comm, settings: LoopSettings, *, validates: bool):
+        self._state, self._comm, self._settings, self._validates = state, comm, settings, validates
         self._stop_waits = False
         self.before = Spent(0, 0.0)  # what was spent before the step with which the round ended whose exchange travels
 
@@ -81,9 +79,8 @@ class HiddenRounds:
             return False
         at, agreements = state.position_at(end, settings.val_interval), state.strategy.agreements + 1
         return not (
-            any(every and agreements % every == 0 for every in (settings.checkpoint_interval, settings.log_correlation))
+            (settings.log_correlation and agreements % settings.log_correlation == 0)
             or (at.validation_due and self._validates)
-            or self._shares.is_comparison_due(at)
         )
 
     def _does_any_stop(self, stopping: bool) -> bool:

@@ -96,7 +96,7 @@ class TrainNode:
         self._guard = NonFiniteGuard(self.progress)
         self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
         self.shares = Shares(self.state, comm, settings)
-        self._hidden = HiddenRounds(self.state, comm, settings, self.shares, validates=self._validation.has_data)
+        self._hidden = HiddenRounds(self.state, comm, settings, validates=self._validation.has_data)
         self._was_given_state = False  # that of the others, after they had agreed on some
         self._was_resharded = False
         self._correlation: float | None = None  # of the last round
@@ -322,20 +322,27 @@ class TrainNode:
         self.progress.round_ended(result)
         if result.stop:
             return
-        if self.state.is_ahead:
-            if not self._hidden.are_steps_void():
-                return
-            self.state.revert_to_agreed()
-            self._was_resharded = True  # batches begin at the agreed point
-        if self._correlation is not None:
-            self.progress.emit("correlation", value=self._correlation)
         interval = self.settings.checkpoint_interval
         is_save_due = interval > 0 and self.strategy.agreements % interval == 0
-        self._check_drift(is_needed=is_save_due)
-        self.comm.regroup()
-        self._at_agreed_point()
+        if self.state.is_ahead and not self._hidden.are_steps_void():
+            self._reshard()
+        else:
+            self._go_back_to_agreed()
+            if self._correlation is not None:
+                self.progress.emit("correlation", value=self._correlation)
+            self._check_drift(is_needed=is_save_due)
+            self.comm.regroup()
+            self._at_agreed_point()
         if is_save_due and self.state.work_is_left:
             self.saved.save()
+
+    def _go_back_to_agreed(self) -> None:
+        """What this rank has trained while the exchange travelled is void, if there is any: ranks share the work anew
+        from the agreed point.
+        """
+        if self.state.is_ahead:
+            self.state.revert_to_agreed()
+            self._was_resharded = True
 
     def _check_drift(self, *, is_needed: bool) -> None:
         is_due = self.strategy.is_drift_check_due(at_least=is_needed)
@@ -351,11 +358,12 @@ class TrainNode:
     def _reshard(self) -> None:
         """Share what is left anew, if others shared it than those who are here now, or as speeds now are."""
         work, shares, dealt = self.train, self.shares, None
-        if shares.is_comparison_due(self.state.now):
+        if shares.is_comparison_due(self.state.agreed):
             dealt = shares.compare()
         members = self.comm.members  # one may have been lost meanwhile
         if dealt is None and work.is_shared_among(members):
             return
+        self._go_back_to_agreed()
         weights, what = dealt or (shares.kept(members), "")
         self.state.reshard(members, weights)
         shares.speed.clear()

@@ -194,7 +194,6 @@ def test_what_needs_all_ranks_at_one_point_is_waited_for():
     last = 24
     assert ends() == [6, 10, 14, 18, 22, last]
     assert ends(overlap_steps=0) == [4, 8, 12, 16, 20, last]
-    assert ends(checkpoint_interval=2) == [6, 8, 14, 16, 22, last]
     assert ends(log_correlation=3) == [6, 10, 12, 18, 22, last]
     assert ends(val=Steps([[token_batch(2, seed=9)]]), val_interval=11) == [6, 10, 12, 18, 22, last]
     assert ends(val_interval=1) == ends()  # there is nothing to validate
@@ -264,21 +263,45 @@ def test_a_stop_waits_for_the_exchange_that_travels():
     assert stopped and steps == 8 and other == (True, 7, digest)
 
 
-def test_after_a_crash_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
+@pytest.mark.parametrize(("interval", "died_at", "resumed_at"), [(1, 11, 10), (1, 9, 6), (2, 13, 10), (3, 24, 14)])
+def test_after_a_crash_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, interval, died_at, resumed_at):
+    """Checkpoints are written when the exchange has come, with what was trained meanwhile."""
+
     def rank_main(comm, folder, **settings):
-        checkpoints = Checkpoints(folder, f"rank{comm.rank}")
-        _, events, model = trained(comm, checkpoints=checkpoints, checkpoint_interval=2, **settings)
-        return FlatParameters(model).read(), sum(event["type"] == "step" for event in events)
+        about = {"checkpoints": Checkpoints(folder, f"rank{comm.rank}"), "checkpoint_interval": interval}
+        settings |= {"outer_momentum": 0.9, "wire": "int8", "share_moments": True}
+        result, events, model = trained(comm, **about, **settings)
+        steps = sum(event["type"] == "step" for event in events)
+        return FlatParameters(model).read(), result.digest, result.samples, result.rounds, steps
 
     def dies(step):
-        assert step < 13, "died"
+        assert step < died_at, "died"
 
     whole = run_threads(2, lambda comm: rank_main(comm, tmp_path / "whole"))
     with pytest.raises(AssertionError, match="died"):
         run_threads(2, lambda comm: rank_main(comm, tmp_path / "run", should_stop=dies))
     resumed = run_threads(2, lambda comm: rank_main(comm, tmp_path / "run", resume=True))
-    assert [steps for _, steps in resumed] == [24 - 8] * 2
-    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(whole, resumed, strict=True))
+    for (weights, *same, steps), (others, *as_before, fewer) in zip(whole, resumed, strict=True):
+        assert torch.equal(weights, others) and same == as_before and fewer == steps - resumed_at == 24 - resumed_at
+
+
+def test_a_checkpoint_with_steps_beyond_the_agreement_serves_a_rank_that_has_none(tmp_path):
+    """All begin at the agreement after step 8, when the checkpoint of step 10 is one rank's alone."""
+
+    def rank_main(comm, **settings):
+        about = {"checkpoints": Checkpoints(tmp_path, f"rank{comm.rank}"), "checkpoint_interval": 1}
+        result, events, _ = trained(comm, **about, **settings)
+        return [event["step"] for event in events if event["type"] == "step"], result.digest
+
+    def dies(step):
+        assert step < 12, "died"
+
+    with pytest.raises(AssertionError, match="died"):
+        run_threads(2, lambda comm: rank_main(comm, should_stop=dies))
+    for index in tmp_path.glob("*/rank1.json"):
+        index.unlink()
+    first, second = run_threads(2, lambda comm: rank_main(comm, resume=True))
+    assert first == second and first[0] == [*range(9, 25)]
 
 
 # settings

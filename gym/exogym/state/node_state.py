@@ -107,8 +107,9 @@ class NodeState:
             self._agree(end)
             self.trained = {}
             return
-        self._agree(end, now=replace(self.now, rounds=end.rounds, validation_waits=False))
-        self._agreed_buffers, self.in_flight = flight.buffers, None
+        now = replace(self.now, rounds=end.rounds, validation_waits=False)
+        self._agree(end, now=now, buffers=flight.buffers)
+        self.in_flight = None
 
     def reshard(self, members: tuple[str, ...], weights: list[float] | None) -> None:
         """Share what is left of the work among `members`."""
@@ -123,9 +124,10 @@ class NodeState:
             self.strategy.schedule.stretch(self.now.step, left)
 
     def compared(self) -> None:
-        """Ranks have compared their speeds."""
+        """Ranks have compared their speeds, at the agreed point."""
+        at = {"compared_at": self.agreed.step}
         with self.changing():
-            self._agree(replace(self.now, compared_at=self.now.step))
+            self._agree(replace(self.agreed, **at), now=replace(self.now, **at), buffers=self._agreed_buffers)
 
     def validated(self, loss: float | None) -> None:
         with self.changing():
@@ -137,9 +139,12 @@ class NodeState:
             self.strategy.load_weights(flat)
             self._agree(self.agreed, now=self.now)
 
-    def _agree(self, agreed: Position, now: Position | None = None) -> None:
+    def _agree(
+        self, agreed: Position, now: Position | None = None, buffers: dict[str, torch.Tensor] | None = None
+    ) -> None:
+        """now, buffers: where this rank is, if it is ahead, and what the model's buffers were at the agreed point."""
         self.agreed, self.now = agreed, now or agreed
-        self._agreed_buffers = self._buffers.read()
+        self._agreed_buffers = self._buffers.read() if buffers is None else buffers
         self._version = Version(self._version.term, self._version.count + 1)
 
     def lengthened(self) -> None:

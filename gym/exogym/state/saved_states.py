@@ -92,10 +92,9 @@ class SavedStates:
 
     # What it keeps.
 
-    @property
-    def _number(self) -> int:
+    def _number(self, *, inside: bool) -> int:
         """A state inside a round is later than the agreement before it, and earlier than the next one."""
-        return 2 * self.state.strategy.agreements + self.state.strategy.cut_short
+        return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
         """All of it, in the background unless at_once."""
@@ -103,7 +102,8 @@ class SavedStates:
             return
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
-        writing = self.checkpoints.save_in_background(self._number, whole)
+        number = self._number(inside=self.state.is_ahead or self.state.strategy.cut_short)
+        writing = self.checkpoints.save_in_background(number, whole)
         self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
         self.note_written(at_once=at_once)
 
@@ -135,10 +135,11 @@ class SavedStates:
         with state.unchanging(patience_s) as is_whole:
             if not is_whole:
                 return False
-            number = self._number
-            if self._is_kept(number):
+            inside = state.strategy.cut_short
+            number = self._number(inside=inside)
+            if self._is_kept(number) or (not inside and self._is_kept(number + 1)):
                 return True
-            saved = state.whole() if state.strategy.cut_short else {"agreed": state.agreed_state(), "own": None}
+            saved = state.whole() if inside else {"agreed": state.agreed_state(), "own": None}
             saved = copy.deepcopy({"settings": self.settings, **saved})
         self.checkpoints.save(number, saved, unless=lambda: self._is_kept(number))
         return True

@@ -250,7 +250,7 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def apply(self, exchanged: Outcome, local: StepResult) -> StepResult:
         if exchanged.stop:
-            self._before_stop = self._inside_round()
+            self._before_stop = self._copied_state()
         due, ran = self._due(), [self.modules[n] for n, _ in exchanged.of]
         travelled = self._flight.seconds if self._flight else None
         for n, outcome in exchanged.of:
@@ -292,6 +292,7 @@ class CommunicateOptimizeStrategy(Strategy):
         return self._before_stop is not None
 
     def state_dict(self) -> dict[str, Any]:
+        """Between two rounds' ends also what this rank has made since the first, which is its own."""
         return self._before_stop or super().state_dict()
 
     def agreed_state(self) -> dict[str, Any]:
@@ -345,7 +346,14 @@ class CommunicateOptimizeStrategy(Strategy):
     def own_state(self) -> dict[str, Any]:
         about = {"ramp_left": self._ramp_left, "samples": self._agreed_samples}
         about["modules"] = [module.own_state() for module in self.modules]
-        return {"optimizer": self.optimizer.state_dict(), **about, "inside": None}
+        return {"optimizer": self.optimizer.state_dict(), **about, "inside": self._inside_round()}
+
+    def _inside_round(self) -> dict[str, Any] | None:
+        """What this rank has made since the last agreement; None if there is nothing."""
+        if not self._steps_in_round:
+            return None
+        weights = None if self.differs else self.parameters.read()
+        return {"weights": weights, "steps": self._steps_in_round, "samples": self._samples}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
@@ -360,10 +368,8 @@ class CommunicateOptimizeStrategy(Strategy):
             self.steps += part["steps"]
             self._samples = list(part["samples"])
 
-    def _inside_round(self) -> dict[str, Any]:
+    def _copied_state(self) -> dict[str, Any]:
         """The state in the middle of a round, copied where its forced end will change it."""
         agreed, own = self.agreed_state(), self.own_state()
-        weights = None if self.differs else self.parameters.read()
-        inside = {"weights": weights, "steps": self._steps_in_round, "samples": self._samples}
         agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "weights", "common")}
-        return {"agreed": agreed, "own": own | {"inside": copy.deepcopy(inside)}}
+        return {"agreed": agreed, "own": own | {"inside": copy.deepcopy(own["inside"])}}
