@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
 from exogym.comm.comm import Comm
-from exogym.membership.messages import BOUNDARY
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position
@@ -28,12 +25,14 @@ class HiddenRounds:
     """Whether ranks wait at the end of a round, and when they end an exchange that travels.
 
     Ranks wait where something needs all of them at one agreed point. That follows from what they have in common, so
-    they decide alike, also one that stops in the middle of the round. Whether somebody stops they ask each other.
+    they decide alike, also one that stops in the middle of the round. Whether somebody stops they ask their communicator,
+    and a round that is not cut short by a stop is hidden: who is asked to stop later goes on until its exchange is over.
     """
 
     def __init__(self, state: NodeState, comm: Comm, settings: LoopSettings, *, validates: bool):
         self._state, self._comm, self._settings, self._validates = state, comm, settings, validates
         self._stop_waits = False
+        self._hidden_round = 0  # that is not cut short
         self.before = Spent(0, 0.0)  # what was spent before the step with which the round ended whose exchange travels
 
     @property
@@ -43,17 +42,24 @@ class HiddenRounds:
 
     def may_stop(self, asked: bool) -> bool:
         """Whether this rank stops now, as it was asked: not while an exchange travels, but right after that."""
-        if self.is_under_way:
+        if self.is_under_way or self._hidden_round == self._round:
             self._stop_waits |= asked
             return False
         return asked or self._stop_waits
 
+    def is_cut_short(self, *, stopping: bool) -> bool:
+        """Whether ranks wait at the end of this round, which is here for one that is stopping. May raise Rejoined."""
+        if not self._may_be_hidden() or self._comm.is_cut_short(self._round, stopping=stopping):
+            return True
+        self._hidden_round, self._stop_waits = self._round, self._stop_waits or stopping
+        return False
+
     def begin(self, now: Position, before: Spent, *, stopping: bool) -> bool:
-        """Let the exchange of this rank's round travel. False if ranks have to wait for it. May raise Rejoined."""
-        state, comm = self._state, self._comm
-        if not self._may_be_hidden() or comm.commit_together(BOUNDARY, lambda: self._does_any_stop(stopping)):
+        """At the round's end let its exchange travel. False if ranks have to wait for it. May raise Rejoined."""
+        state = self._state
+        if self.is_cut_short(stopping=stopping):
             return False
-        if comm.members != state.sampler.members:  # the work is resharded at the agreed point
+        if self._comm.members != state.sampler.members:  # the work is resharded at the agreed point
             return False
         state.begin_exchange(now)
         state.strategy.begin_exchange()
@@ -83,7 +89,6 @@ class HiddenRounds:
             or (at.validation_due and self._validates)
         )
 
-    def _does_any_stop(self, stopping: bool) -> bool:
-        flag = torch.tensor([float(stopping)])
-        self._comm.all_reduce_(flag)
-        return flag.item() > 0
+    @property
+    def _round(self) -> int:
+        return self._state.strategy.agreements + 1

@@ -266,10 +266,13 @@ class TrainNode:
             self.state.now = after
             if self._hidden.is_due():
                 return self._end_round(self.state.in_flight.position, local, stopping, self._hidden.before)
-        elif not (stopping or self.strategy.is_round_due):
-            self.state.now = after
-        elif not self._hidden.begin(after, before, stopping=stopping):
+        elif self.strategy.is_round_due:
+            if not self._hidden.begin(after, before, stopping=stopping):
+                return self._end_round(after, local, stopping, before)
+        elif stopping and self._hidden.is_cut_short(stopping=True):
             return self._end_round(after, local, stopping, before)
+        else:
+            self.state.now = after
         return local
 
     def _end_round(self, after: Position, local: StepResult, stopping: bool, before: Spent) -> StepResult:

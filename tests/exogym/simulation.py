@@ -129,6 +129,10 @@ class Waiting(CoordinatorClient):
         self._actor.wait(lambda: (number, vote) in self._commits or self.is_superseded(number))
         return self._commits.get((number, vote))
 
+    def wait_for_round_end(self, number, round_number):
+        self._actor.wait(lambda: (number, round_number) in self._round_ends or self.is_superseded(number))
+        return self._round_ends.get((number, round_number))
+
 
 class Group:
     """What the members of one generation have put into each of its collectives."""
@@ -420,7 +424,7 @@ class World:
 
         def say(message: dict) -> None:
             self.faults.point(self, host, f"before {message['type']} {message.get('what', '')}")
-            if message["type"] in ("vote", "trouble"):
+            if message["type"] in ("vote", "round_end", "trouble"):
                 host.to_coordinator.append(lambda: getattr(self.coordinator, message["type"])(host.name, message))
             self.faults.point(self, host, f"after {message['type']} {message.get('what', '')}")
 

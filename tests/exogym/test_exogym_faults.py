@@ -352,7 +352,7 @@ HIDDEN = replace(
     validation=0,
 )
 IN_FLIGHT = [
-    *(("before vote boundary", 2), ("after vote boundary", 2), ("as it sends", 1), ("as it sends", 2)),
+    *(("before round_end", 2), ("after round_end", 2), ("as it sends", 1), ("as it sends", 2)),
     *(("after step", 5), ("after step", 6), ("before step", 9), ("before vote round", 2), ("after vote round", 2)),
 ]
 
@@ -396,6 +396,34 @@ def test_a_stop_while_an_exchange_travels_changes_nothing(tmp_path, point):
     world = live(HIDDEN, tmp_path / "run", resume=True)
     check_end(world, HIDDEN, HOSTS)
     assert {world.results[host].digest for host in HOSTS} == {whole.digest} and world.results["h0"].steps == 30
+
+
+def stops_by_itself(world, host):
+    host.stop_asked = True
+
+
+@pytest.mark.parametrize("step", range(1, 17))
+def test_a_stop_that_one_host_alone_is_asked_for_changes_nothing(tmp_path, step):
+    """Whoever comes first to the end of a round decides, without waiting, whether it is cut short or hidden."""
+    whole = live(HIDDEN, tmp_path / "whole").results["h0"]
+    for seed in range(4):
+        disk = tmp_path / str(seed)
+        stopped = live(HIDDEN, disk, {("h1", "after step", step): stops_by_itself}, seed=seed)
+        assert all(result.stopped for result in stopped.results.values())
+        world = live(HIDDEN, disk, seed=seed, resume=True)
+        check_end(world, HIDDEN, HOSTS)
+        assert {world.results[host].digest for host in HOSTS} == {whole.digest} and world.results["h0"].steps == 30
+
+
+@pytest.mark.parametrize("act", [crash, falls_asleep])
+@pytest.mark.parametrize("step", [2, 4, 6, 7, 8])
+def test_one_is_lost_while_another_stops(tmp_path, step, act):
+    for seed in range(6):
+        acts = {("h1", "after step", step): stops_by_itself, ("h2", "after step", 4 + seed): act}
+        faults, disk = Script(acts), tmp_path / str(seed)
+        World(HIDDEN, disk, random.Random(seed), resume=False, faults=faults).run()
+        world = live(HIDDEN, disk, seed=seed, resume=True)
+        check_end(world, HIDDEN, HOSTS)
 
 
 @pytest.mark.parametrize("clips", range(1, 8))

@@ -113,7 +113,7 @@ class Site:
             self.coordinator.ready(name)
         elif message["type"] == "result":
             self.results[name] = message
-        elif message["type"] in ("vote", "trouble"):
+        elif message["type"] in ("vote", "round_end", "trouble"):
             getattr(self.coordinator, message["type"])(name, message)
 
     def close(self):

@@ -150,7 +150,7 @@ class Meeting:
     def say(self, name):
         def say(message):
             with self.lock:
-                if message["type"] in ("vote", "trouble"):
+                if message["type"] in ("vote", "round_end", "trouble"):
                     getattr(self.coordinator, message["type"])(name, message)
 
         return say

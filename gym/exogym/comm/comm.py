@@ -109,6 +109,16 @@ class Comm(ABC):
         """
         return work()
 
+    def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
+        """Whether ranks stop inside this round; the same for all of them. Each asks once at the round's end, or earlier
+        if it wants to stop there. May raise Rejoined.
+
+        Here all wait for each other, and one that wants to stop is enough.
+        """
+        flag = torch.tensor([float(stopping)])
+        self.all_reduce_(flag)
+        return flag.item() > 0
+
     def compare(self, digest: int, where: str) -> None:
         """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
         digests = [int(t) for t in self.all_gather(torch.tensor([digest]))]

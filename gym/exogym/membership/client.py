@@ -15,6 +15,7 @@ class CoordinatorClient:
         self._news = threading.Condition()
         self._generation: Generation | None = None
         self._commits: dict[tuple[int, int], bool] = {}
+        self._round_ends: dict[tuple[int, int], bool] = {}
         self._excluded = False
 
     def put(self, message: dict[str, Any]) -> None:
@@ -25,6 +26,8 @@ class CoordinatorClient:
                 self._excluded = True
             elif message["type"] == "commit":
                 self._commits = {(message["generation"], message["vote"]): message["regroup"]}
+            elif message["type"] == "round_end":
+                self._round_ends = {(message["generation"], message["round"]): message["stop"]}
             self._news.notify_all()
 
     def is_superseded(self, number: int) -> bool:
@@ -46,3 +49,10 @@ class CoordinatorClient:
         with self._news:
             self._news.wait_for(lambda: (number, vote) in self._commits or self.is_superseded(number))
             return self._commits.get((number, vote))
+
+    def wait_for_round_end(self, number: int, round_number: int) -> bool | None:
+        """Whether a round is cut short. None: the generation is over."""
+        asked = (number, round_number)
+        with self._news:
+            self._news.wait_for(lambda: asked in self._round_ends or self.is_superseded(number))
+            return self._round_ends.get(asked)

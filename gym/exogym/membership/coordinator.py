@@ -132,6 +132,19 @@ class Coordinator:
             if len(self.state.votes) == len(self.generation.members):
                 self._count()
 
+    def round_end(self, host: str, message: dict[str, Any]) -> None:
+        """The first member that comes to the end of a round decides for all whether it is cut short by a stop.
+
+        So who comes first need not wait for the others, and who comes later knows that it did not.
+        """
+        state = self.state
+        if not self._is_member(host) or message["generation"] != self.generation.number:
+            return
+        if state.ending_round != message["round"]:
+            state.ending_round, state.is_cut_short = message["round"], message["stop"]
+        about = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
+        self.send(host, {"type": "round_end", **about})
+
     def trouble(self, host: str, message: dict[str, Any]) -> None:
         if not self.ended and self._is_member(host) and message["generation"] == self.generation.number:
             self.state.trouble.report(self.clock(), host, message["message"])
@@ -224,6 +237,7 @@ class Coordinator:
             state.trouble.fruitless = 0
         before, state.last_members = state.last_members, members
         state.generation = Generation(state.formed, tuple(members), secrets.token_hex(16), state.is_mid_round)
+        state.ending_round = state.ending_round if state.is_mid_round else None
         state.votes, state.vote, state.paused = {}, 0, set()
         state.orphaned_since = state.apart_since = None
         state.trouble.clear()

@@ -61,6 +61,7 @@ class Trouble:
 class CoordinatorState:
     """last: who was in when ranks last agreed, and has that in a checkpoint. remembering: those of them whose processes
     are still the same. awaited: who has not come yet for the first time. vote: the number of the vote that is going on.
+    ending_round: to the end of which a member has come; None if none has since the members began one.
     """
 
     generation: Generation | None = None
@@ -74,6 +75,8 @@ class CoordinatorState:
     votes: dict[str, dict[str, Any]] = field(default_factory=dict)
     vote: int = 0
     is_mid_round: bool = False
+    ending_round: int | None = None
+    is_cut_short: bool = False  # that one
     diverged: int = 0  # times that members differed since a round last counted
     formed: int = 0  # generations
     last_members: list[str] = field(default_factory=list)

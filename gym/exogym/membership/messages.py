@@ -7,10 +7,12 @@ counts on all members, or on none.
     coordinator -> member
       generation {number, members, prefix, continues_round}   form this group, and come to one state
       commit {generation, vote, regroup}    all members have voted: it counts
+      round_end {generation, round, stop}   whether this round is cut short, as the first who came to its end wanted
       excluded                              the others go on without it; its work is void until it is in a generation
 
     member -> coordinator
       vote {generation, vote, what, digest}    for a round also {round, samples, position, cut_short}
+      round_end {generation, round, stop}      it has come to the end of a round, or wants to end it here and stop
       trouble {generation, message}            its group does not answer
       reach {generation, waits, unreached}     peers that do not answer it
       exchange                                 weights are about to travel: its link will be busy for a while
@@ -25,7 +27,6 @@ from typing import Any
 # What votes are for.
 STATE_SYNC, ROUND, DRIFT_CHECK = "state_sync", "round", "drift_check"
 VALIDATION, SPEEDS, CORRELATION, END = "validation", "speeds", "correlation", "end"
-BOUNDARY = "boundary"  # a round whose exchange may travel is at its end: whether somebody wants to stop
 
 
 @dataclass(frozen=True)

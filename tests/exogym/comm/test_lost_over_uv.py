@@ -131,7 +131,7 @@ class Site:
             self.coordinator.ready(name)
         elif message["type"] == "total":
             self.totals.append(message["total"])
-        elif message["type"] in ("vote", "trouble"):
+        elif message["type"] in ("vote", "round_end", "trouble"):
             getattr(self.coordinator, message["type"])(name, message)
 
     def close(self):

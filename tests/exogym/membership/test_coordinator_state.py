@@ -35,7 +35,7 @@ def happening(chance: random.Random):
     host = chance.choice(HOSTS)
     what = chance.choice([STATE_SYNC, ROUND, ROUND, ROUND, END] if chance.random() < 0.02 else [STATE_SYNC, ROUND])
     unreached = chance.sample(HOSTS, chance.choice([0, 0, 1]))
-    kind = chance.choice(["ready", "ready", "lost", "vote", "vote", "vote", "all vote", "trouble", "reach", "stalled"])
+    kind = chance.choice(["ready", "ready", "lost", "vote", "vote", "vote", "all vote", "trouble", "reach", "stalled", "round_end"])
     return kind, host, what, [other for other in unreached if other != host], chance.choice([0.125, 2.5, 30.0])
 
 
@@ -46,10 +46,11 @@ def tell(listener: Listener, kind: str, host: str, what: str, unreached: list[st
     number = coordinator.generation.number if coordinator.generation else 0
     about = {"generation": number, "vote": coordinator.state.vote, "what": what, "digest": 7, "message": "refused"}
     about |= {"samples": {"0": [host]}, "round": 1, "cut_short": False, "waits": True, "unreached": unreached}
+    about["stop"] = host == HOSTS[0]
     if kind == "all vote":
         for name in coordinator.generation.members if coordinator.generation else ():
             coordinator.vote(name, about)
-    elif kind in ("vote", "trouble", "reach"):
+    elif kind in ("vote", "trouble", "reach", "round_end"):
         getattr(coordinator, kind)(host, about)
     elif kind == "stalled":
         coordinator.stalled()
