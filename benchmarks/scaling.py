@@ -67,7 +67,7 @@ language = {language}
 runs_dir = {runs}
 method = {method}
 epochs = {epochs}
-max_steps = {steps}
+max_steps = {max_steps}
 batch_size = {batch}
 learning_rate = {learning_rate}
 seed = {seed}
@@ -108,7 +108,7 @@ class Case:
     """kind: speed or wer. hosts: 2x0.5, or 1+0.5+0.25 where they are unequal. settings: of its way, as text.
 
     A way "one" is the first of these hosts alone, measured beside the others: no machine is equally fast all day.
-    steps: in all, 0 for whole epochs; those after `first` and up to `last` are measured, 0 for all.
+    steps: after which it ends, 0 for whole epochs; those after `first` and up to `last` are measured, 0 for all.
     """
 
     kind: str
@@ -126,8 +126,12 @@ class Case:
         return "/".join([self.kind, self.method, self.hosts, self.link, self.way, *self._seed])
 
     @property
+    def is_wer(self) -> bool:
+        return self.kind == "wer"
+
+    @property
     def _seed(self) -> list[str]:
-        return [str(self.seed)] if self.kind == "wer" else []
+        return [str(self.seed)] if self.is_wer else []
 
     @property
     def cpus(self) -> list[float]:
@@ -284,12 +288,13 @@ class Bench:
                 told, samples = run_recipe(lab, case.cpus, options, self.model, train, folder)
                 figures = steady_recipe(told, samples, case.first)
             else:
-                product = Product(lab, case.cpus, self.config(case, folder), folder, keeps=case.kind == "wer")
+                about = {"until": 0 if case.is_wer else case.steps, "keeps": case.is_wer}
+                product = Product(lab, case.cpus, self.config(case, folder), folder, **about)
                 (events, samples), told = product.run(), None
-                figures = steady(events, samples, (case.first, case.last or last_step(events)))
+                figures = steady(events, samples, measured(events, case))
         (folder / "samples.json").write_text(json.dumps({"told": told, "samples": [*map(asdict, samples)]}))
         curve: list[Point] = []
-        if case.kind == "wer":
+        if case.is_wer:
             curve = product.curve(self.lists / "unseen.csv", self.args.language)
         if case.way != RECIPE:
             product.clear()
@@ -300,7 +305,8 @@ class Bench:
         settings = {"shares": "auto"} | json.loads(case.settings)
         way = "\n".join(f"{key} = {value}" for key, value in settings.items())
         values = {"model": self.model, "train": self.lists / "train.csv", "language": self.args.language, "way": way}
-        values |= {"runs": folder / "runs", "method": case.method, "steps": case.steps, "seed": case.seed}
+        values |= {"runs": folder / "runs", "method": case.method, "seed": case.seed}
+        values["max_steps"] = case.steps if case.is_wer else 0  # a speed case is stopped: it plans as a whole run does
         values |= self.settings[case.method] | {"batch": BATCH}
         return CONFIG.format(**values)
 
@@ -403,8 +409,14 @@ def _reached(found: Sequence[Result], alone: Sequence[Result], wer: float) -> tu
     return f"{mean / 60:.1f}{some}", f"{statistics.mean(of_one) / mean:.2f}" if of_one else ""
 
 
-def last_step(events: Iterable[dict]) -> int:
-    return max(event["step"] for event in events if event["type"] == "step")
+def measured(events: Sequence[dict], case: Case) -> tuple[int, int]:
+    """The steps after which and up to which: whole rounds, of as many steps as the run has chosen."""
+    last = case.last or max(event["step"] for event in events if event["type"] == "step")
+    of_round = max(event.get("steps_in_round") or 1 for event in events if event["type"] == "start")
+    if of_round > last - case.first:
+        return case.first, last
+    first = -(-case.first // of_round) * of_round
+    return first, first + (last - first) // of_round * of_round
 
 
 def told(result: Result) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -87,11 +88,12 @@ class Product:
     """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when they begin to train, be it
     for the time of a step.
 
+    until: the step after which it is stopped, as by Ctrl-C; 0: it goes on to its end.
     keeps: link the master's checkpoints before the run removes them.
     """
 
-    def __init__(self, lab: Lab, cpus: Sequence[float], config: str, folder: Path, *, keeps: bool):
-        self.lab, self.cpus, self.folder, self.keeps = lab, cpus, folder, keeps
+    def __init__(self, lab: Lab, cpus: Sequence[float], config: str, folder: Path, *, until: int, keeps: bool):
+        self.lab, self.cpus, self.folder, self.until, self.keeps = lab, cpus, folder, until, keeps
         self.kept = folder / "kept"
         (folder / "config.ini").write_text(config, encoding="utf-8")
         workers = [{"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]]
@@ -106,8 +108,8 @@ class Product:
         with Meter(self.lab) as meter, (self.folder / "console.txt").open("w") as console:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": subprocess.STDOUT}
             process = self.lab.popen("h1", command, cwd=str(PROJECT), env=ENV, **quiet)
-            self._follow(process)
-        if process.returncode:
+            is_stopped = self._follow(process)
+        if process.returncode and not is_stopped:
             said = (self.folder / "console.txt").read_text()[-2000:]
             raise RuntimeError(f"distributed-train ended with status {process.returncode}: {said}")
         return read_events(self.run_dir / "events.jsonl")[0], meter.samples
@@ -117,10 +119,16 @@ class Product:
         """It may not be there yet."""
         return next(self.folder.glob("runs/*/events.jsonl"), self.folder / "runs" / "none" / "events.jsonl").parent
 
-    def _follow(self, process: subprocess.Popen) -> None:
-        limited, read, deadline = False, 0, time.monotonic() + RUN_S
+    def _follow(self, process: subprocess.Popen) -> bool:
+        """Until it ends. Whether it was stopped."""
+        limited, is_stopped, read, deadline = False, False, 0, time.monotonic() + RUN_S
+        made: dict[str, int] = {}  # steps, by host
         while process.poll() is None:
             events, read = read_events(self.run_dir / "events.jsonl", read)
+            made |= {event["host"]: event["step"] for event in events if event["type"] == "step"}
+            if self.until and not is_stopped and len(made) == len(self.cpus) and min(made.values()) >= self.until:
+                is_stopped = True
+                process.send_signal(signal.SIGINT)
             measuring = MEASURING in (self.folder / "console.txt").read_text()
             if not limited and (measuring or any(event["type"] == "start" for event in events)):
                 limited = True
@@ -132,6 +140,7 @@ class Product:
                 for name in self.lab.hosts:
                     self.lab.kill(name, "distributed")
             time.sleep(0.5)
+        return is_stopped
 
     def _keep_checkpoints(self) -> None:
         """Whole ones have an index."""

@@ -16,7 +16,10 @@ HOME_NETWORK = 12.5e6  # bytes a second, which is 100 Mbit/s; assumed where noth
 STEP_S = 0.5  # assumed likewise
 SMALL = 0.01  # of a round: an exchange that takes less need be neither smaller nor hidden
 SPARE = 1.25  # an exchange is given the steps that it takes by the measured rate, and a quarter more
-MOST_HIDDEN = 0.7  # of a round's steps: what is older is worth less
+# Of a round's steps, beside which an exchange travels: what is older is worth less, and what comes sooner has to be
+# waited for where hosts take unequally long for some steps. Measured on the bundled model, 4 ranks, rounds of 5 steps,
+# the mean validation loss of two seeds: 0.256 with none, 0.297 with 3, and 0.285 of one rank.
+MOST_HIDDEN = 0.7
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
 EVERY = 4  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
@@ -101,12 +104,9 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     if not is_small():
         takes(wire="int8")
     if not is_small():
-        usual, longest = (
-            math.ceil(SPARE * seconds / step_s) + 1
-            for seconds in (conditions.exchange_s(config.wire), conditions.longest_s(config))
-        )
+        usual = math.ceil(SPARE * conditions.exchange_s(config.wire) / step_s) + 1
         takes(H=max(config.H, min(math.ceil(usual / MOST_HIDDEN), conditions.steps // FEWEST_ROUNDS)))
-        takes(overlap_steps=min(longest, max(usual, int(MOST_HIDDEN * config.H)), config.H - 1))
+        takes(overlap_steps=min(max(usual, int(MOST_HIDDEN * config.H)), config.H - 1))
     return _with(job, config), _told(config, conditions)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from exogym.comm.comm import Comm
+from exogym.membership.messages import ROUND
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position
@@ -62,7 +63,10 @@ class HiddenRounds:
         if self._comm.members != state.sampler.members:  # the work is resharded at the agreed point
             return False
         state.begin_exchange(now)
-        state.strategy.begin_exchange()
+        about = state.about_round(now)
+        state.strategy.begin_exchange(
+            lambda exchanged: self._comm.vote_ahead(ROUND, about | state.strategy.about(exchanged))
+        )
         self.before = before
         return True
 

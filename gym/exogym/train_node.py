@@ -282,10 +282,9 @@ class TrainNode:
         """
         strategy, state = self.strategy, self.state
         elsewhere = self._measure_correlation()
-        trained = state.in_flight.trained if state.in_flight else state.trained
-        work = {"samples": trained, "position": after.place}
+        about = state.about_round(after)
         exchanged = self.comm.commit_together(
-            ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: work | strategy.about(exchanged)
+            ROUND, lambda: strategy.exchange(stopping), about=lambda exchanged: about | strategy.about(exchanged)
         )
         with state.changing():
             result = strategy.apply(exchanged, local)

@@ -631,12 +631,12 @@ class Faults:
     def _crash(self, world: World, host: Host) -> None:
         back_s = self._chance.choice([0.5, 2.0, 10.0, 60.0])
         world.after(0.0, lambda: host.alive and world.crash(host, back_s))
-        host.actor.wait(lambda: False)
+        _this_thread.actor.wait(lambda: False)
 
     def _sleep(self, world: World, host: Host) -> None:
         seconds = self._chance.choice([1.0, 3.5, 8.0, 25.0])
         world.after(0.0, lambda: world.cut(host, seconds, frozen=True))
-        host.actor.wait()
+        _this_thread.actor.wait()
 
     def _cut(self, world: World, host: Host) -> None:
         world.after(0.0, lambda: world.cut(host, self._chance.choice([1.0, 4.0, 15.0]), frozen=False))
@@ -671,7 +671,7 @@ class Faults:
     def _launcher(self, world: World, host: Host) -> None:
         """It dies: every worker saves, or dies before it can; this one at a line of its own."""
         lines = self._chance.randrange(RESCUE_LINES)
-        die_at_line(host.actor, lines)
+        die_at_line(_this_thread.actor, lines)
         everybody = [*world.hosts.values()]
 
         def end() -> None:
@@ -722,7 +722,7 @@ class Script(Faults):
         if act:
             self.done.append(f"{world.now:.1f} s: {host.name} {where}")
             world.after(0.0, lambda: act(world, host))
-            host.actor.wait(lambda: False) if act in STOPS else host.actor.wait()
+            _this_thread.actor.wait(lambda: False) if act in STOPS else _this_thread.actor.wait()
 
 
 def crash(world: World, host: Host) -> None:

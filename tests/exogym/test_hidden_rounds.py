@@ -140,7 +140,7 @@ def test_a_rank_whose_weights_are_not_finite_takes_the_common_ones():
             if step == 1:
                 if comm.rank == 0:
                     model.w.data.fill_(float("nan"))
-                strategy.begin_exchange()
+                strategy.begin_exchange(lambda _: None)
         result = strategy.apply(strategy.exchange(stopping=False), local)
         strategy.close()
         return model.w.item(), strategy.agreed_weights().item(), result.skipped

@@ -109,6 +109,11 @@ class Comm(ABC):
         """
         return work()
 
+    def vote_ahead(self, kind: str, about: dict[str, Any]) -> None:  # noqa: B027
+        """From another thread, once the collectives of a joint action have run: this rank will take part in it as soon
+        as it comes to `commit_together`. So the others need not wait for that.
+        """
+
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
         """Whether ranks stop inside this round; the same for all of them. Each asks once at the round's end, or earlier
         if it wants to stop there. May raise Rejoined.

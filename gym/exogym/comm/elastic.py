@@ -49,6 +49,7 @@ class ElasticComm(Comm):
         self._group: Comm | None = None
         self._generation = Generation(0, tuple(hosts), "", False)  # as it will be if all of them come
         self._vote = 0
+        self._voted_ahead = (0, 0)  # generation, vote
         self._digest: int | None = None
         self._regroup_due = False
         self._was_replaced = False  # this rank's state, by that of the others, since it last said so
@@ -113,6 +114,10 @@ class ElasticComm(Comm):
                 if not self.continues_round:
                     raise self._begin_round() from None
                 self._check_replaced()
+
+    def vote_ahead(self, kind: str, about: dict[str, Any]) -> None:
+        self._voted_ahead = self.generation, self._vote
+        self._send_vote(kind, about)
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
         """As the first member that asks wants it: the coordinator answers at once, so nobody waits for others."""
@@ -232,9 +237,8 @@ class ElasticComm(Comm):
 
     def _should_commit(self, kind: str, about: dict[str, Any]) -> bool:
         """Vote, and wait until all have voted; False if this generation is over before that."""
-        vote = {"generation": self.generation, "vote": self._vote, "what": kind, "digest": self._digest}
-        self._send({"type": "vote", **vote, **about})
-        self._said_exchange = False
+        if self._voted_ahead != (self.generation, self._vote):
+            self._send_vote(kind, about)
         with self._counted():
             self.wait.begins(self.generation)
             regroup = self._client.wait_for_commit(self.generation, self._vote)
@@ -244,6 +248,11 @@ class ElasticComm(Comm):
         self._regroup_due = regroup
         self._vote += 1
         return True
+
+    def _send_vote(self, kind: str, about: dict[str, Any]) -> None:
+        vote = {"generation": self.generation, "vote": self._vote, "what": kind, "digest": self._digest}
+        self._send({"type": "vote", **vote, **about})
+        self._said_exchange = False
 
     def _begin_round(self) -> Rejoined:
         self._was_replaced = False  # said once: a later generation may well continue this round

@@ -135,13 +135,16 @@ class Coordinator:
     def round_end(self, host: str, message: dict[str, Any]) -> None:
         """The first member that comes to the end of a round decides for all whether it is cut short by a stop.
 
-        So who comes first need not wait for the others, and who comes later knows that it did not.
+        So who comes first need not wait for the others, and who comes later knows that it did not. One that wants to stop
+        and comes too late stops in the next round.
         """
         state = self.state
         if not self._is_member(host) or message["generation"] != self.generation.number:
             return
         if state.ending_round != message["round"]:
-            state.ending_round, state.is_cut_short = message["round"], message["stop"]
+            state.ending_round, state.is_cut_short = message["round"], message["stop"] or state.is_stop_wanted
+            state.is_stop_wanted = False
+        state.is_stop_wanted |= message["stop"] and not state.is_cut_short
         about = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
         self.send(host, {"type": "round_end", **about})
 

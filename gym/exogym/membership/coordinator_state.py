@@ -77,6 +77,7 @@ class CoordinatorState:
     is_mid_round: bool = False
     ending_round: int | None = None
     is_cut_short: bool = False  # that one
+    is_stop_wanted: bool = False  # by one that came too late to cut it short
     diverged: int = 0  # times that members differed since a round last counted
     formed: int = 0  # generations
     last_members: list[str] = field(default_factory=list)

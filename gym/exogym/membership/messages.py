@@ -7,7 +7,7 @@ counts on all members, or on none.
     coordinator -> member
       generation {number, members, prefix, continues_round}   form this group, and come to one state
       commit {generation, vote, regroup}    all members have voted: it counts
-      round_end {generation, round, stop}   whether this round is cut short, as the first who came to its end wanted
+      round_end {generation, round, stop}   whether this round is cut short by a stop: the same for all members
       excluded                              the others go on without it; its work is void until it is in a generation
 
     member -> coordinator

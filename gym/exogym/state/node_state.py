@@ -98,6 +98,10 @@ class NodeState:
         self.in_flight = RoundEnd(now, self.trained, self._buffers.read())
         self.now, self.trained = now, {}
 
+    def about_round(self, end: Position) -> dict[str, Any]:
+        """What this rank says of its round that ends there, when it votes."""
+        return {"samples": self.in_flight.trained if self.in_flight else self.trained, "position": end.place}
+
     def mark_done(self, end: Position, members: tuple[str, ...]) -> None:
         """What `members` have trained until this end of their round counts. To be called inside a change."""
         since, flight = self.agreed, self.in_flight

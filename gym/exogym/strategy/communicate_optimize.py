@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -207,7 +208,7 @@ class CommunicateOptimizeStrategy(Strategy):
         due_at = self.round_end
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
-    def begin_exchange(self) -> None:
+    def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
         snapshot, samples = self.parameters.read(), list(self._samples)
         self._begin()
         self._background = self._background or self.comm.background()
@@ -215,7 +216,7 @@ class CommunicateOptimizeStrategy(Strategy):
         def exchange() -> Outcome:
             return self._exchange(Draft(self.parameters, snapshot), samples, stopping=False)
 
-        self._flight = InFlight(snapshot, self.steps, samples, exchange, self._background)
+        self._flight = InFlight(snapshot, self.steps, samples, exchange, arrived, self._background)
 
     @property
     def exchange_has_failed(self) -> bool:

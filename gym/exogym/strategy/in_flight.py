@@ -17,15 +17,22 @@ class InFlight(Generic[T]):
     """What a rank has sent, and what comes of it.
 
     snapshot: its weights when the round ended [numel]. steps, samples: how far it was then.
-    exchange: the collectives. They run in `background`, and may change nothing that the rank needs meanwhile.
+    exchange: the collectives. They run in `background`, as `arrived` does after them, and may change nothing that the
+    rank needs meanwhile.
     """
 
     def __init__(
-        self, snapshot: Tensor, steps: int, samples: list[int], exchange: Callable[[], T], background: Background
+        self,
+        snapshot: Tensor,
+        steps: int,
+        samples: list[int],
+        exchange: Callable[[], T],
+        arrived: Callable[[T], None],
+        background: Background,
     ):
         self.snapshot, self.steps, self.samples = snapshot, steps, samples
         self.has_failed, self.seconds = False, 0.0  # that it travelled
-        self._exchange, self._background = exchange, background
+        self._exchange, self._arrived, self._background = exchange, arrived, background
         self._outcome: T | None = None
         self._was_waited_for = False
         background.put(self._run)
@@ -34,6 +41,7 @@ class InFlight(Generic[T]):
         started = time.perf_counter()
         try:
             self._outcome = self._exchange()
+            self._arrived(self._outcome)
         except BaseException:
             self.has_failed = True
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
@@ -183,9 +184,9 @@ class Strategy:
         """Steps that a rank makes meanwhile; 0 where ranks wait for it."""
         return 0
 
-    def begin_exchange(self) -> None:
+    def begin_exchange(self, arrived: Callable[[Any], None]) -> None:
         """The round ends here: let its exchange travel. `exchange` then waits for that one, and `apply` keeps what this
-        rank has trained since.
+        rank has trained since. arrived: called with what came of it, in the thread in which it travels.
         """
 
     @property
