@@ -152,6 +152,7 @@ class _Data:
             encoder_store=self.encoder_store,
             shuffle=shuffle,
             missing_audio=self._audio_pull,
+            steps_in_round=spec.strategy_settings.H if spec.strategy == "diloco" and shuffle else 1,
             on_problem=self._report,
         )
         return ElasticSampler(batches, spec.hosts, spec.name)

@@ -26,8 +26,8 @@ class HiddenRounds:
     """Whether ranks wait at the end of a round, and when they end an exchange that travels.
 
     Ranks wait where something needs all of them at one agreed point. That follows from what they have in common, so
-    they decide alike, also one that stops in the middle of the round. Whether somebody stops they ask their communicator,
-    and a round that is not cut short by a stop is hidden: who is asked to stop later goes on until its exchange is over.
+    they decide alike, also one that stops in the middle of the round. Whether somebody stops they ask their
+    communicator. A round that no stop cuts short is hidden: who is asked to stop later goes on to the exchange's end.
     """
 
     def __init__(self, state: NodeState, comm: Comm, settings: LoopSettings, *, validates: bool):

@@ -90,6 +90,21 @@ def test_two_rounds_by_hand(outer_lr, after_each_step):
     assert [*zip(*run_threads(2, rank_main), strict=True)] == after_each_step
 
 
+def test_a_rank_that_makes_fewer_larger_steps_counts_as_if_it_had_made_as_many():
+    """From 8, towards 0 by a half of the way in each of four steps: 0.5. The other one, towards 4, has as many samples
+    in one step, and comes to 6: its change is -2, times 4. The mean is -7.75.
+    """
+
+    def rank_main(comm):
+        model = Quadratic(8.0)
+        batch = torch.tensor([4.0 * comm.rank])
+        steps = [[batch]] * 4 if comm.rank == 0 else [[batch.repeat(4)], [], [], []]
+        train_node(model, comm, DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=4), Steps(steps), epochs=1).run()
+        return model.w.item()
+
+    assert run_threads(2, rank_main) == [8.0 - (7.5 + 2.0 * 4) / 2] * 2
+
+
 def test_one_rank_does_not_wait_for_anybody():
     weights = [FlatParameters(trained(SingleComm(), overlap_steps=n)[2]).read() for n in (0, 3)]
     assert torch.equal(*weights)

@@ -69,7 +69,7 @@ With `lengths`, a Lengths, clips stand one after the other: features [80|128, fr
 decoder inputs and labels [L].
 """
 
-VERSION = 3  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
+VERSION = 4  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
@@ -82,7 +82,8 @@ class ShardBatches:
     as on several. What a shard has of them varies (see spread_sizes), and may be nothing in some steps.
 
     shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
-    missing_audio brings the audio that this host lacks. A profile with `shards` makes a rank train them all at once.
+    steps_in_round: that hosts make between two exchanges. missing_audio brings the audio that this host lacks.
+    A profile with `shards` makes a rank train them all at once.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ShardBatches:
         shuffle: bool = True,
         missing_audio: MissingAudio | None = None,
         assign: Assign = assign_shards,
+        steps_in_round: int = 1,
         on_problem: Callable[[Problem], None] = lambda problem: None,
     ):
         self.samples = list(samples)
@@ -120,6 +122,7 @@ class ShardBatches:
         self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
         self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
+        self._steps_in_round = steps_in_round
         self._most_positions = NO_LIMIT
         self._fixed_cost = 0 if encoder_store else WHOLE
         self._has_few_shapes, self._label_grid, self._is_padded = True, 1, True
@@ -226,6 +229,7 @@ class ShardBatches:
             "version": VERSION,
             "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
             "batch_size": self._profile.batch_size,
+            "steps_in_round": self._steps_in_round,
             "audio_context": self._profile.audio_context,
             "edges": list(self.edges),
             "seed": self._profile.seed,
@@ -245,7 +249,7 @@ class ShardBatches:
         shards = self._assign(samples, names, weights)
         self._full[epoch] = self._padded_in_full(shards, weights, epoch)
         batch_size = self._profile.batch_size * (1 if self._shuffle else len(shards))  # validation takes no steps
-        plan = self._steps(shards, spread_sizes([*map(len, shards)], batch_size), epoch)
+        plan = self._steps(shards, spread_sizes([*map(len, shards)], batch_size, self._steps_in_round), epoch)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 
+FEWER = 0.5  # of the largest shard, from which on one has its clips in fewer steps
+
+
 def balanced(
     costs: Sequence[int], sizes: Sequence[int], turns: Sequence[int], chance: random.Random
 ) -> list[list[int]]:
@@ -45,8 +48,12 @@ def steps_in_epoch(clips: int, hosts: int, batch_size: int) -> int:
     return math.ceil(clips / max(batch_size, hosts))
 
 
-def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
+def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> list[list[int]]:
     """For each shard the size of its part of the batch in each step; all end together, and a shard's own differ by one.
+
+    A shard at most half as large as the largest has its clips in fewer of the `in_round` steps that hosts make between
+    two exchanges, so that these are about as large as the largest shard's: a step of one clip or two takes far more
+    time for each. The first step of a round is one of them: in the others there is nothing to do while weights travel.
 
     All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
     less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
@@ -56,7 +63,10 @@ def spread_sizes(counts: Sequence[int], batch_size: int) -> list[list[int]]:
     turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
     sizes = []
     for count in counts:
-        each, over = divmod(count, max(steps, 1))
-        fuller = set(turns[:over])
-        sizes.append([each + (step in fuller) for step in range(steps)])
+        part = count / max(counts, default=1) if count else 1.0
+        fewer = max(1, round(in_round * part)) if part <= FEWER else in_round
+        own = [step for step in turns if step * fewer % in_round < fewer]
+        each, over = divmod(count, max(len(own), 1))
+        of_step = dict.fromkeys(own, each) | dict.fromkeys(own[:over], each + 1)
+        sizes.append([of_step.get(step, 0) for step in range(steps)])
     return sizes

@@ -135,8 +135,8 @@ class Coordinator:
     def round_end(self, host: str, message: dict[str, Any]) -> None:
         """The first member that comes to the end of a round decides for all whether it is cut short by a stop.
 
-        So who comes first need not wait for the others, and who comes later knows that it did not. One that wants to stop
-        and comes too late stops in the next round.
+        So who comes first need not wait for the others, and who comes later knows that it did not. One that wants to
+        stop and comes too late stops in the next round.
         """
         state = self.state
         if not self._is_member(host) or message["generation"] != self.generation.number:

@@ -48,6 +48,7 @@ class CommunicationModule(ABC):
     is_round = True
     is_exact = True
     is_last = False  # no exchange is planned after the one to come
+    stretch = 1.0  # this rank's steps since its last exchange, by those in which it had samples
     optimizer = None  # that of the rank's own steps, set before `setup`
 
     def __post_init__(self) -> None:
@@ -105,6 +106,20 @@ class CommunicateOptimizeConfig(StrategyConfig):
         return min(module.interval for module in self.communication_modules)
 
 
+class Trained(NamedTuple):
+    """What a rank has trained: so many samples, in so many of its steps; in the others it had none."""
+
+    samples: int = 0
+    steps: int = 0
+
+    def plus(self, samples: int) -> Trained:
+        """After one more step."""
+        return Trained(self.samples + samples, self.steps + (samples > 0))
+
+    def less(self, earlier: Trained) -> Trained:
+        return Trained(self.samples - earlier.samples, self.steps - earlier.steps)
+
+
 class Outcome(NamedTuple):
     draft: Draft
     of: list[tuple[int, Exchanged]]  # modules by their number
@@ -143,10 +158,10 @@ class CommunicateOptimizeStrategy(Strategy):
         self._last = [0] * len(self.modules)  # the step of each one's last exchange
         self.rounds = self._agreements = self._agreed_steps = 0
         self._is_new, self._ramp_left = True, 0
-        self._samples = [0] * len(self.modules)  # trained since each one's last exchange
-        self._agreed_samples = list(self._samples)
+        self._trained = [Trained()] * len(self.modules)  # since each one's last exchange
+        self._agreed_trained = list(self._trained)
         self._before_stop: dict[str, Any] | None = None
-        self._flight: InFlight[Outcome] | None = None
+        self._flight: InFlight[Outcome, Trained] | None = None
         self._background: Background | None = None
 
     def close(self) -> None:
@@ -160,7 +175,7 @@ class CommunicateOptimizeStrategy(Strategy):
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
         skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
-        self._samples = [trained + (0 if skipped else samples) for trained in self._samples]
+        self._trained = [trained.plus(0 if skipped else samples) for trained in self._trained]
         return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
 
     def _set_rate(self) -> float:
@@ -209,14 +224,14 @@ class CommunicateOptimizeStrategy(Strategy):
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
     def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
-        snapshot, samples = self.parameters.read(), list(self._samples)
+        snapshot, trained = self.parameters.read(), list(self._trained)
         self._begin()
         self._background = self._background or self.comm.background()
 
         def exchange() -> Outcome:
-            return self._exchange(Draft(self.parameters, snapshot), samples, stopping=False)
+            return self._exchange(Draft(self.parameters, snapshot), trained, stopping=False)
 
-        self._flight = InFlight(snapshot, self.steps, samples, exchange, arrived, self._background)
+        self._flight = InFlight(snapshot, self.steps, trained, exchange, arrived, self._background)
 
     @property
     def exchange_has_failed(self) -> bool:
@@ -226,22 +241,24 @@ class CommunicateOptimizeStrategy(Strategy):
         if self._flight:
             return self._flight.outcome()
         self._begin()
-        return self._exchange(Draft(self.parameters), self._samples, stopping)
+        return self._exchange(Draft(self.parameters), self._trained, stopping)
 
     def _begin(self) -> None:
         for n in self._taking_part():
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
-            self.modules[n].is_last = self.round_end >= self.schedule.end
-            self.modules[n].begin()
+            module, worked = self.modules[n], self._trained[n].steps
+            module.is_last = self.round_end >= self.schedule.end
+            module.stretch = (self.steps - self._last[n]) / worked if worked else 1.0
+            module.begin()
 
     def _taking_part(self) -> list[int]:
         due = self._due()
         return [n for n in due if self.modules[n].agrees][-1:] or due
 
-    def _exchange(self, draft: Draft, samples: list[int], stopping: bool) -> Outcome:
+    def _exchange(self, draft: Draft, trained: list[Trained], stopping: bool) -> Outcome:
         outcomes = []
         for n in self._taking_part():
-            exchanged = self.modules[n].exchange(draft, samples[n], stopping)
+            exchanged = self.modules[n].exchange(draft, trained[n].samples, stopping)
             outcomes.append((n, exchanged))
         stop = any(exchanged.stop for _, exchanged in outcomes)
         return Outcome(draft, outcomes, stop, next((e.skipped for _, e in outcomes if e.skipped), ""))
@@ -256,12 +273,12 @@ class CommunicateOptimizeStrategy(Strategy):
         travelled = self._flight.seconds if self._flight else None
         for n, outcome in exchanged.of:
             self.modules[n].apply(outcome.result, exchanged.draft)
-        steps, samples = self._take_on(exchanged)
+        steps, trained = self._take_on(exchanged)
         for n in due:
-            self._last[n], self._samples[n] = steps, self._samples[n] - samples[n]
+            self._last[n], self._trained[n] = steps, self._trained[n].less(trained[n])
         self._agreements += 1
         self._agreed_steps = steps
-        self._agreed_samples = [0 if n in due else trained for n, trained in enumerate(samples)]
+        self._agreed_trained = [Trained() if n in due else since for n, since in enumerate(trained)]
         skipped = local.skipped or exchanged.skipped
         result = replace(local, agreed=True, stop=exchanged.stop, skipped=skipped, seconds_travelling=travelled)
         if any(module.is_round for module in ran):
@@ -270,17 +287,17 @@ class CommunicateOptimizeStrategy(Strategy):
         is_common_new = any(module.agrees and module.keeps_common for module in ran)
         return replace(result, digest=digest(self._common)) if is_common_new and self._is_exact else result
 
-    def _take_on(self, exchanged: Outcome) -> tuple[int, list[int]]:
+    def _take_on(self, exchanged: Outcome) -> tuple[int, list[Trained]]:
         """The new weights. Returns how far this rank was where the round has ended."""
         flight, self._flight = self._flight, None
         if flight is None:
             exchanged.draft.write()
-            return self.steps, list(self._samples)
+            return self.steps, list(self._trained)
         if exchanged.skipped:  # nothing of this rank counted, and what it has trained since is no better
             exchanged.draft.write()
         else:
             self.parameters.add(flight.change(self._common))
-        return flight.steps, flight.samples
+        return flight.steps, flight.trained
 
     # What they have in common.
 
@@ -317,7 +334,7 @@ class CommunicateOptimizeStrategy(Strategy):
         for module, kept in zip(self.modules, state["modules"], strict=True):
             module.load_state_dict(kept)
         self.parameters.write(state["weights"])
-        self._samples = list(self._agreed_samples)
+        self._trained = list(self._agreed_trained)
         self._before_stop = self._flight = None
 
     def agreed_weights(self) -> Tensor:
@@ -345,7 +362,7 @@ class CommunicateOptimizeStrategy(Strategy):
     # What is a rank's own.
 
     def own_state(self) -> dict[str, Any]:
-        about = {"ramp_left": self._ramp_left, "samples": self._agreed_samples}
+        about = {"ramp_left": self._ramp_left, "trained": self._agreed_trained}
         about["modules"] = [module.own_state() for module in self.modules]
         return {"optimizer": self.optimizer.state_dict(), **about, "inside": self._inside_round()}
 
@@ -354,12 +371,13 @@ class CommunicateOptimizeStrategy(Strategy):
         if not self._steps_in_round:
             return None
         weights = None if self.differs else self.parameters.read()
-        return {"weights": weights, "steps": self._steps_in_round, "samples": self._samples}
+        return {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self._is_new, self._ramp_left = False, state["ramp_left"]
-        self._samples, self._agreed_samples = list(state["samples"]), list(state["samples"])
+        self._agreed_trained = [Trained(*since) for since in state["trained"]]
+        self._trained = list(self._agreed_trained)
         if "modules" in state:  # a checkpoint of an older version has none
             for module, kept in zip(self.modules, state["modules"], strict=True):
                 module.load_own_state(kept)
@@ -367,7 +385,7 @@ class CommunicateOptimizeStrategy(Strategy):
             if part["weights"] is not None:
                 self.parameters.write(part["weights"])
             self.steps += part["steps"]
-            self._samples = list(part["samples"])
+            self._trained = [Trained(*since) for since in part["trained"]]
 
     def _copied_state(self) -> dict[str, Any]:
         """The state in the middle of a round, copied where its forced end will change it."""

@@ -32,9 +32,10 @@ class Means(NamedTuple):
 class DiLoCoCommunicator(CommunicationModule):
     """An outer optimizer on the CPU, the same on all ranks; its settings are those of DiLoCoConfig.
 
-    The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round;
-    buffers take the mean itself. The outer optimizer sees the common weights as pieces of 64 MB, not as the model's
-    tensors. One that is given by name takes the same steps on every CPU (exact.py). With one of another kind ranks
+    The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. One
+    that trained its share in fewer, larger steps is taken as if it had made as many as the others: Adam's steps are as
+    long whatever the batch. Buffers take the mean itself. The outer optimizer sees the common weights as pieces of
+    64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (exact.py). With one of another kind ranks
     compare their weights after each round, and take on rank 0's where they differ.
     """
 
@@ -113,6 +114,8 @@ class DiLoCoCommunicator(CommunicationModule):
         False if this rank's weights are not finite.
         """
         draft.read(change).sub_(self.common).mul_(samples)
+        if self.comm.world_size > 1:
+            change[: self.parameters.num_parameters].mul_(self.stretch)
         return is_finite(change)
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from exogym.comm.background import Background
 
-T = TypeVar("T")
+T, W = TypeVar("T"), TypeVar("W")
 
 
-class InFlight(Generic[T]):
+class InFlight(Generic[T, W]):
     """What a rank has sent, and what comes of it.
 
-    snapshot: its weights when the round ended [numel]. steps, samples: how far it was then.
+    snapshot: its weights when the round ended [numel]. steps, trained: how far it was then.
     exchange: the collectives. They run in `background`, as `arrived` does after them, and may change nothing that the
     rank needs meanwhile.
     """
@@ -25,12 +25,12 @@ class InFlight(Generic[T]):
         self,
         snapshot: Tensor,
         steps: int,
-        samples: list[int],
+        trained: list[W],
         exchange: Callable[[], T],
         arrived: Callable[[T], None],
         background: Background,
     ):
-        self.snapshot, self.steps, self.samples = snapshot, steps, samples
+        self.snapshot, self.steps, self.trained = snapshot, steps, trained
         self.has_failed, self.seconds = False, 0.0  # that it travelled
         self._exchange, self._arrived, self._background = exchange, arrived, background
         self._outcome: T | None = None

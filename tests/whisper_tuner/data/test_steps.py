@@ -35,6 +35,27 @@ def test_each_clip_is_in_one_step_and_no_step_is_too_large(costs, batch_size, mo
         assert all(len(step) <= size for step, size in zip(steps, sizes, strict=True))
 
 
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=5), st.integers(1, 16), st.integers(1, 12))
+def test_a_small_shard_has_its_clips_in_fewer_steps_of_each_round(counts, batch_size, in_round):
+    all_sizes = spread_sizes(counts, batch_size, in_round)
+    assert [sum(sizes) for sizes in all_sizes] == counts
+    for count, sizes in zip(counts, all_sizes, strict=True):
+        worked = [size for size in sizes if size]
+        assert not worked or max(worked) - min(worked) <= 1
+        assert not worked or len(worked) < len(sizes) or 2 * count > max(counts) or in_round == 1 or len(sizes) == 1
+        rounds = [sum(map(bool, sizes[at : at + in_round])) for at in range(0, len(sizes) - in_round + 1, in_round)]
+        if count >= len(sizes):
+            assert len({*rounds}) <= 1 and all(rounds)
+        if 2 * count > max(counts):
+            assert sizes == spread_sizes(counts, batch_size)[all_sizes.index(sizes)]
+
+
+def test_hosts_of_which_one_has_twice_and_four_times_the_clips_of_the_others():
+    fast, half, slow = spread_sizes([160, 80, 40], 7, in_round=4)
+    assert fast[:4] == [4] * 4 and half[:4] == [4, 0, 4, 0] and slow[:4] == [4, 0, 0, 0]
+    assert all(sizes == sizes[:4] * 10 for sizes in (fast, half, slow))
+
+
 @pytest.mark.parametrize("batch_size", [4, 8, 16, 64])
 @pytest.mark.parametrize("count", [61, 400, 3000])
 @pytest.mark.parametrize("mean_s", [1.0, 2.5, 8.0])
