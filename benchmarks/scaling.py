@@ -49,6 +49,7 @@ RECIPE = "Seq2SeqTrainer"
 NO_LINK = "-"  # of hosts that send nothing
 H = 10  # steps: what is measured is a multiple of them, as rounds are by default
 LEAST_ROUNDS = 3  # of so many steps, of a speed case; the first and the last one do not count
+WARM = 20  # steps: second moments travel in each of the first rounds, and later in every fourth
 SHARED = 60  # steps after which shares follow the hosts' speeds, where those differ
 ROUNDS, SLOW_ROUNDS = 6, 4
 QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after three rounds
@@ -183,7 +184,7 @@ def window(
     every = int(WAYS[way].get("communication_interval", H))
     every = every if every <= rounds * H else H
     rounds = max(LEAST_ROUNDS, -(-(rounds - 2) * H // every) + 2)
-    before = SHARED // every if unequal else 0
+    before = (SHARED if unequal else WARM) // every
     return (before + rounds) * every, (before + 1) * every, (before + rounds - 1) * every
 
 

@@ -123,8 +123,8 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
 def test_other_rounds_are_measured_as_a_whole(monkeypatch):
     monkeypatch.setitem(scaling.WAYS, "long", {"communication_interval": "25"})
     assert scaling.window("long", "lora", "1gbit", 7, quick=False) == (100, 25, 75)
-    assert scaling.window("diloco", "lora", "1gbit", 7, quick=False) == (70, 10, 60)
-    assert scaling.window("apart", "lora", "-", 7, quick=False) == (70, 10, 60)
+    assert scaling.window("diloco", "lora", "1gbit", 7, quick=False) == (90, 30, 80)
+    assert scaling.window("apart", "lora", "-", 7, quick=False) == (90, 30, 80)
 
 
 def result_of(case: Case, *, rate: float = 2.0, wers: tuple[float, ...] = (), status: int = 0) -> Result:

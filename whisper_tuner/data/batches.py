@@ -48,6 +48,7 @@ from whisper_tuner.errors import DataError
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
 
+FULL_FROM = 1 / 3  # of the fastest host's speed
 WHOLE = 10**9  # mel frames: no micro-batch is worth a second one
 NO_LIMIT = 10**12
 
@@ -282,11 +283,14 @@ class ShardBatches:
 
     def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
         """Of each shard as many as its weight says, so that no host has more work; in each epoch others. Where what an
-        encoder says is kept, it is always the same ones.
+        encoder says is kept, it is always the same ones. Slow hosts have none: one may take them longer than a round.
         """
+        weights = [weight if weight > FULL_FROM * max(weights) else 0.0 for weight in weights]
         due = self._full_share * sum(map(len, shards)) / sum(weights)
         found: set[int] = set()
         for shard, weight in zip(shards, weights, strict=True):
+            if not weight:
+                continue
             order = sorted((self._number[sample.id] for sample in shard), key=self._turns.__getitem__)
             now = whose_turn(len(order), due * weight, epoch if self._profile.trains_encoder else 0)
             found |= {order[turn] for turn in now}
