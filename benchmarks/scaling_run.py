@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -88,7 +87,7 @@ class Product:
     """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when they begin to train, be it
     for the time of a step.
 
-    until: the step after which it is stopped, as by Ctrl-C; 0: it goes on to its end.
+    until: the step after which it is stopped; 0: it goes on to its end.
     keeps: link the master's checkpoints before the run removes them.
     """
 
@@ -128,7 +127,7 @@ class Product:
             made |= {event["host"]: event["step"] for event in events if event["type"] == "step"}
             if self.until and not is_stopped and len(made) == len(self.cpus) and min(made.values()) >= self.until:
                 is_stopped = True
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # Ctrl-C is ignored where the benchmark runs in the background
             measuring = MEASURING in (self.folder / "console.txt").read_text()
             if not limited and (measuring or any(event["type"] == "start" for event in events)):
                 limited = True
