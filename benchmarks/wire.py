@@ -80,7 +80,7 @@ class Meeting:
                     self._coordinator.ready(name)
                 elif message["type"] == "result":
                     self.results[name] = message
-                elif message["type"] in ("vote", "trouble"):
+                elif message["type"] in ("vote", "round_end", "trouble"):
                     getattr(self._coordinator, message["type"])(name, message)
 
 

@@ -164,7 +164,7 @@ class Training:
             return
         self._pace.moved(worker.name, self.group.now)
         # Steps may be made while weights travel; a vote says that they have come.
-        worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind == "step")
+        worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind in ("step", "checkpoint"))
         if kind == "step":
             self._pace.step(worker.name, event["step"], event["seconds"])
         elif kind == "round":

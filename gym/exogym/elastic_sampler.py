@@ -24,7 +24,7 @@ class Samples(Protocol):
     It may have a method `describe() -> dict`: what only some ranks may be able to tell about the data, by name, and
     what must be the same on those that can when a run is resumed. It may have a method `begin_epoch(epoch)`, which is
     called before steps of another epoch are read. It may have a method `cost(epoch, numbers) -> float`: about the work
-    that these samples are, in any unit; without it all are alike.
+    that these samples are, in any unit; without it all are alike. It may have `has_larger_steps`, see ElasticSampler.
     """
 
     def __len__(self) -> int: ...
@@ -66,6 +66,11 @@ class ElasticSampler:
         self._done_at_reshard: dict[int, Tensor] = {}
         self._plans: dict[int, Plan] = {}
         self._whole_steps: int | None = None  # of an epoch of which nothing was done at the last reshard
+
+    @property
+    def has_larger_steps(self) -> bool:
+        """Members with less work may have it in fewer steps, as large as those of the others."""
+        return getattr(self.samples, "has_larger_steps", False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -193,6 +198,7 @@ class FixedSampler:
     """A BatchSource with the methods of an ElasticSampler: there is nothing to reshard, and nothing to write down."""
 
     first_epoch = 0
+    has_larger_steps = False
 
     def __init__(self, source: BatchSource, members: Sequence[str]):
         self.source, self.members = source, tuple(members)

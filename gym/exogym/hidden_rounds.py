@@ -50,10 +50,17 @@ class HiddenRounds:
 
     def is_cut_short(self, *, stopping: bool) -> bool:
         """Whether ranks wait at the end of this round, which is here for one that is stopping. May raise Rejoined."""
-        if not self._may_be_hidden() or self._comm.is_cut_short(self._round, stopping=stopping):
+        if not self._may_be_hidden():
             return True
-        self._hidden_round, self._stop_waits = self._round, self._stop_waits or stopping
+        self._stop_waits |= stopping
+        if self._comm.is_cut_short(self._round, stopping=self._stop_waits):
+            return True
+        self._hidden_round = self._round
         return False
+
+    def begin_round(self) -> None:
+        """Anew: it may still be cut short."""
+        self._hidden_round = 0
 
     def begin(self, now: Position, before: Spent, *, stopping: bool) -> bool:
         """At the round's end let its exchange travel. False if ranks have to wait for it. May raise Rejoined."""

@@ -104,7 +104,8 @@ class Shares:
 
     def is_comparison_due(self, at: Position) -> bool:
         """At an agreed point: soon after the work was shared, and then in ever longer intervals."""
-        interval = min(max(OFTEN, at.compared_at - at.shared_at), SELDOM)
+        seldom = max(SELDOM, 4 * self._state.strategy.config.steps_in_round)  # ranks wait for each other there
+        interval = min(max(OFTEN, at.compared_at - at.shared_at), seldom)
         return self._are_measured and self._comm.world_size > 1 and at.step >= at.compared_at + interval
 
     def compare(self) -> tuple[list[float], str] | None:

@@ -88,6 +88,7 @@ class TrainNode:
         self.should_stop = should_stop
         self.device = devices.choose(settings.device, local_rank=comm.rank)
         self.train = sampler_of(train, comm.members)
+        strategy.stretches = self.train.has_larger_steps
         length = RunLength(settings.num_epochs, settings.max_steps)
         self.state = NodeState(model, strategy, self.train, length, self.device)
         self.progress = Progress(events or NullLogger(), comm, self.state)
@@ -167,6 +168,7 @@ class TrainNode:
                 self.comm.commit_together(END, lambda: None)
                 return stopped
             except Rejoined:
+                self._hidden.begin_round()
                 self.model.zero_grad(set_to_none=True)
                 self.progress.epoch = self.state.now.epoch
                 self.progress.emit("resume", round=self.state.now.rounds)
@@ -268,7 +270,8 @@ class TrainNode:
                 return self._end_round(self.state.in_flight.position, local, stopping, self._hidden.before)
         elif self.strategy.is_round_due:
             if not self._hidden.begin(after, before, stopping=stopping):
-                return self._end_round(after, local, stopping, before)
+                # Others' exchange may travel already, if members have changed since: then nobody stops with this one.
+                return self._end_round(after, local, self._hidden.may_stop(stopping), before)
         elif stopping and self._hidden.is_cut_short(stopping=True):
             return self._end_round(after, local, stopping, before)
         else:

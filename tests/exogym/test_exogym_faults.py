@@ -20,6 +20,7 @@ from simulation import (
     Job,
     Script,
     World,
+    _this_thread,
     crash,
     crash_for_long,
     die_at_line,
@@ -28,7 +29,7 @@ from simulation import (
     rescue_and_end,
 )
 
-from exogym import Checkpoints, DiLoCoStrategy, Strategy, shares
+from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, Strategy, shares
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 300))
@@ -426,6 +427,45 @@ def test_one_is_lost_while_another_stops(tmp_path, step, act):
         World(HIDDEN, disk, random.Random(seed), resume=False, faults=faults).run()
         world = live(HIDDEN, disk, seed=seed, resume=True)
         check_end(world, HIDDEN, HOSTS)
+
+
+@pytest.mark.parametrize("point", [("as it sends", 1), ("after step", 5)], ids=str)
+def test_a_stop_that_comes_after_others_have_hidden_the_round_waits_for_the_next(tmp_path, point):
+    """One is lost while another computes the last step of the round, and is asked to stop meanwhile. It has to end the
+    round with those whose exchange travelled, and must not stop them inside it.
+    """
+
+    def slow_and_asked_to_stop(world, host):
+        number, host.stop_asked, host.actor.frozen = world.coordinator.generation.number, True, True
+
+        def look() -> None:
+            generation = world.coordinator.generation
+            if generation and generation.number > number:
+                host.actor.frozen = False
+            else:
+                world.after(0.1, look)
+
+        world.after(0.1, look)
+
+    two = replace(HIDDEN, hosts=HOSTS[:2])
+    for seed in range(6):
+        disk = tmp_path / str(seed)
+        acts = {("h1", "after step", 3): slow_and_asked_to_stop, ("h2", *point): crash_for_long}
+        live(HIDDEN, disk, acts, seed=seed)
+        check_end(live(two, disk, seed=seed, resume=True), two, HOSTS[:2])
+
+
+def test_a_rescue_in_the_middle_of_a_round_reads_nothing_from_the_device(tmp_path, monkeypatch):
+    """Only the thread that trains may: another one would do so beside it, and Metal's queue is not made for that."""
+    read, threads = FlatParameters.read, set()
+
+    def noted(self, out=None):
+        threads.add(getattr(_this_thread, "actor", None))
+        return read(self, out)
+
+    monkeypatch.setattr(FlatParameters, "read", noted)
+    live(PLAIN, tmp_path, {("h1", "after step", 3): launcher_dies})
+    assert threads and None not in threads
 
 
 @pytest.mark.parametrize("clips", range(1, 8))

@@ -99,10 +99,15 @@ def test_a_rank_that_makes_fewer_larger_steps_counts_as_if_it_had_made_as_many()
         model = Quadratic(8.0)
         batch = torch.tensor([4.0 * comm.rank])
         steps = [[batch]] * 4 if comm.rank == 0 else [[batch.repeat(4)], [], [], []]
-        train_node(model, comm, DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=4), Steps(steps), epochs=1).run()
+        node = train_node(model, comm, DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=4), Steps(steps), epochs=1)
+        node.strategy.stretches = stretches
+        node.run()
         return model.w.item()
 
+    stretches = True
     assert run_threads(2, rank_main) == [8.0 - (7.5 + 2.0 * 4) / 2] * 2
+    stretches = False
+    assert run_threads(2, rank_main) == [8.0 - (7.5 + 2.0) / 2] * 2
 
 
 def test_one_rank_does_not_wait_for_anybody():

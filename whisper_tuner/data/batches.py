@@ -123,7 +123,7 @@ class ShardBatches:
         self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
         self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
-        self._steps_in_round = steps_in_round
+        self._steps_in_round, self.has_larger_steps = steps_in_round, steps_in_round > 1
         self._most_positions = NO_LIMIT
         self._fixed_cost = 0 if encoder_store else WHOLE
         self._has_few_shapes, self._label_grid, self._is_padded = True, 1, True

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-
 FEWER = 0.5  # of the largest shard, from which on one has its clips in fewer steps
 
 
@@ -53,11 +52,11 @@ def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> l
 
     A shard at most half as large as the largest has its clips in fewer of the `in_round` steps that hosts make between
     two exchanges, so that these are about as large as the largest shard's: a step of one clip or two takes far more
-    time for each. The first step of a round is one of them: in the others there is nothing to do while weights travel.
+    time for each. An epoch's first step is one of them: there is something to do while weights travel.
 
     All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
-    less to do. Reversed bits (van der Corput) put these steps far from each other: a host has work in any
-    2 * steps / clips steps on end, and in the last one.
+    less to do. Reversed bits (van der Corput) put these steps far from each other: a host that has its clips in all
+    steps of a round has work in any 2 * steps / clips steps on end, and in the last one.
     """
     steps = steps_in_epoch(sum(counts), len(counts), batch_size)
     turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])

@@ -209,7 +209,7 @@ class NodeState:
 
     def agreed_state(self) -> dict[str, Any]:
         """Not copied. After a stop inside a round: as it was before ranks were made to agree."""
-        return self._common(self.strategy.state_dict()["agreed"])
+        return self._common(self.strategy.agreed_state())
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
         with self.changing():

@@ -48,7 +48,7 @@ class CommunicationModule(ABC):
     is_round = True
     is_exact = True
     is_last = False  # no exchange is planned after the one to come
-    stretch = 1.0  # this rank's steps since its last exchange, by those in which it had samples
+    stretch = 1.0  # this rank's steps since its last exchange, by those in which it had samples; see Strategy.stretches
     optimizer = None  # that of the rank's own steps, set before `setup`
 
     def __post_init__(self) -> None:
@@ -112,9 +112,9 @@ class Trained(NamedTuple):
     samples: int = 0
     steps: int = 0
 
-    def plus(self, samples: int) -> Trained:
+    def plus(self, samples: int, *, works: bool) -> Trained:
         """After one more step."""
-        return Trained(self.samples + samples, self.steps + (samples > 0))
+        return Trained(self.samples + samples, self.steps + works)
 
     def less(self, earlier: Trained) -> Trained:
         return Trained(self.samples - earlier.samples, self.steps - earlier.steps)
@@ -175,7 +175,8 @@ class CommunicateOptimizeStrategy(Strategy):
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
         skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
-        self._trained = [trained.plus(0 if skipped else samples) for trained in self._trained]
+        counted = 0 if skipped else samples
+        self._trained = [trained.plus(counted, works=samples > 0) for trained in self._trained]
         return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
 
     def _set_rate(self) -> float:
@@ -248,7 +249,9 @@ class CommunicateOptimizeStrategy(Strategy):
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
             module, worked = self.modules[n], self._trained[n].steps
             module.is_last = self.round_end >= self.schedule.end
-            module.stretch = (self.steps - self._last[n]) / worked if worked else 1.0
+            # What another module has brought is no step of this rank's own.
+            is_alone = self.stretches and len(self.modules) == 1
+            module.stretch = (self.steps - self._last[n]) / worked if worked and is_alone else 1.0
             module.begin()
 
     def _taking_part(self) -> list[int]:
@@ -314,6 +317,9 @@ class CommunicateOptimizeStrategy(Strategy):
         return self._before_stop or super().state_dict()
 
     def agreed_state(self) -> dict[str, Any]:
+        """Reads nothing from the device, unless ranks differ: another thread may ask for it."""
+        if self._before_stop:
+            return self._before_stop["agreed"]
         return {
             "steps": self._agreed_steps,
             "rounds": self.rounds,
@@ -378,9 +384,8 @@ class CommunicateOptimizeStrategy(Strategy):
         self._is_new, self._ramp_left = False, state["ramp_left"]
         self._agreed_trained = [Trained(*since) for since in state["trained"]]
         self._trained = list(self._agreed_trained)
-        if "modules" in state:  # a checkpoint of an older version has none
-            for module, kept in zip(self.modules, state["modules"], strict=True):
-                module.load_own_state(kept)
+        for module, kept in zip(self.modules, state["modules"], strict=True):
+            module.load_own_state(kept)
         if inside and (part := state["inside"]):
             if part["weights"] is not None:
                 self.parameters.write(part["weights"])

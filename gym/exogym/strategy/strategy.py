@@ -66,10 +66,13 @@ class Strategy:
     differs: ranks may have other weights after an exchange; then their mean is everybody's at the end of a run.
     drifts: the parts of agreed_state that may differ from rank to rank: because each has its own, or computes it with
     arithmetic that differs from machine to machine in the last bit. They are handed to newcomers, and are not compared.
+    stretches: ranks with less to do make fewer, larger steps; then a change counts as that of as many steps as the
+    others make, where the strategy can tell.
     """
 
     Config: type[StrategyConfig] = StrategyConfig
     differs: bool = True
+    stretches: bool = False
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
