@@ -22,7 +22,7 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 MOST_HIDDEN = 0.7
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
-EVERY = 4  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
+EVERY = 16  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -186,7 +186,7 @@ class DiLoCoConfig(StrategyConfig):
         0, int, "inner steps that are made while a round's exchange travels (0: ranks wait for it); diloco only"
     )
     share_moments: bool = setting(
-        False, bool, "average Adam's second moments too, in 8 bits: in the first four rounds, then in every fourth"
+        False, bool, "average Adam's second moments too, in 8 bits: in some of the first rounds, then in every 16th"
     )
 
     def __post_init__(self) -> None:

@@ -35,8 +35,8 @@ class DiLoCoCommunicator(CommunicationModule):
     The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. One
     that trained its share in fewer, larger steps is taken as if it had made as many as the others: Adam's steps are as
     long whatever the batch. Buffers take the mean itself. The outer optimizer sees the common weights as pieces of
-    64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (exact.py). With one of another kind ranks
-    compare their weights after each round, and take on rank 0's where they differ.
+    64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (exact.py). With one
+    of another kind ranks compare their weights after each round, and take on rank 0's where they differ.
     """
 
     interval: int = 100

@@ -14,12 +14,14 @@ from exogym.flat import gather, is_finite
 from exogym.strategy.wire import WireSum
 
 MOMENT = "exp_avg_sq"
-FIRST, EVERY = 4, 4  # exchanges with moments: the first ones, then every so many
+EVERY = 16  # exchanges; in one of so many moments travel, and more often among the first ones
 
 
 def is_due(exchanges: int) -> bool:
-    """After so many exchanges. Moments change slowly, with torch's betas over a thousand steps."""
-    return exchanges < FIRST or exchanges % EVERY == 0
+    """After so many exchanges: 0, 1, 2, 4, 8, 16, 32, 48 ... Moments come to change slowly, with torch's betas over a
+    thousand steps.
+    """
+    return exchanges % EVERY == 0 or exchanges in (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from exogym import DiLoCoStrategy
 from exogym.comm.threads import ThreadComm
 from exogym.config import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.errors import SettingError
-from exogym.strategy.moments import EVERY, FIRST, MOMENT, Moments, SharedMoments, is_due
+from exogym.strategy.moments import EVERY, MOMENT, Moments, SharedMoments, is_due
 from exogym.strategy.quantize import BLOCK, as_float8, from_float8
 
 
@@ -104,7 +104,7 @@ def test_small_values_beside_large_ones_are_no_zeros():
 
 
 def test_when_they_travel():
-    assert [n for n in range(FIRST + 2 * EVERY + 1) if is_due(n)] == [*range(FIRST), FIRST, FIRST + EVERY, FIRST + 8]
+    assert [n for n in range(3 * EVERY + 1) if is_due(n)] == [0, 1, 2, 4, 8, EVERY, 2 * EVERY, 3 * EVERY]
 
 
 def test_it_needs_adam():
