@@ -10,6 +10,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import struct
 import sys
 import termios
@@ -46,6 +47,7 @@ class Screen:
         self.seen = ""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
             os.chdir(folder)
             os.environ |= {"TERM": "xterm-256color", "TMPDIR": str(folder.parent / "tmp"), "PROMPT_TOOLKIT_NO_CPR": "1"}
             os.execv(sys.executable, [sys.executable, str(PROJECT / "wizard.py"), *options])
