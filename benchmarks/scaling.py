@@ -47,12 +47,12 @@ WAYS: dict[str, dict[str, str]] = {
 }
 RECIPE = "Seq2SeqTrainer"
 NO_LINK = "-"  # of hosts that send nothing
-H = 10  # steps: what is measured is a multiple of them, as rounds are by default
+H = 10  # steps: what is measured is a multiple of them
 LEAST_ROUNDS = 3  # of so many steps, of a speed case; the first and the last one do not count
 WARM = 20  # steps: second moments travel in most of the first rounds, and later in every 16th
 SHARED = 60  # steps after which shares follow the hosts' speeds, where those differ
 ROUNDS, SLOW_ROUNDS = 6, 4
-QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after three rounds
+QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after 25
 MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
 BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 2e-3, "epochs": 8}}
@@ -326,7 +326,8 @@ class Bench:
             + f"), batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
             "is given. References: one, the first of these hosts alone; apart, hosts that exchange nothing before "
             f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
-            "batches of 9). Clips a second of all hosts together, in whole rounds without the first and the last. "
+            f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, of "
+            f"unequal hosts {SHARED + H}. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
             "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
             "the interface (with headers, SSH and heartbeats) and by our counter.",

@@ -21,6 +21,7 @@ from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 from whisper_tuner.text import duration, size
 
+FINISHING = "finishing the step, then saving (an exchange that is on its way is waited for)"
 LINE_EVERY_S = 10.0  # between plain lines about one host: often enough to see it live, few enough to read
 
 
@@ -115,7 +116,7 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
                 passed_on += 1
                 launcher.send_signal(signal.SIGTERM)
                 last = passed_on > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
-                screen.print("stopping now" if last else "finishing the step, then saving; Ctrl-C again to stop now")
+                screen.print("stopping now" if last else f"{FINISHING}; Ctrl-C again to stop now")
             time.sleep(0.2)
     if view.end is None and interrupts:
         screen.print(f"stopped at once; see what it has: multimac runs show {run_dir.name}")

@@ -19,7 +19,7 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 # Of a round's steps, beside which an exchange travels: what is older is worth less, and what comes sooner has to be
 # waited for where hosts take unequally long for some steps. Measured on the bundled model, 4 ranks, rounds of 5 steps,
 # the mean validation loss of two seeds: 0.256 with none, 0.297 with 3, and 0.285 of one rank.
-MOST_HIDDEN = 0.7
+HIDDEN = 0.7
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
 EVERY = 16  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
@@ -105,8 +105,8 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
         takes(wire="int8")
     if not is_small():
         usual = math.ceil(SPARE * conditions.exchange_s(config.wire) / step_s) + 1
-        takes(H=max(config.H, min(math.ceil(usual / MOST_HIDDEN), conditions.steps // FEWEST_ROUNDS)))
-        takes(overlap_steps=min(max(usual, int(MOST_HIDDEN * config.H)), config.H - 1))
+        takes(H=max(config.H, min(math.ceil(usual / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
+        takes(overlap_steps=min(max(usual, int(HIDDEN * config.H)), config.H - 1))
     return _with(job, config), _told(config, conditions)
 
 

@@ -23,7 +23,7 @@ from .report import Problem
 
 CODE_BYTES = 2 << 20
 FEATURE_BYTES_PER_S = 16_000  # fp16 log-mel of 80 bands, kept on disk
-CHECKPOINT_BYTES = 24  # of a trained parameter: its value, AdamW's moments, the strategy's own
+CHECKPOINT_BYTES = 28  # of a trained parameter: the common value and this rank's, AdamW's moments, the strategy's own
 UNEVEN = 1.2  # the largest share over the mean one
 OPENED = 4  # audio files, of each end of a manifest
 

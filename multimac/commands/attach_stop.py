@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from distributed.launcher.follow import Attached, start_launcher
+from distributed.launcher.follow import FINISHING, Attached, start_launcher
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.log import read_events
@@ -54,7 +54,7 @@ def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:
         launcher.send_signal(signal.SIGTERM)
         time.sleep(0.2)
     evaluating = read_run(run_dir).message == "evaluate"  # there is nothing to finish and save then
-    console.print("stopping now" if now or evaluating else "finishing the step, then saving")
+    console.print("stopping now" if now or evaluating else FINISHING)
     while is_running(run_dir):
         time.sleep(0.2)
     console.print(f"stopped; see what it has: multimac runs show {run_dir.name}", soft_wrap=True)

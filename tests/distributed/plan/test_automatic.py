@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from distributed.plan import automatic
 from distributed.plan.automatic import (
     FEWEST_ROUNDS,
+    HIDDEN,
     HOME_NETWORK,
-    MOST_HIDDEN,
     Conditions,
     Measured,
     chosen,
@@ -135,6 +135,6 @@ def test_whatever_was_measured_the_settings_go_together(job, parameters, hosts, 
     grown = config.H > 5
     assert not grown or steps // FEWEST_ROUNDS >= config.H
     if config.overlap_steps and not lines and max(5, steps // FEWEST_ROUNDS) > config.H:
-        assert config.overlap_steps <= MOST_HIDDEN * config.H + 1 or config.H == 5
+        assert config.overlap_steps <= HIDDEN * config.H + 1 or config.H == 5
     if spare is not None and not lines:
         assert more_bytes(config, hosts) * parameters <= max(spare, 0)
