@@ -326,8 +326,8 @@ class Bench:
             + f"), batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
             "is given. References: one, the first of these hosts alone; apart, hosts that exchange nothing before "
             f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
-            f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, of "
-            f"unequal hosts {SHARED + H}. "
+            f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
+            f"of unequal hosts {SHARED + H}. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
             "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
             "the interface (with headers, SSH and heartbeats) and by our counter.",
