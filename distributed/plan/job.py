@@ -54,6 +54,11 @@ class Job:
         distribution = dataclasses.replace(self.distribution, strategy=name)
         return dataclasses.replace(self, distribution=distribution, strategy_settings={})
 
+    @property
+    def dealt_over(self) -> int:
+        """The steps of a round, in some of which a host may have no clips: 1 where each step needs all hosts'."""
+        return self.distribution.communication_interval if self.distribution.strategy == "diloco" else 1
+
     def strategy_config(self, total_steps: int) -> StrategyConfig:
         """The strategy's settings for a run of `total_steps` optimizer steps; what was set is never overridden."""
         profile, settings = self.profile, dict(self.strategy_settings)

@@ -76,7 +76,7 @@ def prepare_run(
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
     shards = _shards(manifests, profile.shards or labels)
     clips = len(manifests["train"].samples)
-    steps_per_epoch = steps_in_epoch(clips, len(shards["train"]), profile.batch_size)
+    steps_per_epoch = steps_in_epoch(clips, len(shards["train"]), profile.batch_size, job.dealt_over)
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
     job, rounds = _settled(job, len(labels), total_steps, measured)

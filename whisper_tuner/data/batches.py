@@ -70,7 +70,7 @@ With `lengths`, a Lengths, clips stand one after the other: features [80|128, fr
 decoder inputs and labels [L].
 """
 
-VERSION = 4  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
+VERSION = 5  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:

@@ -42,9 +42,11 @@ def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
     return [list(range(start, end)) for start, end in pairwise(ends)]
 
 
-def steps_in_epoch(clips: int, hosts: int, batch_size: int) -> int:
-    """batch_size: of all hosts together. Where there are more hosts than that, each has a clip in a step."""
-    return math.ceil(clips / max(batch_size, hosts))
+def steps_in_epoch(clips: int, hosts: int, batch_size: int, in_round: int = 1) -> int:
+    """batch_size: of all hosts together. Where there are more hosts than that, each has a clip in a step; or in every
+    second step, where they make several between two exchanges and a step counts as two then (see Strategy.stretches).
+    """
+    return math.ceil(clips / max(batch_size, hosts if in_round == 1 else hosts / 2))
 
 
 def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> list[list[int]]:
@@ -58,7 +60,7 @@ def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> l
     less to do. Reversed bits (van der Corput) put these steps far from each other: a host that has its clips in all
     steps of a round has work in any 2 * steps / clips steps on end, and in the last one.
     """
-    steps = steps_in_epoch(sum(counts), len(counts), batch_size)
+    steps = steps_in_epoch(sum(counts), len(counts), batch_size, in_round)
     turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
     sizes = []
     for count in counts:

@@ -46,8 +46,16 @@ def test_a_small_shard_has_its_clips_in_fewer_steps_of_each_round(counts, batch_
         rounds = [sum(map(bool, sizes[at : at + in_round])) for at in range(0, len(sizes) - in_round + 1, in_round)]
         if count >= len(sizes):
             assert len({*rounds}) <= 1 and all(rounds)
-        if 2 * count > max(counts):
+        if 2 * count > max(counts) and len(counts) <= batch_size:
             assert sizes == spread_sizes(counts, batch_size)[all_sizes.index(sizes)]
+
+
+def test_twice_as_many_hosts_as_clips_in_a_batch_work_in_every_second_step():
+    assert steps_in_epoch(80, 8, 4, in_round=5) == 20 and steps_in_epoch(80, 8, 4) == 10
+    for sizes in spread_sizes([10] * 8, 4, in_round=5):
+        assert sizes == [0, 1] * 10
+    assert steps_in_epoch(80, 8, 1, in_round=5) == 20  # a step counts as two, and not as more
+    assert steps_in_epoch(80, 4, 8, in_round=5) == steps_in_epoch(80, 1, 8) == 10
 
 
 def test_hosts_of_which_one_has_twice_and_four_times_the_clips_of_the_others():
