@@ -17,6 +17,7 @@ from exogym.config import strategy_of
 from exogym.elastic_sampler import ElasticSampler
 from exogym.settings import FitSettings
 from whisper_tuner.data.batches import ShardBatches
+from whisper_tuner.data.cost import Cost
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
@@ -134,6 +135,7 @@ class _Data:
         warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
         self._features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
         self._audio_pull = AudioPull(events, unsent)
+        self._cost = Cost.of_model(model.config, encoder_is_stored=profile.caches_encoder)
         self.encoder_store: EncoderStore | None = None
         if profile.caches_encoder:
             folder = Path(spec.cache_dir) / "encoder"
@@ -153,6 +155,7 @@ class _Data:
             shuffle=shuffle,
             missing_audio=self._audio_pull,
             steps_in_round=spec.strategy_settings.H if spec.strategy == "diloco" and shuffle else 1,
+            cost=self._cost,
             on_problem=self._report,
         )
         return ElasticSampler(batches, spec.hosts, spec.name)

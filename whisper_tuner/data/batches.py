@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import chain, compress
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from whisper_tuner.data.batch_shapes import (
     window_edges,
 )
 from whisper_tuner.data.clip import Clip
+from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
@@ -51,6 +53,7 @@ Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[
 FULL_FROM = 1 / 3  # of the fastest host's speed
 WHOLE = 10**9  # mel frames: no micro-batch is worth a second one
 NO_LIMIT = 10**12
+MOST_TEXTS = 200  # that are read to know how many tokens a byte of text makes
 
 
 class MissingAudio(Protocol):
@@ -83,7 +86,8 @@ class ShardBatches:
     as on several. What a shard has of them varies (see spread_sizes), and may be nothing in some steps.
 
     shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
-    steps_in_round: that hosts make between two exchanges. missing_audio brings the audio that this host lacks.
+    steps_in_round: that hosts make between two exchanges. cost: in which steps are to be alike. missing_audio: brings
+    the audio that this host lacks.
     A profile with `shards` makes a rank train them all at once.
     """
 
@@ -99,6 +103,7 @@ class ShardBatches:
         missing_audio: MissingAudio | None = None,
         assign: Assign = assign_shards,
         steps_in_round: int = 1,
+        cost: Cost = MEL_FRAMES,
         on_problem: Callable[[Problem], None] = lambda problem: None,
     ):
         self.samples = list(samples)
@@ -124,6 +129,7 @@ class ShardBatches:
         self._epoch = 0
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._steps_in_round, self.has_larger_steps = steps_in_round, steps_in_round > 1
+        self._cost_of = cost
         self._most_positions = NO_LIMIT
         self._fixed_cost = 0 if encoder_store else WHOLE
         self._has_few_shapes, self._label_grid, self._is_padded = True, 1, True
@@ -352,9 +358,22 @@ class ShardBatches:
         return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
 
     def _cost(self, sample: Sample, epoch: int) -> int:
-        """About the mel frames that are computed for it: the same on all ranks, whatever their devices."""
+        """Of all that is computed for it, about: the same on all ranks, whatever their devices."""
         is_full = self._profile.audio_context == "full" or self._number[sample.id] in self._full[epoch]
-        return self._full_frames if is_full else padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
+        frames = padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
+        around, of_byte = self._usual_tokens
+        tokens = around + of_byte * len(sample.text.encode())
+        return round(self._cost_of.of(self._full_frames if is_full else frames, tokens))
+
+    @cached_property
+    def _usual_tokens(self) -> tuple[int, float]:
+        """Of a label without text, and for each byte of text: by some of the samples, as reading all takes long."""
+        around, tokens, read = len(self._labels.encode("")), 0, 0
+        for sample in self.samples[:: math.ceil(len(self.samples) / MOST_TEXTS) or 1]:
+            with contextlib.suppress(DataError):  # it is left out when its turn comes
+                tokens += len(self._labels.encode(sample.text)) - around
+                read += len(sample.text.encode())
+        return around, tokens / max(read, 1)
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""

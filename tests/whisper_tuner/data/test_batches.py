@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,28 @@ def test_weights_set_the_shares(tmp_path):
     for got, weight in zip(seconds, [1, 2, 0.5], strict=True):
         assert got / sum(seconds) == pytest.approx(weight / 3.5, rel=0.06)
     assert len(shards[1]) == pytest.approx(400, abs=15)
+
+
+@pytest.mark.parametrize("weights", [[1, 0.5, 0.25], [1, 0.24, 0.06], [1.0, *[0.2] * 4]])
+@pytest.mark.parametrize("shortest", [0.0, 20.0])
+def test_slow_hosts_have_more_clips_instead_of_the_longest(tmp_path, weights, shortest):
+    samples = samples_of(900, tmp_path)
+    samples = [replace(s, duration_s=max(shortest, s.duration_s)) for s in samples]
+    shards = assign_shards(samples, FIVE[: len(weights)], weights)
+    assert Counter(s.id for shard in shards for s in shard) == Counter(s.id for s in samples)
+    total, longest = (of(s.duration_s for s in samples) for of in (sum, max))
+    for shard, weight in zip(shards, weights, strict=True):
+        assert sum(s.duration_s for s in shard) / total == pytest.approx(weight / sum(weights), rel=0.1)
+        if not shortest and weight > 0.1:
+            assert max(s.duration_s for s in shard) <= longest * min(1, 2 * weight)
+            assert weight >= 0.5 or len(shard) / 900 > weight / sum(weights)
+
+
+@given(st.lists(st.floats(0.1, 30), max_size=30), st.lists(st.floats(0.01, 5), min_size=1, max_size=5))
+def test_clips_and_weights_of_any_kind_are_shared_out(durations, weights):
+    samples = [Sample(id=f"s{n}", audio=Path("a"), text="", duration_s=seconds) for n, seconds in enumerate(durations)]
+    shards = assign_shards(samples, FIVE[: len(weights)], weights)
+    assert Counter(s.id for shard in shards for s in shard) == Counter(s.id for s in samples)
 
 
 def test_shards_stay_put_when_a_host_leaves_or_comes(tmp_path):
