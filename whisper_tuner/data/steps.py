@@ -43,8 +43,8 @@ def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
 
 
 def steps_in_epoch(clips: int, hosts: int, batch_size: int, in_round: int = 1) -> int:
-    """batch_size: of all hosts together. Where there are more hosts than that, each has a clip in a step; or in every
-    second step, where they make several between two exchanges and a step counts as two then (see Strategy.stretches).
+    """batch_size: of all hosts together. Where there are more hosts than that, each has a clip in a step; or none in
+    up to half of the steps, where they make several between two exchanges: see Strategy.stretches.
     """
     return math.ceil(clips / max(batch_size, hosts if in_round == 1 else hosts / 2))
 
