@@ -7,7 +7,7 @@ names and times are this machine's (see faults.py). A *round* is one step with A
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from distributed.control.timeouts import Timeouts
@@ -63,28 +63,42 @@ def differing(events: Iterable[dict]) -> tuple[int, list[int]]:
 
 
 def in_vain(events: Iterable[dict]) -> list[tuple[float, str, int]]:
-    """(time, host, samples) that were trained and not committed, whenever that shows."""
-    found, trained, credit = [], Counter(), Counter()
+    """(time, host, samples) that were trained and not committed, whenever that shows.
 
-    def close(event: dict, host: str) -> None:
-        if (lost := trained[host] - credit[host]) > 0:
+    Steps wait for their commit, that of a hidden round while the next one's are made. Lost are those that a host makes
+    anew, those of one that comes back without them, and what is left in the end.
+    """
+    found, waiting, owed = [], defaultdict(deque), Counter()  # host: (step, samples); samples of commits before a step
+
+    def lose(event: dict, host: str, first: int) -> None:
+        lost = 0
+        while waiting[host] and waiting[host][-1][0] >= first:
+            lost += waiting[host].pop()[1]
+        if lost:
             found.append((event["time"], host, lost))
-        trained[host] = credit[host] = 0
 
     for event in events:
         kind, host = event["type"], event.get("host", "")
         if kind == "commit":
             for name, by_epoch in event["samples"].items():
-                credit[name] += sum(map(len, by_epoch.values()))
+                owed[name] = sum(map(len, by_epoch.values()))
+                while owed[name] and waiting[name]:
+                    step, samples = waiting[name].popleft()
+                    taken = min(samples, owed[name])
+                    owed[name] -= taken
+                    if taken < samples:
+                        waiting[name].appendleft((step, samples - taken))
         elif kind == "step":
-            trained[host] += event["samples"]
-            if credit[host]:  # a round's last step is told of after its commit
-                close(event, host)
-        elif kind in ("hello", "resume") or (kind == "round" and credit[host]):
-            close(event, host)
+            lose(event, host, event["step"])
+            taken = min(event["samples"], owed[host])  # a round's last step is told of after its commit
+            owed[host] -= taken
+            if taken < event["samples"]:
+                waiting[host].append((event["step"], event["samples"] - taken))
+        elif kind == "resume" and not event.get("exactly", True):
+            lose(event, host, 0)
         elif kind == "end":
-            for name in list(trained):
-                close(event, name)
+            for name in list(waiting):
+                lose(event, name, 0)
     return found
 
 

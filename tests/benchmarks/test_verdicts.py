@@ -47,10 +47,24 @@ def test_ranks_that_differ_are_told_from_rounds_that_come_again():
 
 
 def test_in_vain_is_what_no_commit_took():
-    steps = [of("step", time, "h1", samples=4) for time in (1, 2)]
-    counted = [*steps[:1], commit(1.5, 1, h1="a b c d e f g h"), *steps[1:]]  # the last step is told of after it
+    def step(number: int) -> dict:
+        return of("step", number, "h1", step=number, samples=4)
+
+    counted = [step(1), commit(1.5, 1, h1="a b c d e f g h"), step(2)]  # the last step is told of after it
     assert in_vain(counted) == []
-    assert in_vain([*counted, of("step", 3, "h1", samples=4), of("hello", 9, "h1")]) == [(9, "h1", 4)]
+    back = of("resume", 9, "h1", exactly=False)
+    assert in_vain([*counted, step(3), back, of("step", 10, "h1", step=7, samples=4)]) == [(9, "h1", 4)]
+    hidden = [
+        step(1),
+        step(2),
+        step(3),
+        commit(3.5, 1, h1="a b c d e f g h"),
+        step(4),
+        commit(4.5, 2, h1="i j k l m n o p"),
+    ]
+    assert in_vain([*hidden, step(5)]) == []
+    assert in_vain([*hidden, step(5), step(6), step(5)]) == [(5, "h1", 8)]
+    assert in_vain([*hidden, step(5), of("end", 6, "")]) == [(6, "h1", 4)]
 
 
 def test_a_kill_is_as_defined_if_the_others_go_on_in_time():
