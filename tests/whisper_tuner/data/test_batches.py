@@ -21,6 +21,7 @@ from transformers import WhisperFeatureExtractor
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from whisper_tuner.data.batch_shapes import bucket_edges, padded_frames
 from whisper_tuner.data.batches import ShardBatches
+from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import IGNORED, label_encoder
@@ -75,8 +76,8 @@ def shared_out(multilingual, tmp_path, profile_of):
     cache = FeatureStore(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
-    def shared_out(samples, **settings):
-        return ShardBatches(samples, profile_of(seed=0, **settings), features=cache, labels=labels)
+    def shared_out(samples, cost=MEL_FRAMES, **settings):
+        return ShardBatches(samples, profile_of(seed=0, **settings), features=cache, labels=labels, cost=cost)
 
     return shared_out
 
@@ -167,6 +168,7 @@ def test_shards_are_the_same_in_another_interpreter(tmp_path):
 import json, sys
 from pathlib import Path
 from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 samples = [Sample(id=i, audio=Path(i), text=i, duration_s=d) for i, d in json.loads(sys.argv[1])]
 print(json.dumps([[s.id for s in shard] for shard in assign_shards(samples, json.loads(sys.argv[2]))]))
@@ -188,6 +190,17 @@ def test_hosts_must_be_distinct_and_weights_positive(tmp_path):
     for hosts, weights in (([], None), (["a", "a"], None), (["a"], [0]), (["a"], [1, 1])):
         with pytest.raises(ValueError, match="assign_shards needs"):
             assign_shards(samples_of(2, tmp_path), hosts, weights)
+
+
+def test_steps_are_made_alike_by_text_as_well_as_by_length(shared_out, tmp_path):
+    samples = [
+        Sample(id=f"s{n}", audio=tmp_path / "a", text="un mot " * (n % 4 * 10 + 1), duration_s=3.0) for n in range(40)
+    ]
+    batches = shared_out(samples, Cost(token=20.0), batch_size=4, full_share=0.0)
+    steps = planned(batches)[0]
+    assert {sum(len(sample.text) for sample in step) for step in steps} == {7 * (1 + 11 + 21 + 31)}
+    costs = [batches.cost(0, [samples.index(sample) for sample in step]) for step in steps]
+    assert max(costs) == min(costs) > 4 * 300 + 20 * 4 * 30
 
 
 # edges
