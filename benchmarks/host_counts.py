@@ -1,12 +1,13 @@
 """Do several hosts end at the WER that one reaches? Local ranks, as many epochs, the defaults.
 
     python benchmarks/host_counts.py [MODEL DATA --language fr] [--methods full,lora] [--ranks 2,4,8] [--seeds 3]
-                                     [--set "key = value; ..."] [--quick] [--more N] [--out DIR]
+                                     [--network] [--set "key = value; ..."] [--quick] [--more N] [--out DIR]
 
 Without MODEL it is the bundled one, with the settings of config.ini's [profile:demo]. MODEL is a folder in transformers
 layout, DATA one with train.csv, validation.csv and test.csv. The batch is that of all ranks together. WER is that of
-plain transformers on validation and test clips pooled. --set tries other settings than the defaults, on several ranks
-only. What is done is kept in DIR, so an interrupted benchmark goes on where it stopped.
+plain transformers on validation and test clips pooled. --network: with what hosts choose over one, and not the plain
+rounds of local ranks. --set tries other settings than the defaults, on several ranks only. What is done is kept in DIR,
+so an interrupted benchmark goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ SETTINGS = {  # those of single_machine.py
     "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
     "lora": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3},
 }
+NETWORK = "overlap_steps = 3; wire = int8"  # see distributed/plan/automatic.py
 QUICK_STEPS = 4
 HEAD = ("method", "ranks", "WER of each seed", "mean", "against one rank", "s for each run")
 CONFIG = """
@@ -192,6 +194,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="other than those that go with the model")
     parser.add_argument("--set", default="", dest="more_settings", metavar="SETTINGS")
+    parser.add_argument("--network", action="store_const", const=NETWORK, dest="more_settings")
     parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps; leaves RESULTS.md alone")
@@ -200,9 +203,10 @@ def main() -> int:
     bench.run(args.more)
     lines = bench.report()
     print("\n".join(lines))
-    if not (bench.left() or args.quick or args.more_settings):
+    if not (bench.left() or args.quick or args.more_settings not in ("", NETWORK)):
         commits = [result.commit for result in bench.results.values()]
-        write_section(f"host_counts: {bench.model.name} on {bench.data.name}", lines, commits)
+        over = ", over a network" if args.more_settings else ""
+        write_section(f"host_counts: {bench.model.name} on {bench.data.name}{over}", lines, commits)
     return 0
 
 
