@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-FEWER = 0.5  # of the largest shard, from which on one has its clips in fewer steps
+FEWER = 0.6  # of the largest shard, from which on one has its clips in fewer steps
 
 
 def balanced(
@@ -52,7 +52,7 @@ def steps_in_epoch(clips: int, hosts: int, batch_size: int, in_round: int = 1) -
 def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> list[list[int]]:
     """For each shard the size of its part of the batch in each step; all end together, and a shard's own differ by one.
 
-    A shard at most half as large as the largest has its clips in fewer of the `in_round` steps that hosts make between
+    A shard of at most 0.6 of the largest one's clips has them in fewer of the `in_round` steps that hosts make between
     two exchanges, so that these are about as large as the largest shard's: a step of one clip or two takes far more
     time for each. An epoch's first step is one of them: there is something to do while weights travel.
 

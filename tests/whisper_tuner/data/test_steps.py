@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisper_tuner.data.steps import balanced, in_order, spread_sizes, steps_in_epoch
+from whisper_tuner.data.steps import FEWER, balanced, in_order, spread_sizes, steps_in_epoch
 
 
 def plan(costs, sizes, seed=0):
@@ -42,11 +42,11 @@ def test_a_small_shard_has_its_clips_in_fewer_steps_of_each_round(counts, batch_
     for count, sizes in zip(counts, all_sizes, strict=True):
         worked = [size for size in sizes if size]
         assert not worked or max(worked) - min(worked) <= 1
-        assert not worked or len(worked) < len(sizes) or 2 * count > max(counts) or in_round == 1 or len(sizes) == 1
+        assert not worked or len(worked) < len(sizes) or count > FEWER * max(counts) or in_round == 1 or len(sizes) == 1
         rounds = [sum(map(bool, sizes[at : at + in_round])) for at in range(0, len(sizes) - in_round + 1, in_round)]
         if count >= len(sizes):
             assert len({*rounds}) <= 1 and all(rounds)
-        if 2 * count > max(counts) and len(counts) <= batch_size:
+        if count > FEWER * max(counts) and len(counts) <= batch_size:
             assert sizes == spread_sizes(counts, batch_size)[all_sizes.index(sizes)]
 
 
