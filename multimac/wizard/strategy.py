@@ -81,7 +81,8 @@ def _conditions(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Conditio
     profile = Profile(base_model=draft.model.base_model, train=Path(), method=draft.method)
     trained = measured or (trained_parameters(shape, profile) if shape else 0)
     clips, batch_size = len(draft.data.samples["train"]), int(draft.settings["batch_size"])
-    steps = steps_in_epoch(clips, hosts, batch_size, draft.job().dealt_over) * int(draft.settings["epochs"])
+    dealt_over = draft.job().with_strategy("diloco").dealt_over
+    steps = steps_in_epoch(clips, hosts, batch_size, dealt_over) * int(draft.settings["epochs"])
     known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds))
     return Conditions(parameters=trained, hosts=hosts, steps=steps, measured=known)
 
