@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from exogym.config import DiLoCoConfig
+from whisper_tuner.data.steps import worked_part
 from whisper_tuner.text import size
 
 from .job import Job
@@ -83,6 +84,10 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     if job.distribution.strategy != "diloco" or conditions.hosts == 1:
         return job, ""
     config = job.strategy_config(conditions.steps)
+    if conditions.measured.step_s:  # of one in which each host has clips
+        part = worked_part(conditions.hosts, job.profile.batch_size, job.dealt_over)
+        measured = dataclasses.replace(conditions.measured, step_s=part * conditions.measured.step_s)
+        conditions = dataclasses.replace(conditions, measured=measured)
     step_s, spare = conditions.step_s, conditions.measured.spare_bytes
     counted = more_bytes(config, conditions.hosts)  # in what is spare
 

@@ -49,6 +49,11 @@ def steps_in_epoch(clips: int, hosts: int, batch_size: int, in_round: int = 1) -
     return math.ceil(clips / max(batch_size, hosts if in_round == 1 else hosts / 2))
 
 
+def worked_part(hosts: int, batch_size: int, in_round: int) -> float:
+    """The part of the steps in which a host has clips, where all have as many."""
+    return min(1.0, max(0.5, batch_size / hosts)) if in_round > 1 else 1.0
+
+
 def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> list[list[int]]:
     """For each shard the size of its part of the batch in each step; all end together, and a shard's own differ by one.
 

@@ -67,6 +67,12 @@ def test_a_larger_one_is_made_smaller_and_then_hidden(job):
     assert "55.5 MB as int8, 4.4 s at 100 Mbit/s, while 7 steps are made" in told and "they wait" not in told
 
 
+def test_steps_in_which_no_host_has_clips_hide_nothing(job):
+    four, _, _ = settled(job("batch_size = 4"), FULL, bytes_s=12.5e6, step_s=1.0)
+    eight, told, _ = settled(job("batch_size = 4"), FULL, hosts=8, bytes_s=12.5e6, step_s=1.0)
+    assert (four.H, eight.H) == (10, 20) and f"rounds of {eight.H} steps, {eight.H / 2:.1f} s" in told
+
+
 def test_rounds_grow_no_longer_than_a_run_has_room_for(job):
     config, told, conditions = settled(job(), FULL, bytes_s=2.5e6, step_s=0.2, steps=300)  # 22 s against steps of 0.2 s
     assert config.H == 300 // FEWEST_ROUNDS and config.overlap_steps == config.H - 1
