@@ -153,8 +153,9 @@ class Product:
     def curve(self, unseen: Path, language: str) -> list[Point]:
         """WER of each checkpoint that was kept, and of the final model, by `evaluate` on the whole machine."""
         events = read_events(self.run_dir / "events.jsonl")[0]
-        numbers = sorted(int(path.name) for path in self.kept.iterdir()) if self.kept.exists() else []
-        numbers = [number for number in numbers if number % 2 == 0]  # odd ones are states inside a round
+        kept = sorted((int(path.name) for path in self.kept.iterdir()), reverse=True) if self.kept.exists() else []
+        # Odd ones are states inside a round, and hold those of the agreement before it as well.
+        numbers = sorted({number // 2: number for number in kept}.values())
         at = times_of_agreements(events, [number // 2 for number in numbers])
         places = [at[number // 2] for number in numbers]
         steps = [event for event in events if event["type"] == "step"]
