@@ -101,6 +101,8 @@ WER_HEAD = (
     "min of training",
     "min to the WER",
     "times one host",
+    f"to {MARGIN:g} points more",
+    "times one host",
 )
 
 
