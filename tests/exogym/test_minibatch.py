@@ -3,6 +3,7 @@
 import copy
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,8 +137,10 @@ def _refused(_comm):
 
 
 def test_not_even_one_sample():
+    # Not what is in use now: the system may take unused pages back meanwhile.
+    full = replace(trial(Layers(), Pictures(), batch_size=16), memory=Memory(device=CPU, most=0, told="0 bytes"))
     with pytest.raises(OutOfMemory, match="a single sample at a time needs more memory than 0 bytes: use fewer ranks"):
-        samples_at_once(trial(Layers(), Pictures(), batch_size=16, extra=0), 16)
+        samples_at_once(full, 16)
     with Processes(1, _refused) as fresh:  # 40 bytes for each parameter after the pass that is tried
         assert re.search(r"needs 0\.\d\d GB, more than 300000000 bytes", fresh.result(0))
 
