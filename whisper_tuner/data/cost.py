@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import WhisperConfig
 
+    from whisper_tuner.model.memory import ModelShape
+
 # Its products alone would make attention half of it: softmax takes time as well. Of tiny.en on one thread of a CPU the
 # measured times of clips up to 30 s are then met within a tenth. Not measured on a GPU.
 ATTENTION = 2.0
@@ -21,7 +23,7 @@ class Cost:
     square: float = 0.0
 
     @classmethod
-    def of_model(cls, config: WhisperConfig, *, encoder_is_stored: bool = False) -> Cost:
+    def of_model(cls, config: WhisperConfig | ModelShape, *, encoder_is_stored: bool = False) -> Cost:
         """By its multiplications. encoder_is_stored: what it says of all clips, so it is not computed."""
         d, encoder, decoder = config.d_model, config.encoder_layers, config.decoder_layers
         keys = decoder * 2 * d * d  # and values, of an encoder's position

@@ -43,14 +43,14 @@ def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
 
 
 def steps_in_epoch(clips: int, hosts: int, batch_size: int, in_round: int = 1) -> int:
-    """batch_size: of all hosts together. Where there are more hosts than that, each has a clip in a step; or none in
-    up to half of the steps, where they make several between two exchanges: see Strategy.stretches.
-    """
-    return math.ceil(clips / max(batch_size, hosts if in_round == 1 else hosts / 2))
+    """batch_size: of all hosts together. Where there are more hosts than that, see worked_part."""
+    return math.ceil(clips / max(batch_size, hosts * worked_part(hosts, batch_size, in_round)))
 
 
 def worked_part(hosts: int, batch_size: int, in_round: int) -> float:
-    """The part of the steps in which a host has clips, where all have as many."""
+    """The part of the steps in which a host has clips, where all have as many: with more hosts than clips in a batch
+    half of them at least, where hosts make several between two exchanges (see Strategy.stretches), and else all.
+    """
     return min(1.0, max(0.5, batch_size / hosts)) if in_round > 1 else 1.0
 
 

@@ -1,16 +1,9 @@
 import pytest
-from transformers import WhisperConfig
 
 from whisper_tuner.data.cost import MEL_FRAMES, Cost
+from whisper_tuner.model.memory import PUBLISHED
 
-TINY_EN = WhisperConfig(
-    d_model=384,
-    encoder_layers=4,
-    decoder_layers=4,
-    encoder_ffn_dim=1536,
-    decoder_ffn_dim=1536,
-    vocab_size=51864,
-)
+TINY_EN = PUBLISHED["openai/whisper-tiny.en"]
 
 
 def test_the_cost_is_what_was_measured():
