@@ -189,13 +189,18 @@ class DiLoCoConfig(StrategyConfig):
         False, bool, "average Adam's second moments too, in 8 bits: in some of the first rounds, then in every 16th"
     )
 
+    scale_lr: bool = setting(
+        False, bool, "multiply a rank's learning rate by the fourth root of (samples of all ranks / its own) in a step"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("H", self.H, 1)
         one_of("wire", self.wire, WIRES)
         self._check_overlap()
-        if self.share_moments and not _is_adam(self.inner_optim):
-            raise SettingError("share_moments needs inner_optim adam or adamw, or a class made from torch's")
+        for name in ("share_moments", "scale_lr"):
+            if getattr(self, name) and not _is_adam(self.inner_optim):
+                raise SettingError(f"{name} needs inner_optim adam or adamw, or a class made from torch's")
         momentum = {"outer_momentum": self.outer_momentum, "nesterov": self.nesterov}
         check_optim("outer_optim", self.outer_optim, outer_lr=self.outer_lr, **momentum)
         if self.outer_optim in ("adam", "adamw"):

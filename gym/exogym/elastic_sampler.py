@@ -88,6 +88,11 @@ class ElasticSampler:
             begin(epoch)
         return self.samples.read(self._own(epoch)[first_step:])
 
+    def samples_in_step(self, epoch: int) -> float:
+        """Of all members together, as a mean over the epoch as it was last shared."""
+        done = self._done_at_reshard.get(epoch)
+        return (len(self.samples) if done is None else int((~done).sum())) / self.steps_in(epoch)
+
     def cost(self, place: Place, trained: int) -> float:
         """Of this member's step there, of which so many samples were trained."""
         epoch, step = place
@@ -213,6 +218,10 @@ class FixedSampler:
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
         return self.source.epoch(epoch, first_step=first_step) if first_step else self.source.epoch(epoch)
+
+    def samples_in_step(self, epoch: int) -> float:
+        """0: it is not known."""
+        return 0.0
 
     def cost(self, place: Place, trained: int) -> float:
         return trained

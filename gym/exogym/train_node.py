@@ -248,6 +248,7 @@ class TrainNode:
         state.loss.add(work.loss.total, work.loss.weight)
         cost = self.train.cost((before.epoch, before.in_epoch), work.samples)
         stopping = self._hidden.may_stop(bool(self.should_stop()))
+        self.strategy.samples_in_step = self.train.samples_in_step(before.epoch)
         result = self.strategy.local_step(work.loss.weight, work.samples if work.loss.weight else 0)
         result = self._end_step(after, result, stopping, spent)
         self.model.zero_grad(set_to_none=True)

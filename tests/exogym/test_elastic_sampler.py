@@ -202,6 +202,15 @@ def test_what_is_done_is_each_ranks_own_list():
     assert drawn(bob, 0) == [[2], [3], [4], [5]]
 
 
+def test_how_many_samples_a_step_of_all_has():
+    ada = ranks_of(10, members=HOSTS[:2], batch_size=2, shuffle=False)["ada"]
+    assert ada.samples_in_step(0) == 10 / 3
+    ada.mark_done((0, 0), (0, 1), ("ada", "bob"))
+    assert ada.samples_in_step(0) == 10 / 3
+    ada.reshard(("ada",))
+    assert (ada.samples_in_step(0), ada.samples_in_step(1)) == (2.0, 2.0)
+
+
 def test_shares_stay_until_the_next_reshard():
     asked = []
 

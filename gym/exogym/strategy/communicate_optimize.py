@@ -171,7 +171,7 @@ class CommunicateOptimizeStrategy(Strategy):
     # A step of a rank by itself.
 
     def local_step(self, weight: float, samples: int) -> StepResult:
-        lr = self._set_rate()
+        lr = self._set_rate(samples)
         self.steps += 1
         norm = self._inner_step(weight) if weight > 0 else None
         skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
@@ -179,14 +179,17 @@ class CommunicateOptimizeStrategy(Strategy):
         self._trained = [trained.plus(counted, works=samples > 0) for trained in self._trained]
         return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
 
-    def _set_rate(self) -> float:
-        lr = self.schedule.set(self.steps)
+    def _set_rate(self, samples: int) -> float:
+        lr, factor = self.schedule.set(self.steps), self._rate_factor(samples)
         if self._ramp_left:
-            factor = 1 - self._ramp_left / (RAMP_STEPS + 1)
-            for group in self.optimizer.param_groups:
-                group["lr"] *= factor
-            return lr * factor
-        return lr
+            factor *= 1 - self._ramp_left / (RAMP_STEPS + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+        return lr * factor
+
+    def _rate_factor(self, samples: int) -> float:
+        """Of the learning rate in a step of so many samples."""
+        return 1.0
 
     def _inner_step(self, weight: float) -> float:
         norm = clip(self.parameters.parameters, self.config.max_norm, scale=1 / weight)

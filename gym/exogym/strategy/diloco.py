@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -166,6 +167,15 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         config = self.config
         outer = ("outer_optim", "outer_lr", "outer_momentum", "nesterov", "wire", "share_moments")
         return [self.Module(interval=config.H, **{name: getattr(config, name) for name in outer})]
+
+    def _rate_factor(self, samples: int) -> float:
+        """Adam's steps are as long however noisy the gradient. So the mean of N steps of B / N samples goes 1 / sqrt(N)
+        as far as one of B samples where noise is all (Malladi et al., 2205.10287), and as far where there is none. This
+        is half-way.
+        """
+        if not (self.config.scale_lr and samples and self.comm.world_size > 1):
+            return 1.0
+        return math.sqrt(math.sqrt(max(1.0, self.samples_in_step / samples)))
 
     @property
     def overlap_steps(self) -> int:

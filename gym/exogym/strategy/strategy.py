@@ -68,11 +68,13 @@ class Strategy:
     arithmetic that differs from machine to machine in the last bit. They are handed to newcomers, and are not compared.
     stretches: ranks with less to do make fewer, larger steps; then a change counts as that of as many steps as the
     others make, where the strategy can tell.
+    samples_in_step: of all ranks together, about; 0 where it is not known.
     """
 
     Config: type[StrategyConfig] = StrategyConfig
     differs: bool = True
     stretches: bool = False
+    samples_in_step: float = 0.0
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):

@@ -89,7 +89,8 @@ def test_what_the_profile_sets_stays(job):
     fixed = job("communication_interval = 3", "wire = bf16", "overlap_steps = 0", "share_moments = false")
     config, _, _ = settled(fixed, FULL, bytes_s=1e6, step_s=0.1)
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (3, "bf16", 0, False)
-    assert open_settings(job("wire = int4")) == {"communication_interval", "overlap_steps", "share_moments"}
+    left = {"communication_interval", "overlap_steps", "share_moments", "scale_lr"}
+    assert open_settings(job("wire = int4")) == left
     assert may_choose(job(), 2) and not may_choose(job(), 1) and not may_choose(fixed, 2)
     config, _, _ = settled(job("communication_interval = 3"), FULL, bytes_s=1e6, step_s=0.1)
     assert (config.H, config.wire, config.overlap_steps) == (3, "int8", 2)
@@ -107,6 +108,14 @@ def test_other_strategies_are_left_alone(job, strategy):
 def test_one_host_has_no_rounds_to_choose(job):
     conditions = Conditions(parameters=FULL, hosts=1, steps=100, measured=Measured())
     assert chosen(job(), conditions)[1] == ""
+
+
+def test_the_learning_rate_of_lora_grows_as_batches_shrink(job):
+    config, told, _ = settled(job("method = lora"), LORA)
+    assert config.scale_lr and "the larger its learning rate (scale_lr)" in told
+    for other in (("method = full",), ("method = lora", "scale_lr = false"), ("method = lora", "inner_optim = sgd")):
+        config, told, _ = settled(job(*other), LORA)
+        assert not config.scale_lr and "scale_lr" not in told
 
 
 def test_an_optimizer_without_moments_shares_none(job):

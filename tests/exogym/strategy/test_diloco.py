@@ -174,6 +174,29 @@ def test_stop_meets_the_short_tail_of_the_others():
     assert run_threads(2, rank_main) == [True, True]
 
 
+@pytest.mark.parametrize("of_all", [4.0, 0.0])
+def test_the_less_of_a_step_a_rank_has_the_larger_its_rate(of_all):
+    """Of 4 samples one has 1 and the other 3. Adam's first steps are as long as the rate, whatever the gradient."""
+
+    def rank_main(comm, **settings):
+        strategy = DiLoCoStrategy(lr=0.1, weight_decay=0.0, H=2, **settings)
+        strategy.samples_in_step = of_all
+        return drive(comm, strategy, [1.0, None], samples=1 if comm.rank == 0 else 3)
+
+    (w0, steps0), (w1, steps1) = run_threads(2, lambda comm: rank_main(comm, scale_lr=True))
+    rates = [0.1 * max(1, of_all / samples) ** 0.25 for samples in (1, 3)]
+    assert [steps0[0].lr, steps1[0].lr] == pytest.approx(rates)
+    assert w0.w.item() == w1.w.item() == pytest.approx(1 - (rates[0] + 3 * rates[1]) / 4)
+    assert [one[1][0].lr for one in run_threads(2, rank_main)] == [0.1, 0.1]
+    assert rank_main(SingleComm(), scale_lr=True)[1][0].lr == 0.1  # alone it has all that there is
+
+
+def test_only_the_steps_of_adam_are_scaled():
+    for inner in ("sgd", torch.optim.RMSprop):
+        with pytest.raises(SettingError, match="scale_lr needs inner_optim adam or adamw"):
+            DiLoCoStrategy(scale_lr=True, inner_optim=inner)
+
+
 def test_buffers_take_the_mean_and_no_momentum():
     class Normed(nn.Module):
         def __init__(self):
