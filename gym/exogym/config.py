@@ -188,7 +188,6 @@ class DiLoCoConfig(StrategyConfig):
     share_moments: bool = setting(
         False, bool, "average Adam's second moments too, in 8 bits: in some of the first rounds, then in every 16th"
     )
-
     scale_lr: bool = setting(
         False, bool, "multiply a rank's learning rate by the fourth root of (samples of all ranks / its own) in a step"
     )
