@@ -45,12 +45,14 @@ from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
-from whisper_tuner.data.steps import balanced, in_order, spread_sizes, whose_turn
+from whisper_tuner.data.steps import balanced, balanced_rounds, in_order, spread_sizes, whose_turn
 from whisper_tuner.errors import DataError
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
 
 FULL_FROM = 1 / 3  # of the fastest host's speed
+FEWEST = 0.1  # of the clips that a host had, if it had none that are padded to the full length
+SEVERAL = 2  # clips in a step, from which on it can have fewer than others
 WHOLE = 10**9  # mel frames: no micro-batch is worth a second one
 NO_LIMIT = 10**12
 MOST_TEXTS = 200  # that are read to know how many tokens a byte of text makes
@@ -73,7 +75,7 @@ With `lengths`, a Lengths, clips stand one after the other: features [80|128, fr
 decoder inputs and labels [L].
 """
 
-VERSION = 5  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
+VERSION = 6  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
@@ -253,16 +255,18 @@ class ShardBatches:
         alone = self._profile.shards
         names, weights = (alone, [1.0] * len(alone)) if alone else (members, weights)
         samples = self.samples if left is None else [*compress(self.samples, left)]
-        shards = self._assign(samples, names, weights)
+        shards = self._assign(samples, names, self._weights_of_clips(samples, weights))
         self._full[epoch] = self._padded_in_full(shards, weights, epoch)
         batch_size = self._profile.batch_size * (1 if self._shuffle else len(shards))  # validation takes no steps
-        plan = self._steps(shards, spread_sizes([*map(len, shards)], batch_size, self._steps_in_round), epoch)
+        sizes = spread_sizes([*map(len, shards)], batch_size, self._steps_in_round)
+        in_rounds = self._steps_in_round > 1 and len({*weights}) > 1
+        plan = self._steps(shards, sizes, epoch, in_rounds=in_rounds)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
     def cost(self, epoch: int, numbers: Sequence[int]) -> float:
         """See Samples."""
-        return sum(self._cost(self.samples[number], epoch) for number in numbers)
+        return sum(self._cost(self.samples[number], number in self._full[epoch]) for number in numbers)
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """Audio that this host lacks is sent to it while it does other things."""
@@ -287,11 +291,26 @@ class ShardBatches:
             finally:
                 given_up.set()  # the reader, which is joined now, may be waiting for audio
 
-    def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
-        """Of each shard as many as its weight says, so that no host has more work; in each epoch others. Where what an
-        encoder says is kept, it is always the same ones. Slow hosts have none: one may take them longer than a round.
+    def _weights_of_clips(self, samples: Sequence[Sample], weights: Sequence[float]) -> Sequence[float]:
+        """By which hosts have clips, so that all they compute is in proportion to `weights`: who has none that are
+        padded to the full length has more of the others.
         """
-        weights = [weight if weight > FULL_FROM * max(weights) else 0.0 for weight in weights]
+        of_full = _weights_of_full_clips(weights)
+        if not self._full_share or min(of_full) > 0:
+            return weights
+        cropped, full = (sum(self._cost(sample, is_full) for sample in samples) for is_full in (False, True))
+        more = self._full_share * (full - cropped)
+        shares = [weight / sum(weights) for weight in weights]
+        return [
+            max((cropped + more) * share - more * weight / sum(of_full), FEWEST * cropped * share)
+            for share, weight in zip(shares, of_full, strict=True)
+        ]
+
+    def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
+        """Of each shard as many as its weight says; in each epoch others. Where what an encoder says is kept, it is
+        always the same ones. Slow hosts have none: one may take them longer than a round.
+        """
+        weights = _weights_of_full_clips(weights)
         due = self._full_share * sum(map(len, shards)) / sum(weights)
         found: set[int] = set()
         for shard, weight in zip(shards, weights, strict=True):
@@ -303,9 +322,13 @@ class ShardBatches:
         return found
 
     def _steps(
-        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int
+        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int, *, in_rounds: bool
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, at most `sizes` of them."""
+        """For each shard the numbers of its samples in each step, at most `sizes` of them.
+
+        in_rounds: about so many, so that rounds cost alike. Where shards are alike, their steps with a dear clip are
+        the same.
+        """
         turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
         if self._shuffle:
             random.Random(f"steps {self._profile.seed} {epoch}").shuffle(turns)
@@ -313,8 +336,13 @@ class ShardBatches:
         for number, (shard, own) in enumerate(zip(shards, sizes, strict=True)):
             by_length = sorted(shard, key=lambda s: (-s.duration_s, s.id))
             chance = random.Random(f"samples {self._profile.seed} {epoch} {number}")
-            costs = [self._cost(sample, epoch) for sample in by_length]
-            steps = balanced(costs, own, turns, chance) if self._shuffle else in_order(len(shard), own)
+            costs = [self._cost(sample, self._number[sample.id] in self._full[epoch]) for sample in by_length]
+            if not self._shuffle:
+                steps = in_order(len(shard), own)
+            elif in_rounds and len(shard) >= SEVERAL * sum(map(bool, own)):
+                steps = balanced_rounds(costs, own, turns, self._steps_in_round, chance)
+            else:
+                steps = balanced(costs, own, turns, chance)
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 
@@ -357,9 +385,9 @@ class ShardBatches:
         """The length that labels of so many tokens are padded to."""
         return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
 
-    def _cost(self, sample: Sample, epoch: int) -> int:
+    def _cost(self, sample: Sample, is_full: bool) -> int:
         """Of all that is computed for it, about: the same on all ranks, whatever their devices."""
-        is_full = self._profile.audio_context == "full" or self._number[sample.id] in self._full[epoch]
+        is_full = is_full or self._profile.audio_context == "full"
         frames = padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
         around, of_byte = self._usual_tokens
         tokens = around + of_byte * len(sample.text.encode())
@@ -415,6 +443,10 @@ class ShardBatches:
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
+
+
+def _weights_of_full_clips(weights: Sequence[float]) -> list[float]:
+    return [weight if weight > FULL_FROM * max(weights) else 0.0 for weight in weights]
 
 
 def pad_labels(labels: Sequence[Label], end: int, length: int | None = None) -> dict[str, torch.Tensor]:

@@ -30,6 +30,36 @@ def balanced(
     return steps
 
 
+def balanced_rounds(
+    costs: Sequence[int], sizes: Sequence[int], turns: Sequence[int], in_round: int, chance: random.Random
+) -> list[list[int]]:
+    """As `balanced`, but rounds of so many steps cost alike as well: one with a dear clip has fewer others.
+
+    `sizes` say in which steps there are clips, at least one if there are so many, and how much there is in a round.
+    """
+    steps: list[list[int]] = [[] for _ in sizes]
+    rounds = [[*range(at, min(at + in_round, len(sizes)))] for at in range(0, len(sizes), in_round)]
+    order = sorted(range(len(costs)), key=lambda place: (-costs[place], chance.random()))
+    places, levels = [], []
+    for own in rounds:
+        least, work = sum(sizes[step] > 0 for step in own), sum(sizes[step] for step in own)
+        places.append([order.pop() for _ in range(min(least, len(order)))])
+        if work:
+            cost = sum(costs[place] for place in places[-1])
+            levels.append((cost / work, turns[own[0]], work, places[-1]))
+    heapq.heapify(levels)
+    for place in order:
+        level, turn, work, here = heapq.heappop(levels)
+        here.append(place)
+        heapq.heappush(levels, (level + costs[place] / work, turn, work, here))
+    for own, here in zip(rounds, places, strict=True):
+        room = [len(here) if sizes[step] else 0 for step in own]
+        parts = balanced([costs[place] for place in here], room, [turns[step] for step in own], chance)
+        for step, part in zip(own, parts, strict=True):
+            steps[step] = [here[place] for place in part]
+    return steps
+
+
 def whose_turn(count: int, each_epoch: float, epoch: int) -> set[int]:
     """Of so many that take turns, those whose turn it is: each_epoch of them on average, and one in the first epoch."""
     begin, end = (math.ceil(number * each_epoch) for number in (epoch, epoch + 1))

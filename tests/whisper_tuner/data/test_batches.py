@@ -76,8 +76,9 @@ def shared_out(multilingual, tmp_path, profile_of):
     cache = FeatureStore(tmp_path / "cache", processor.feature_extractor)
     labels = label_encoder(model, processor.tokenizer, language="fr")
 
-    def shared_out(samples, cost=MEL_FRAMES, **settings):
-        return ShardBatches(samples, profile_of(seed=0, **settings), features=cache, labels=labels, cost=cost)
+    def shared_out(samples, cost=MEL_FRAMES, steps_in_round=1, **settings):
+        profile, rounds = profile_of(seed=0, **settings), {"steps_in_round": steps_in_round}
+        return ShardBatches(samples, profile, features=cache, labels=labels, cost=cost, **rounds)
 
     return shared_out
 
@@ -425,6 +426,29 @@ def test_hosts_have_full_clips_in_proportion_and_at_the_same_time(tmp_path, shar
         assert max(map(max, steps)) == 1
         if weights[0] == weights[1]:
             assert steps[0] == steps[1] == steps[2]
+
+
+@pytest.mark.parametrize("weights", [[4.0, 2.0, 1.0], [4.0, 1.0, 1.0, 1.0], [2.0, 1.0], [1.0, 1.0, 0.2]])
+def test_unequal_hosts_work_in_proportion_in_each_round(tmp_path, shared_out, weights):
+    """Also where some of them have clips that are padded to the full length, which cost as much as ten, and others none."""
+    clips, hosts = samples_of(900, tmp_path, longest=4.9), len(weights)
+    batches = shared_out(clips, audio_context="mixed", full_share=0.02, batch_size=8, steps_in_round=5)
+    for epoch, left in ((0, None), (1, [number % 3 > 0 for number in range(900)])):
+        plan = batches.plan(epoch, left, FIVE[:hosts], weights)
+        costs = [
+            [batches.cost(epoch, step) / weight for step in steps] for steps, weight in zip(plan, weights, strict=True)
+        ]
+        of_hosts = [sum(own) for own in costs]
+        assert max(of_hosts) < 1.08 * min(of_hosts)
+        rounds = [max(sum(own[at : at + 5]) for own in costs) for at in range(0, len(costs[0]), 5)]
+        assert sum(rounds) < 1.1 * statistics.mean(of_hosts)
+
+
+def test_fast_hosts_have_some_clips_even_if_all_padded_ones_are_theirs(tmp_path, shared_out):
+    batches = shared_out(samples_of(400, tmp_path, longest=1.0), audio_context="mixed", full_share=0.1, batch_size=8)
+    plan = planned(batches, 4, weights=[4.0, 1.0, 1.0, 1.0])
+    assert sorted(sample.id for own in plan for step in own for sample in step) == sorted(s.id for s in batches.samples)
+    assert 0.1 * 400 * 4 / 7 <= 1.2 * sum(map(len, plan[0]))
 
 
 def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisper_tuner.data.steps import FEWER, balanced, in_order, spread_sizes, steps_in_epoch
+from whisper_tuner.data.steps import FEWER, balanced, balanced_rounds, in_order, spread_sizes, steps_in_epoch
 
 
 def plan(costs, sizes, seed=0):
@@ -48,6 +48,25 @@ def test_a_small_shard_has_its_clips_in_fewer_steps_of_each_round(counts, batch_
             assert len({*rounds}) <= 1 and all(rounds)
         if count > FEWER * max(counts) and len(counts) <= batch_size:
             assert sizes == spread_sizes(counts, batch_size)[all_sizes.index(sizes)]
+
+
+@given(
+    st.lists(st.sampled_from([100, 250, 700, 3000]), min_size=1, max_size=150),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.integers(1, 5),
+)
+def test_rounds_cost_alike_and_each_step_with_work_keeps_a_clip(costs, batch_size, in_round, times):
+    sizes = spread_sizes([len(costs), times * len(costs)], batch_size, in_round)[0]
+    turns = random.Random(1).sample(range(len(sizes)), len(sizes))
+    steps = balanced_rounds(costs, sizes, turns, in_round, random.Random(2))
+    assert sorted(place for step in steps for place in step) == [*range(len(costs))]
+    assert [*map(bool, steps)] == [*map(bool, sizes)]
+    taken, levels = totals(costs, steps), []
+    for at in range(0, len(sizes), in_round):
+        if work := sum(sizes[at : at + in_round]):
+            levels.append((sum(taken[at : at + in_round]) / work, max(costs) / work))
+    assert max(levels)[0] <= min(level + one for level, one in levels) + max(one for _, one in levels)
 
 
 def test_twice_as_many_hosts_as_clips_in_a_batch_work_in_every_second_step():
