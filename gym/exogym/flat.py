@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -147,13 +149,18 @@ class IntegerBuffers:
 
 
 def digest(flat: Tensor) -> int:
-    """64 bits of the BLAKE2b hash of a CPU tensor's bytes, as a signed number that fits an int64 tensor."""
-    return _hash(_bytes(flat.detach()))
+    """64 bits that tell a CPU tensor's bytes from others, as a signed number that fits an int64 tensor.
+
+    The CRC-32 of each half: it is against accidents, and takes a fifth of the time of a cryptographic hash.
+    """
+    data = _bytes(flat.detach())
+    half = len(data) // 2
+    return _signed(b"".join(zlib.crc32(part).to_bytes(4, "big") for part in (data[:half], data[half:])))
 
 
 def is_finite(flat: Tensor) -> bool:
     """Whether a CPU tensor holds neither NaN nor infinity."""
-    return all(bool(piece.isfinite().all()) for piece in flat.split(CHUNK))
+    return not flat.numel() or all(map(math.isfinite, map(float, flat.aminmax())))  # NaN if there is one
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -186,9 +193,11 @@ def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
     """Tensors on any device -> `out`, flat on the CPU, one after the other."""
     at = 0
     for group in _groups(tensors):
-        staged = torch.cat([piece.reshape(-1).float() for piece in group])
-        out[at : at + staged.numel()].copy_(staged)
-        at += staged.numel()
+        # From an accelerator in one piece, as each transfer has its price; here each tensor without a copy between.
+        staged = [torch.cat([piece.reshape(-1).float() for piece in group])] if group[0].device.type != "cpu" else group
+        for piece in staged:
+            out[at : at + piece.numel()].view(piece.shape).copy_(piece)
+            at += piece.numel()
 
 
 @torch.no_grad()

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+PIECE = 256 * 1024  # values of a step: what is computed of so many stays in a CPU's caches
+
 
 class ExactSGD(Optimizer):
     """torch.optim.SGD without dampening, one operation at a time."""
@@ -25,7 +27,9 @@ class ExactSGD(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    p.sub_(self._direction(p, group).mul(group["lr"]))
+                    direction = self._direction(p, group).view(-1)
+                    for piece, change in zip(p.view(-1).split(PIECE), direction.split(PIECE), strict=True):
+                        piece.sub_(change.mul(group["lr"]))
 
     def _direction(self, p: Tensor, group: dict) -> Tensor:
         grad, momentum = p.grad, group["momentum"]
