@@ -430,7 +430,7 @@ def test_hosts_have_full_clips_in_proportion_and_at_the_same_time(tmp_path, shar
 
 @pytest.mark.parametrize("weights", [[4.0, 2.0, 1.0], [4.0, 1.0, 1.0, 1.0], [2.0, 1.0], [1.0, 1.0, 0.2]])
 def test_unequal_hosts_work_in_proportion_in_each_round(tmp_path, shared_out, weights):
-    """Also where some of them have clips that are padded to the full length, which cost as much as ten, and others none."""
+    """Also where only some have clips that are padded to the full length, which cost as much as ten."""
     clips, hosts = samples_of(900, tmp_path, longest=4.9), len(weights)
     batches = shared_out(clips, audio_context="mixed", full_share=0.02, batch_size=8, steps_in_round=5)
     for epoch, left in ((0, None), (1, [number % 3 > 0 for number in range(900)])):
@@ -448,7 +448,7 @@ def test_fast_hosts_have_some_clips_even_if_all_padded_ones_are_theirs(tmp_path,
     batches = shared_out(samples_of(400, tmp_path, longest=1.0), audio_context="mixed", full_share=0.1, batch_size=8)
     plan = planned(batches, 4, weights=[4.0, 1.0, 1.0, 1.0])
     assert sorted(sample.id for own in plan for step in own for sample in step) == sorted(s.id for s in batches.samples)
-    assert 0.1 * 400 * 4 / 7 <= 1.2 * sum(map(len, plan[0]))
+    assert sum(map(len, plan[0])) >= 20
 
 
 def test_plan_settings_tell_other_plans_apart(tmp_path, make_batches):
