@@ -13,10 +13,12 @@ demo: setup  ## fine-tune the bundled model on two local ranks, WER before and a
 
 test: setup  ## all quick tests (under 15 minutes on 2 cores)
 	@sh tools/system_packages.sh
+	@sh tools/runtimes.sh
 	$(PY) -m pytest -n 3 --dist loadgroup -m "not slow" --durations=15
 
 test-all: setup  ## every test, the long ones too
 	@sh tools/system_packages.sh
+	@sh tools/runtimes.sh
 	FUZZ_EXAMPLES=500 $(PY) -m pytest -n 2 --dist loadgroup
 
 fuzz: setup  ## 5,000 runs with random faults, and 100,000 damaged files for those who read them (half an hour)

@@ -38,6 +38,7 @@ Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, it
 Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
 Language = Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
+Model = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 
 
@@ -88,7 +89,7 @@ def distributed_train(
 
 @app.command()
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help="Model folders (or hub ids), for example runs/ID/final.")],
+    models: Annotated[list[str], typer.Argument(help=Model)],
     data: Annotated[
         list[Path] | None, typer.Option(help="Manifest to evaluate on; may be given several times.")
     ] = None,
@@ -126,14 +127,36 @@ def evaluate(
 @app.command()
 def transcribe(
     audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, and folders of them.")],
-    model: Annotated[str, typer.Option("--model", help="Model folder (or hub id).")],
+    model: Annotated[str, typer.Option("--model", help=Model)],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    config: Config = CONFIG,
 ) -> int:
     """Transcribe recordings: text on the terminal, or files with times."""
-    return commands.transcribe.transcribe(audio, model, form=form, out=out, language=language, force=force)
+    return commands.transcribe.transcribe(config, audio, model, form=form, out=out, language=language, force=force)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help=Model)],
+    to: Annotated[
+        list[str], typer.Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx or openai; several times.")
+    ],
+    precision: Annotated[
+        str, typer.Option(help="float32 or float16; faster-whisper: int8; whisper.cpp: q8_0, q5_0. [default: float16]")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/export]")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Manifest to verify with. [default: the run's test set]")] = None,
+    language: Language = "",
+    config: Config = CONFIG,
+) -> int:
+    """Write a trained model, adapters merged, as other programs load it."""
+    return commands.export.export(
+        config, model, to, precision=precision, out=out, verify=verify, data=data, language=language
+    )
 
 
 @app.command()

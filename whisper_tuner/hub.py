@@ -11,6 +11,7 @@ from whisper_tuner.errors import ModelError
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
+ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
 HUB_ID = r"\w[\w.-]*/[\w.-]+"
 HUB_S = 10.0
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first that a model has

@@ -16,8 +16,10 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.evaluate import summary
 from exogym import device as devices
+from multimac.commands.runs import folders_of
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import Candidate, candidates, check_models, labels
+from multimac.view.models import model_named
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
@@ -25,6 +27,7 @@ from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
+from whisper_tuner.eval.intervals import Difference, Interval, counts, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS, Prediction, worst, write_predictions
 from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
@@ -72,7 +75,7 @@ def evaluate(
     console = Console(highlight=False, markup=False, stderr=as_json)
     used = ConfigFile(config).profile(profile) if profile else None
     asked = {"language": language or (used.language if used else ""), "task": used.task if used else ""}
-    chosen = candidates(models, with_base=base)
+    chosen = candidates([model_named(name, lambda: folders_of(config, None)) for name in models], with_base=base)
     manifests = _manifests(console, data or _test_sets(used, chosen))
     for model in chosen:
         fetch_model(model.path)
@@ -85,10 +88,13 @@ def evaluate(
             folder = folders[model, manifest.path]
             measured.append(_measured(console, model, manifest, result, folder, audio_context))
     measured.sort(key=lambda one: manifests.index(one.manifest))
+    differences = _differences(measured)
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return ExitStatus.OK
     console.print(_table(manifests, measured, CAPTIONS[audio_context]))
+    for line in differences:
+        console.print(line, soft_wrap=True)
     for one in measured:
         if not one.model.untouched or len(chosen) == 1:
             _show_worst(console, one, worst_rows)
@@ -186,6 +192,7 @@ def _measured(
         "data": str(manifest.path),
         "audio_context": audio_context,
         **summary(result),
+        "wer_interval": _rounded(wer_interval(counts(result.rows))),
         "speed": round(result.speed, 2),
         "cached": result.cached,
         "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
@@ -195,10 +202,33 @@ def _measured(
     return Measured(model=model, manifest=manifest, predictions=result.rows, record=record)
 
 
+def _differences(measured: Sequence[Measured]) -> list[str]:
+    """Each model against the first one on the same test set, in words; also put into the records."""
+    lines, first = [], {}
+    for one in measured:
+        reference = first.setdefault(one.manifest.path, one)
+        if [row.sample.id for row in one.predictions] != [row.sample.id for row in reference.predictions]:
+            continue  # a clip that only one of them could read
+        found = wer_difference(counts(one.predictions), counts(reference.predictions))
+        if one is not reference and found:
+            one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4), **_points(found)}
+            lines.append(f"{one.model.name} on {one.manifest.path.name}: WER {found}, against {reference.model.name}")
+    return lines
+
+
+def _points(found: Difference) -> dict[str, float]:
+    return {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
+
+
+def _rounded(interval: Interval | None) -> list[float] | None:
+    return [round(interval.low, 2), round(interval.high, 2)] if interval else None
+
+
 def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
     """A section for each test set; the rate columns come right after the model, as scripts expect."""
     explained = (
-        "per cent; WER and CER after Whisper's text normaliser; loops: clips in whose text a phrase repeats itself"
+        "per cent; WER and CER after Whisper's text normaliser, WER with its interval of 95 %; "
+        "loops: clips in whose text a phrase repeats itself"
     )
     table = Table(header_style="bold", caption=f"{explained}; speed: audio s/s; {way}")
     for column in ("model", *FIGURES.values(), "clips", "loops", "speed"):
@@ -213,6 +243,8 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str
         for one in measured:
             if one.manifest is manifest:
                 rates = [f"{one.record[key]:.1f}" for key in FIGURES]
+                if between := one.record["wer_interval"]:
+                    rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
                 counts = [str(one.record["clips"]), str(one.record["loops"])]
                 speed = "cached" if one.record["cached"] else f"{one.record['speed']:.1f}"
                 table.add_row(one.model.name, *rates, *counts, speed)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from distributed.hosts.keep_awake import awake
+from multimac.commands.runs import folders_of
+from multimac.view.models import model_named
 from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
@@ -29,7 +31,7 @@ AUDIO_SUFFIXES = (
 
 @awake()
 def transcribe(
-    paths: Sequence[Path], model_path: str, *, form: str, out: Path | None, language: str, force: bool
+    config: Path, paths: Sequence[Path], model: str, *, form: str, out: Path | None, language: str, force: bool
 ) -> ExitStatus:
     if form not in SUFFIXES:
         what = f"--format {form}: no such format{nearest(form, SUFFIXES)}"
@@ -37,6 +39,7 @@ def transcribe(
     written = _files(paths, form, out)
     if not written:
         raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
+    model_path = model_named(model, lambda: folders_of(config, None))
     _make_folder(out)
     console = Console(stderr=True, highlight=False, markup=False)
     heard = _listener(console, model_path, language)

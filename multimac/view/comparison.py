@@ -10,7 +10,8 @@ from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary, read_run
 from whisper_tuner.errors import ModelError, TunerError
-from whisper_tuner.export.final import ADAPTER_CONFIG, base_of, load_model
+from whisper_tuner.export.final import base_of, load_model
+from whisper_tuner.hub import ADAPTER_CONFIG
 from whisper_tuner.paths import shown
 
 

@@ -1,1 +1,1 @@
-"""The trained model for a runtime; a file for each."""
+"""The trained model for a runtime; a file for each, see formats.py."""

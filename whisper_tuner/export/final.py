@@ -19,11 +19,9 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, write_atomically
-from whisper_tuner.hub import loading, settings_of
+from whisper_tuner.hub import ADAPTER_CONFIG, loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.paths import expanded
-
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path) -> Path:
@@ -40,7 +38,7 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
                 _save_adapter(model, part, _portable_name(base_model, out))
             else:
                 model.save_pretrained(part)
-            _save_processor(processor, part)
+            save_processor(processor, part)
     except (OSError, SafetensorError) as error:
         remedy = "Free some space, or choose another folder with runs_dir."
         raise RunError(f"{out}: the model cannot be written: {error}", remedy=remedy) from error
@@ -77,15 +75,16 @@ def _save_adapter(model: PeftModel, part: Path, base_name: str) -> None:
     (part / "README.md").write_text(_ADAPTER_CARD.format(base=base_name), encoding="utf-8")
 
 
-def _save_processor(processor: WhisperProcessor, part: Path) -> None:
+def save_processor(processor: WhisperProcessor, part: Path) -> None:
+    """With the files that other runtimes look for beside it."""
     processor.save_pretrained(part)
     processor.feature_extractor.save_pretrained(part)
-    vocabulary, added = _vocabularies(processor.tokenizer)
+    vocabulary, added = vocabularies(processor.tokenizer)
     for name, tokens in (("vocab.json", vocabulary), ("added_tokens.json", added)):
         (part / name).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 
-def _vocabularies(tokenizer: WhisperTokenizer) -> tuple[dict[str, int], dict[str, int]]:
+def vocabularies(tokenizer: WhisperTokenizer) -> tuple[dict[str, int], dict[str, int]]:
     """Text tokens and special tokens, in the order of their ids; end-of-text counts as text, as in OpenAI's files."""
     special = tokenizer.get_added_vocab()
     special.pop(tokenizer.eos_token, None)

@@ -86,6 +86,17 @@ def test_several_models_on_several_sets_the_base_first(run_folder, few, capsys, 
     errors = sum(int(row[name]) for row in rows for name in ("substitutions", "deletions", "insertions"))
     words = sum(len(row["reference_normalized"].split()) for row in rows)
     assert records[0]["wer"] == pytest.approx(100 * errors / words, abs=0.01)
+    low, high = records[0]["wer_interval"]
+    assert low <= records[0]["wer"] <= high
+    assert [record.get("against") for record in records[::2]] == [None, None]
+    same = {"model": str(MODEL), "points": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    assert [record["against"] for record in records[1::2]] == [same, same]
+
+
+def test_two_models_are_compared_in_words(run_folder, few, capsys):
+    assert cli_typer.main(["evaluate", str(run_folder / "final"), "--data", str(few)]) == 0
+    said = capsys.readouterr().out
+    assert "on few.csv: WER +0.0 points (+0.0 to +0.0), p = 1.000: no better than chance, against" in said
 
 
 def test_the_table_and_the_worst_rows(few, capsys, tmp_path):

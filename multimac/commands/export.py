@@ -1,0 +1,197 @@
+"""`multimac export`: a trained model for other runtimes, and whether they write the same with it."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from distributed.hosts.keep_awake import awake
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.run_dir.folder import disk_use
+from distributed.run_dir.summary import RunSummary
+from multimac.commands.runs import folders_of
+from multimac.view.comparison import origin_of
+from multimac.view.model_card import About, Rate, card
+from multimac.view.models import model_named
+from multimac.view.transfers import fetch_model
+from whisper_tuner.data.check import check_manifest, check_usable
+from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
+from whisper_tuner.data.labels import is_multilingual
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError
+from whisper_tuner.eval.evaluation import Evaluation, evaluate, generation_settings
+from whisper_tuner.eval.exported import LIMIT, decoded
+from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
+from whisper_tuner.eval.predictions import PREDICTIONS
+from whisper_tuner.export.final import load_model
+from whisper_tuner.export.formats import WHOLE, Format, chosen
+from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.paths import shown
+from whisper_tuner.text import size
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    which: Format
+    precision: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.which.name} {self.precision}"
+
+
+@awake()
+def export(
+    config: Path,
+    name: str,
+    to: Sequence[str],
+    *,
+    precision: str,
+    out: Path | None,
+    verify: bool,
+    data: Path | None,
+    language: str,
+) -> ExitStatus:
+    """Without `data` a verification takes the test set of the run that made the model."""
+    console = Console(highlight=False, markup=False)
+    wanted = chosen(to, precision)
+    for which, how in wanted:
+        which.require(how, running=verify)
+    path = model_named(name, lambda: folders_of(config, None))
+    origin = origin_of(path)
+    manifest = _manifest(data, origin) if verify else None
+    fetch_model(path)
+    with console.status("loading the model"):
+        model, processor = load_model(path)
+    merged = Merged(model=model.eval(), processor=processor)
+    for which, _ in wanted:
+        which.check(merged)
+    asked = (language or (origin.language if origin else "")) or None, (origin.task if origin else "") or None
+    arguments, written = generation_settings(merged.model, *asked)
+    speech = Speech(language=arguments.get("language", written), task=arguments.get("task", "transcribe"))
+    found = []
+    for which, how in wanted:
+        one = Exported(which=which, precision=how, folder=_folder(out, path, origin) / f"{which.name}-{how}")
+        with console.status(f"writing {one.name}"):
+            _write(one, merged, speech, origin)
+        console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
+        found.append(one)
+    return _verified(console, found, merged, manifest, speech) if manifest else ExitStatus.OK
+
+
+def _manifest(data: Path | None, origin: RunSummary | None) -> Manifest:
+    path = data or (Path(origin.test) if origin and origin.test else None)
+    if path is None:
+        raise ConfigError("nothing to verify with", remedy="Name a manifest of test clips with --data.")
+    manifest = check_manifest(path, MAX_DURATION_S, PROJECT / STORE)
+    check_usable(manifest)
+    return manifest
+
+
+def _folder(out: Path | None, path: str, origin: RunSummary | None) -> Path:
+    if out or origin:
+        return out or origin.path / "export"
+    return Path("export") / (re.sub(r"[^\w.-]+", "-", path).strip("-.") or "model")
+
+
+def _write(one: Exported, merged: Merged, speech: Speech, origin: RunSummary | None) -> None:
+    folder = one.folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        one.which.write(merged, folder, one.precision)
+        usage = one.which.usage(folder.name, speech, is_multilingual=is_multilingual(merged.model))
+        about = _about(origin) | {"runtime": one.which.runtime, "precision": one.precision, "usage": usage}
+        (folder / CARD).write_text(card(About(language=speech.language or "", **about)), encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"{folder}: {error.strerror}", remedy="Free some space, or choose another folder with --out."
+        ) from None
+
+
+def _about(run: RunSummary | None) -> dict:
+    """What its run tells of a model."""
+    if run is None:
+        return {"title": "Whisper, fine-tuned"}
+    about = {"title": run.name or run.id, "base_model": run.base_model, "method": run.method}
+    about |= {"hosts": len(set(run.hosts)) or 1, "steps": run.steps}
+    durations = [float(row["duration_s"] or 0) for row in _rows(run.path / "train.csv") if "duration_s" in row]
+    about |= {"clips": len(durations), "hours": sum(durations) / 3600}
+    if run.test:
+        tested = run.path / "evaluation" / Path(run.test).stem
+        about |= {"before": _rate(run.wer_before, tested / "base"), "after": _rate(run.wer_after, tested / "final")}
+        about["test_clips"] = len(_rows(tested / "final" / PREDICTIONS))
+    return about
+
+
+def _rate(wer: float | None, folder: Path) -> Rate | None:
+    if wer is None:
+        return None
+    clips = [_errors_and_words(row) for row in _rows(folder / PREDICTIONS)]
+    return Rate(wer=wer, interval=wer_interval(clips) if clips else None)
+
+
+def _errors_and_words(row: dict[str, str]) -> tuple[int, int]:
+    errors = sum(int(row[name]) for name in ("substitutions", "deletions", "insertions"))
+    return errors, len(row["reference_normalized"].split())
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError:
+        return []
+
+
+def _verified(
+    console: Console, exported: Sequence[Exported], merged: Merged, manifest: Manifest, speech: Speech
+) -> ExitStatus:
+    """A table of what each runtime writes for the test clips, beside transformers."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    results: dict[str, Evaluation] = {}
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+
+        def shown_by(name: str):
+            task = bar.add_task(name, total=len(manifest.samples))
+            return lambda done, total: bar.update(task, completed=done)
+
+        known = {"language": speech.language, "task": speech.task}
+        reference = evaluate(merged.model, merged.processor, manifest.samples, **known, progress=shown_by("before"))
+        for one in exported:
+            results[one.name] = decoded(one.which, one.folder, manifest.samples, speech, shown_by(one.name))
+    table = Table(header_style="bold", title=f"{manifest.path}: {len(manifest.samples)} clips")
+    for column in ("", "WER", "95 %", "points more", "95 %", "size", "audio s/s"):
+        table.add_column(column, justify="left" if not column else "right", overflow="fold")
+    table.add_row(
+        "before the export", f"{100 * reference.normalized.wer:.1f}", _between(wer_interval(counts(reference.rows)))
+    )
+    wrong = []
+    for one in exported:
+        result = results[one.name]
+        difference = wer_difference(counts(result.rows), counts(reference.rows))
+        points = difference.points if difference else 0.0
+        if abs(points) > LIMIT and one.precision in WHOLE:
+            wrong.append(f"{one.name} by {points:+.1f} points")
+        cells = [one.name, f"{100 * result.normalized.wer:.1f}", _between(wer_interval(counts(result.rows)))]
+        cells += [f"{points:+.1f}", _between(difference), size(disk_use(one.folder)[0]), f"{result.speed:.1f}"]
+        table.add_row(*cells)
+    console.print(table)
+    if wrong:
+        what = f"the WER differs from that of transformers by more than {LIMIT} points: {', '.join(wrong)}"
+        raise RunError(
+            what, remedy="The export stays where it is. Please report it, with the versions of the packages."
+        )
+    return ExitStatus.OK
+
+
+def _between(interval) -> str:
+    return f"{interval.low:.1f} to {interval.high:.1f}" if interval else ""

@@ -1,0 +1,260 @@
+"""Each export is decoded by its own runtime: random models with OpenAI's vocabularies, which write random words."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from peft import PeftModel
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+)
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.errors import MissingProgram, ModelError, RunError
+from whisper_tuner.eval.evaluation import transcribe
+from whisper_tuner.eval.exported import decoded
+from whisper_tuner.export.final import load_model, save_final
+from whisper_tuner.export.formats import FORMATS, WHOLE, chosen
+from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.model.base_model import load_base, prepare
+
+SPECIAL = ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+WIDTH, LETTERS = 64, 60  # characters of each text that are compared: runtimes differ in how long texts may be
+VOCABULARIES = ("english", "multilingual")
+EXPORTS = [
+    (VOCABULARIES[number > 0], each.name, precision)
+    for each in FORMATS.values()
+    for number, precision in enumerate(each.precisions)
+]
+
+
+@pytest.fixture(scope="session")
+def published(request, tmp_path_factory) -> Path:
+    """A random Whisper with one of OpenAI's vocabularies: the English one, unless a test asks for the other."""
+    assets = importlib.util.find_spec("whisper")
+    if assets is None:
+        no_runtime("whisper")
+    multilingual = getattr(request, "param", VOCABULARIES[0]) == VOCABULARIES[1]
+    name = "multilingual" if multilingual else "gpt2"
+    file = Path(assets.submodule_search_locations[0]) / "assets" / f"{name}.tiktoken"
+    return write_published(tmp_path_factory.mktemp("published") / name, file, multilingual=multilingual)
+
+
+def no_runtime(name: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{name} is not installed")
+    pytest.skip(f"{name} is not installed: sh tools/runtimes.sh")
+
+
+def write_published(folder: Path, tiktoken: Path, *, multilingual: bool) -> Path:
+    tokens = [base64.b64decode(line.split()[0]) for line in tiktoken.read_bytes().splitlines() if line]
+    as_text = bytes_to_unicode()
+    texts = ["".join(as_text[byte] for byte in token) for token in tokens]
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    languages = [f"<|{code}|>" for code in list(LANGUAGES)[:99]]
+    times = [f"<|{0.02 * number:.2f}|>" for number in range(1501)]
+    special = ["<|endoftext|>", "<|startoftranscript|>", *languages, *SPECIAL]
+    folder.mkdir(parents=True)
+    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=merges(texts, vocabulary))
+    tokenizer.add_tokens([*special, *times], special_tokens=True)
+    of = tokenizer.convert_tokens_to_ids
+    end, size = of("<|endoftext|>"), of("<|30.00|>") + 1
+    assert size == (51_865 if multilingual else 51_864)
+    ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    config = WhisperConfig(
+        vocab_size=size,
+        d_model=WIDTH,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=4 * WIDTH,
+        decoder_ffn_dim=4 * WIDTH,
+        decoder_start_token_id=end + 1,
+        **ends,
+    )
+    torch.manual_seed(3)
+    model = WhisperForConditionalGeneration(config)
+    words = [
+        number for number, text in enumerate(texts) if text[:1] == "Ġ" and text[1:].isalpha() and text[1:].isascii()
+    ]
+    spread(model, words)
+    asked = {"lang_to_id": {text: of(text) for text in languages}, "language": "fr", "task": "transcribe"}
+    asked |= {"task_to_id": {task: of(f"<|{task}|>") for task in ("transcribe", "translate")}}
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=end + 1,
+        is_multilingual=multilingual,
+        no_timestamps_token_id=of("<|notimestamps|>"),
+        suppress_tokens=[],
+        begin_suppress_tokens=[vocabulary["Ġ"], end],
+        max_length=448,
+        **(asked if multilingual else {}),
+        **ends,
+    )
+    model.save_pretrained(folder)
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    return folder
+
+
+def spread(model: WhisperForConditionalGeneration, words: list[int]) -> None:
+    """Make it write other words at each place and for each clip, and each of them with certainty."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and "embed" not in name:
+                scale = 20.0 if "encoder_attn.out_proj" in name else 6.0 if ".conv" in name else 1.5
+                torch.nn.init.normal_(parameter, std=scale / parameter[0].numel() ** 0.5)
+        torch.nn.init.normal_(model.model.decoder.embed_positions.weight)
+        table = model.model.decoder.embed_tokens.weight
+        table.zero_()
+        chosen_words = random.Random(0).sample(words, 300)
+        table[chosen_words] = 0.3 * torch.randn(300, WIDTH)
+
+
+def merges(texts: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """The pair that each token of several bytes is joined from: byte-pair encoding with the pairs before it."""
+    found = []
+    for rank, text in enumerate(texts):
+        parts = list(text)
+        while len(parts) > 2:
+            pairs = [(vocabulary.get(one + other, rank), at) for at, (one, other) in enumerate(pairwise(parts))]
+            best, at = min(pairs)
+            if best >= rank:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if len(parts) == 2:
+            found.append((parts[0], parts[1]))
+    return found
+
+
+@pytest.fixture(scope="session")
+def long_clips(tmp_path_factory) -> list[Sample]:
+    """Of 30 s: a runtime may fill up a shorter one in its own way."""
+    folder, samples = tmp_path_factory.mktemp("long"), []
+    for seed in range(2):
+        chance = np.random.default_rng(seed)
+        noise = chance.normal(0, 0.1, 480_000) * np.repeat(chance.random(60), 8000)
+        soundfile.write(folder / f"{seed}.wav", noise, 16_000)
+        samples.append(Sample(id=f"long{seed}", audio=folder / f"{seed}.wav", text="a text", duration_s=30.0))
+    return samples
+
+
+@pytest.fixture
+def merged(published) -> Merged:
+    model, processor = load_base(published)
+    return Merged(model=model.eval(), processor=processor)
+
+
+def speech_of(merged: Merged) -> Speech:
+    return Speech(language="fr" if merged.model.generation_config.is_multilingual else "en")
+
+
+@pytest.mark.parametrize(("published", "name", "precision"), EXPORTS, indirect=["published"])
+def test_each_runtime_writes_what_transformers_writes(merged, tmp_path, long_clips, name, precision):
+    which, speech = FORMATS[name], speech_of(merged)
+    try:
+        which.require(precision, running=True)
+    except MissingProgram as error:
+        no_runtime(str(error))
+    which.write(merged, tmp_path / "exported", precision)
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+    known = {"language": speech.language, "task": speech.task}
+    audio = [clip.audio for clip in long_clips]
+    expected = [heard.text[:LETTERS] for heard in transcribe(merged.model, merged.processor, audio, **known)]
+    assert len(set(expected)) == 2 and min(map(len, expected)) == LETTERS
+    done = []
+    result = decoded(which, tmp_path / "exported", long_clips, speech, lambda *at: done.append(at))
+    heard = [row.hypothesis[:LETTERS] for row in result.rows]
+    assert not result.problems and done == [(1, 2), (2, 2)] and result.seconds > 0
+    assert all(heard)
+    if name == "whisper.cpp" and precision in WHOLE:  # 16 bits: a word of a random model hangs by a thread
+        words = [{*text.split()} for text in heard]
+        assert all(len(one & {*text.split()}) >= len(one) / 2 for one, text in zip(words, expected, strict=True))
+    elif precision in WHOLE:
+        assert heard == expected
+
+
+def test_an_adapter_is_merged(published, tmp_path, profile_of):
+    model, processor = load_base(published)
+    trained = prepare(model, profile_of(method="lora", lora_r=4))
+    for name, parameter in trained.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    out = save_final(trained, processor, tmp_path / "final", published)
+    whole, processor = load_model(out)
+    assert not isinstance(whole, PeftModel)
+    FORMATS["transformers"].write(Merged(model=whole, processor=processor), tmp_path / "exported", "float32")
+    again = WhisperForConditionalGeneration.from_pretrained(tmp_path / "exported")
+    features, ids = torch.randn(1, 80, 3000), torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        expected = trained.eval().get_base_model()(features, decoder_input_ids=ids).logits
+        torch.testing.assert_close(again(features, decoder_input_ids=ids).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_half_precision_is_stored_as_such_and_the_model_stays_as_it_was(merged, tmp_path):
+    before = {name: tensor.clone() for name, tensor in merged.model.state_dict().items()}
+    FORMATS["transformers"].write(merged, tmp_path / "half", "float16")
+    FORMATS["transformers"].write(merged, tmp_path / "whole", "float32")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "whole")]
+    assert 1.9 < sizes[1] / sizes[0] < 2.1
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
+    assert all(torch.equal(before[name], tensor) for name, tensor in merged.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["whisper.cpp", "mlx", "openai"])
+def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, tmp_path, name):
+    model, processor = multilingual
+    with pytest.raises(ModelError, match=r"tokens: .*built in"):
+        FORMATS[name].write(Merged(model=model, processor=processor), tmp_path / "exported", "float16")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_runtime_that_breaks_off_is_named_with_what_it_said(merged, tmp_path, clips):
+    which = FORMATS["transformers"]
+    which.write(merged, tmp_path / "exported", "float32")
+    (tmp_path / "exported" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"transformers broke off \(status 1\)"):
+        decoded(which, tmp_path / "exported", clips[:2], speech_of(merged))
+
+
+def test_unreadable_clips_are_problems(merged, tmp_path, clips):
+    which = FORMATS["transformers"]
+    which.write(merged, tmp_path / "exported", "float32")
+    (tmp_path / "no.wav").write_text("no audio")
+    broken = clips[0].__class__(id="broken", audio=tmp_path / "no.wav", text="x", duration_s=1.0)
+    result = decoded(which, tmp_path / "exported", [broken, clips[0]], speech_of(merged))
+    assert len(result.rows) == 1 and "no.wav" in str(result.problems[0])
+
+
+def test_a_precision_that_a_format_lacks_is_named():
+    assert chosen(["mlx", "whisper.cpp", "mlx"], "")[1][1] == "float16"
+    with pytest.raises(Exception, match=r"--precision q8_0: mlx has no such precision"):
+        chosen(["whisper.cpp", "mlx"], "q8_0")
+    with pytest.raises(Exception, match=r"--to openia: no such format, did you mean 'openai'"):
+        chosen(["openia"], "")
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingProgram, match=r"mlx_whisper.*\n.*pip install -e '.\[mlx\]'"):
+        FORMATS["mlx"].require("float16", running=True)
+    FORMATS["mlx"].require("float16", running=False)
+    with pytest.raises(MissingProgram, match="gguf"):
+        FORMATS["whisper.cpp"].require("q8_0", running=False)
+    FORMATS["whisper.cpp"].require("float16", running=False)

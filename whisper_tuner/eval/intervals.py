@@ -1,0 +1,91 @@
+"""How sure a WER is: intervals and paired differences by resampling clips (Bisani and Ney, ICASSP 2004)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whisper_tuner.eval.predictions import Prediction
+
+DRAWS = 10_000
+LEVEL = (2.5, 97.5)  # per cent: an interval of 95 %
+_AT_ONCE = 2_000_000  # clips that are drawn together
+
+Clips = Sequence[tuple[int, int]]
+"""Of each clip (errors, words in its reference)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """In per cent."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """points: of WER by which the first is higher. p: the chance of one at least as far from 0 if there were none."""
+
+    points: float
+    low: float
+    high: float
+    p: float
+
+    def __str__(self) -> str:
+        """`-5.2 points (-7.4 to -3.1), p < 0.001`, and whether that is more than chance."""
+        p = f"p = {self.p:.3f}" if self.p >= 0.001 else "p < 0.001"
+        chance = {True: "no better than chance", False: "no worse than chance"}[self.points <= 0]
+        verdict = f": {chance}" if self.low <= 0 <= self.high else ""
+        return f"{self.points:+.1f} points ({self.low:+.1f} to {self.high:+.1f}), {p}{verdict}"
+
+
+def counts(predictions: Sequence[Prediction]) -> list[tuple[int, int]]:
+    """After the normaliser."""
+    return [(prediction.rates.errors, prediction.rates.words) for prediction in predictions]
+
+
+def wer_interval(clips: Clips) -> Interval | None:
+    """Of the corpus-level WER; None if there are no words."""
+    errors, words = _columns(clips)
+    if not words.sum():
+        return None
+    low, high = np.percentile([rate for (rate,) in _drawn([errors], words)], LEVEL)
+    return Interval(low=float(low), high=float(high))
+
+
+def wer_difference(first: Clips, second: Clips) -> Difference | None:
+    """Of two models on the same clips, in the same order; None if there are no words. Raises ValueError for others."""
+    (errors, words), (others, same_words) = _columns(first), _columns(second)
+    if not np.array_equal(words, same_words):
+        raise ValueError("two models can only be compared on the same clips")
+    if not words.sum():
+        return None
+    points = 100 * (errors.sum() - others.sum()) / words.sum()
+    differences = np.array([one - other for one, other in _drawn([errors, others], words)])
+    low, high = np.percentile(differences, LEVEL)
+    return Difference(points=float(points), low=float(low), high=float(high), p=_p_value(differences))
+
+
+def _p_value(differences: np.ndarray) -> float:
+    """Two-sided: twice the part of resamplings on the rarer side of 0. The draws limit how small it can be."""
+    rarer = min((differences <= 0).sum(), (differences >= 0).sum())
+    return min(1.0, 2 * (rarer + 1) / (len(differences) + 1))
+
+
+def _columns(clips: Clips) -> tuple[np.ndarray, np.ndarray]:
+    counts = np.array(clips, dtype=float).reshape(-1, 2)
+    return counts[:, 0], counts[:, 1]
+
+
+def _drawn(errors: Sequence[np.ndarray], words: np.ndarray) -> Iterable[tuple[float, ...]]:
+    """Rates of each of `errors` in resamplings of the clips; the same clips for all of them."""
+    chance, clips, left = np.random.default_rng(0), len(words), DRAWS
+    while left:
+        count = min(left, max(1, _AT_ONCE // clips))
+        picked = chance.integers(clips, size=(count, clips))
+        total = np.maximum(words[picked].sum(axis=1), 1)
+        yield from zip(*(100 * each[picked].sum(axis=1) / total for each in errors), strict=True)
+        left -= count

@@ -1,0 +1,116 @@
+"""A file in whisper.cpp's ggml format, `ggml-model.bin`.
+
+The layout is that of models/README.md and src/whisper.cpp in whisper.cpp: a magic number, sizes, mel filters, the
+tokens as bytes, and then each weight with its name. whisper.cpp has a converter as a script of its repository only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from transformers import WhisperTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from whisper_tuner.export.final import vocabularies
+from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.openai import dimensions, require_vocabulary, weights
+
+FILE = "ggml-model.bin"
+MAGIC = 0x67676D6C  # "ggml"
+QUANTIZATION_VERSION = 2 * 1000  # is added to the type of a file with quantised weights
+# Of a file, and of a weight in it.
+# There is none of float32 alone: whisper.cpp's convolutions need 16 bits.
+TYPES = {
+    "float32": (0, 0),
+    "float16": (1, 1),
+    "q8_0": (7 + QUANTIZATION_VERSION, 8),
+    "q5_0": (8 + QUANTIZATION_VERSION, 6),
+}
+# Kept in float32.
+WHOLE = ("encoder.conv1.bias", "encoder.conv2.bias", "encoder.positional_embedding", "decoder.positional_embedding")
+
+USE = """\
+    whisper-cli -m {folder}/ggml-model.bin{languages} --no-timestamps -f speech.wav
+"""
+LANGUAGES = " -l {language}"
+
+
+def write(merged: Merged, folder: Path, precision: str) -> None:
+    require_vocabulary(merged, "whisper.cpp")
+    with (folder / FILE).open("wb") as file:
+        _integers(file, MAGIC, *_sizes(merged), TYPES[precision][0])
+        filters = np.asarray(merged.processor.feature_extractor.mel_filters, dtype=np.float32).T  # [mels, 201]
+        _integers(file, *filters.shape)
+        file.write(np.ascontiguousarray(filters).tobytes())
+        _write_tokens(file, merged.processor.tokenizer)
+        for name, tensor in weights(merged.model).items():
+            _write_weight(file, name, tensor.float().numpy(), precision)
+
+
+def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
+    """Decodes with whisper.cpp, through pywhispercpp."""
+    from pywhispercpp.model import Model
+
+    model = Model(
+        str(folder / FILE),
+        redirect_whispercpp_logs_to=None,
+        language=speech.language or "auto",
+        translate=speech.task == "translate",
+        no_timestamps=True,
+        single_segment=True,
+        print_progress=False,
+        temperature_inc=0.0,  # plain greedy decoding, as of the others
+    )
+
+    def heard(waveform: np.ndarray) -> str:
+        return "".join(segment.text for segment in model.transcribe(waveform))
+
+    return heard
+
+
+def _sizes(merged: Merged) -> list[int]:
+    sizes = dimensions(merged.model)
+    order = ("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
+    order += ("n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels")
+    return [sizes[name] for name in order]
+
+
+def _write_tokens(file: BinaryIO, tokenizer: WhisperTokenizer) -> None:
+    """Those of text; whisper.cpp knows the special ones by their numbers."""
+    as_byte = {character: byte for byte, character in bytes_to_unicode().items()}
+    tokens, _ = vocabularies(tokenizer)
+    _integers(file, len(tokens))
+    for token in tokens:
+        content = token.encode() if token == tokenizer.eos_token else bytes(as_byte[character] for character in token)
+        _integers(file, len(content))
+        file.write(content)
+
+
+def _write_weight(file: BinaryIO, name: str, values: np.ndarray, precision: str) -> None:
+    if name in WHOLE[:2]:
+        values = values[:, None]
+    kind, content = _stored(name, values, precision)
+    _integers(file, values.ndim, len(name), kind, *reversed(values.shape))
+    file.write(name.encode())
+    file.write(content)
+
+
+def _stored(name: str, values: np.ndarray, precision: str) -> tuple[int, bytes]:
+    """The type of a weight, and its bytes: vectors and positions stay whole, convolutions have 16 bits at least."""
+    if values.ndim < 2 or name in WHOLE:
+        return TYPES["float32"][1], values.astype(np.float32).tobytes()
+    if precision == "float16" or values.ndim > 2:
+        return TYPES["float16"][1], values.astype(np.float16).tobytes()
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    kind = TYPES[precision][1]
+    return kind, quantize(values.astype(np.float32), GGMLQuantizationType(kind)).tobytes()
+
+
+def _integers(file: BinaryIO, *values: int) -> None:
+    file.write(struct.pack(f"<{len(values)}i", *values))

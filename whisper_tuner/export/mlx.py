@@ -1,0 +1,61 @@
+"""A folder for mlx-whisper, on Apple's MLX: `config.json` and `weights.safetensors`. To write it needs no MLX."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.openai import dimensions, require_vocabulary, weights
+
+COMPUTED = "encoder.positional_embedding"  # sinusoids, which MLX's Whisper makes itself
+
+USE = """\
+    mlx_whisper speech.wav --model {folder}{languages}
+"""
+LANGUAGES = " --language {language} --task {task}"
+
+
+def write(merged: Merged, folder: Path, precision: str) -> None:
+    require_vocabulary(merged, "mlx-whisper")
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    stored = {
+        _name(name): _axes(name, tensor).to(dtype).contiguous()
+        for name, tensor in weights(merged.model).items()
+        if name != COMPUTED
+    }
+    save_file(stored, folder / "weights.safetensors")
+    config = {**dimensions(merged.model), "model_type": "whisper"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
+    """Decodes with mlx-whisper itself: on the GPU of a Mac, else on the CPU."""
+    import mlx.core as mx
+    from mlx_whisper.audio import log_mel_spectrogram, pad_or_trim
+    from mlx_whisper.decoding import DecodingOptions, decode
+    from mlx_whisper.load_models import load_model
+
+    model = load_model(str(folder), dtype=mx.float32)
+    options = DecodingOptions(language=speech.language, task=speech.task, without_timestamps=True, fp16=False)
+
+    def heard(waveform: np.ndarray) -> str:
+        mel = log_mel_spectrogram(pad_or_trim(mx.array(waveform)), n_mels=model.dims.n_mels)
+        return decode(model, mel, options).text
+
+    return heard
+
+
+def _name(name: str) -> str:
+    return name.replace(".mlp.0.", ".mlp1.").replace(".mlp.2.", ".mlp2.")
+
+
+def _axes(name: str, tensor: Tensor) -> Tensor:
+    """MLX's convolutions have the channels last: [out, in, width] -> [out, width, in]."""
+    return tensor.transpose(1, 2) if ".conv" in name and tensor.ndim == 3 else tensor

@@ -1,0 +1,102 @@
+"""OpenAI's own checkpoint, `model.pt`, for openai-whisper; and its names of weights, which others use too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import WhisperForConditionalGeneration
+
+from whisper_tuner.errors import ModelError
+from whisper_tuner.export.merged import Merged, Speech
+
+FILE = "model.pt"
+VOCABULARIES = range(51_864, 51_867)  # English-only; multilingual with 99 languages; and with 100, as large-v3
+# From transformers' names to OpenAI's; the first that fits a part of a name counts.
+NAMES = (
+    (r"^(encoder|decoder)\.layers\.", r"\1.blocks."),
+    (r"\bself_attn_layer_norm\b", "attn_ln"),
+    (r"\bencoder_attn_layer_norm\b", "cross_attn_ln"),
+    (r"\bself_attn\b", "attn"),
+    (r"\bencoder_attn\b", "cross_attn"),
+    (r"\bq_proj\b", "query"),
+    (r"\bk_proj\b", "key"),
+    (r"\bv_proj\b", "value"),
+    (r"\bout_proj\b", "out"),
+    (r"\bfc1\b", "mlp.0"),
+    (r"\bfc2\b", "mlp.2"),
+    (r"\bfinal_layer_norm\b", "mlp_ln"),
+    (r"^encoder\.layer_norm\b", "encoder.ln_post"),
+    (r"^decoder\.layer_norm\b", "decoder.ln"),
+    (r"\bembed_positions\.weight$", "positional_embedding"),
+    (r"\bembed_tokens\b", "token_embedding"),
+)
+
+USE = """\
+    whisper speech.wav --model {folder}/model.pt{languages}
+"""
+LANGUAGES = " --language {language} --task {task}"
+
+
+def weights(model: WhisperForConditionalGeneration) -> dict[str, Tensor]:
+    """All of them, by OpenAI's names. The output layer has none: it is the token embedding."""
+    return {_name(name): tensor.detach() for name, tensor in model.model.state_dict().items()}
+
+
+def dimensions(model: WhisperForConditionalGeneration) -> dict[str, int]:
+    """What OpenAI calls ModelDimensions."""
+    config = model.config
+    return {
+        "n_mels": config.num_mel_bins,
+        "n_audio_ctx": config.max_source_positions,
+        "n_audio_state": config.d_model,
+        "n_audio_head": config.encoder_attention_heads,
+        "n_audio_layer": config.encoder_layers,
+        "n_vocab": config.vocab_size,
+        "n_text_ctx": config.max_target_positions,
+        "n_text_state": config.d_model,
+        "n_text_head": config.decoder_attention_heads,
+        "n_text_layer": config.decoder_layers,
+    }
+
+
+def require_vocabulary(merged: Merged, runtime: str) -> None:
+    """Raises ModelError for a vocabulary that is not one of OpenAI's: the runtime has these built in."""
+    size = merged.model.config.vocab_size
+    if size not in VOCABULARIES:
+        known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
+        what = (
+            f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, {known}"
+        )
+        raise ModelError(what, remedy="Export to transformers or faster-whisper, or fine-tune one of OpenAI's models.")
+
+
+def write(merged: Merged, folder: Path, precision: str) -> None:
+    require_vocabulary(merged, "openai-whisper")
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    stored = {name: tensor.to(dtype).contiguous() for name, tensor in weights(merged.model).items()}
+    torch.save({"dims": dimensions(merged.model), "model_state_dict": stored}, folder / FILE)
+
+
+def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
+    """Decodes with openai-whisper itself."""
+    import whisper
+
+    model = whisper.load_model(str(folder / FILE), device="cpu")
+    options = whisper.DecodingOptions(language=speech.language, task=speech.task, without_timestamps=True, fp16=False)
+
+    def heard(waveform: np.ndarray) -> str:
+        mel = whisper.log_mel_spectrogram(whisper.pad_or_trim(waveform), model.dims.n_mels)
+        return whisper.decode(model, mel, options).text
+
+    return heard
+
+
+def _name(name: str) -> str:
+    for pattern, theirs in NAMES:
+        name = re.sub(pattern, theirs, name)
+    return name
