@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[1]
+MODEL = PROJECT / "bundled" / "model"
 EXIT = {"usage": 2, "config": 3, "data": 4, "host": 5}
 
 
@@ -28,9 +29,12 @@ def cli(*arguments: str) -> subprocess.CompletedProcess:
         (["distributed-train", "broken", "--hosts", "no.json"], "config", "there is no such hosts file"),
         (["distributed-train", "broken", "--hosts", "bad.json"], "config", "did you mean"),
         (["distributed-train", "broken", "--hosts", "nobody.json"], "host", "127.0.0.1: port 9"),
-        (["evaluate", "x"], "config", "--data"),
-        (["evaluate", "./no-model", "--data", "empty.csv"], "data", "empty.csv"),
-        (["transcribe", "x.wav", "--model", "./no-model"], "data", "does not load"),
+        (["evaluate", "x"], "config", "there is no run 'x'"),
+        (["evaluate", str(MODEL)], "config", "--data"),
+        (["evaluate", str(MODEL), "--data", "empty.csv"], "data", "empty.csv"),
+        (["evaluate", "./no-model"], "config", "there is no folder ./no-model"),
+        (["transcribe", "x.wav", "--model", "./no-model"], "config", "there is no folder ./no-model"),
+        (["export", "./no-model", "--to", "mlx"], "config", "there is no folder ./no-model"),
         (["hosts", "check", "--hosts", "no.json"], "config", "there is no such hosts file"),
         (["hosts", "sync", "broken", "--hosts", "away.json"], "config", "192.0.2.123 is not this machine"),
     ],

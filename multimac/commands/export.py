@@ -15,7 +15,7 @@ from rich.table import Table
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.folder import disk_use
-from distributed.run_dir.summary import RunSummary
+from distributed.run_dir.summary import RunSummary, read_run
 from multimac.commands.runs import folders_of
 from multimac.view.comparison import origin_of
 from multimac.view.model_card import About, Rate, card
@@ -121,6 +121,7 @@ def _about(run: RunSummary | None) -> dict:
     """What its run tells of a model."""
     if run is None:
         return {"title": "Whisper, fine-tuned"}
+    run = read_run(run.path)  # with its events
     about = {"title": run.name or run.id, "base_model": run.base_model, "method": run.method}
     about |= {"hosts": len(set(run.hosts)) or 1, "steps": run.steps}
     durations = [float(row["duration_s"] or 0) for row in _rows(run.path / "train.csv") if "duration_s" in row]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def run_folder(tmp_path, monkeypatch) -> Path:
     save_final(adapter, processor, folder / "final", MODEL)
     with (DATA / "test.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))[:3]
-    lines = [f'{r["id"]},{DATA / r["audio_path"]},"{r["transcription"]}",1.5' for r in rows]
+    lines = [f'{r["id"]},{DATA / r["audio_path"]},"{r["transcription"]}",{r["duration_s"]}' for r in rows]
     for name in ("test.csv", "train.csv"):
         (folder / name).write_text("\n".join(["id,audio_path,transcription,duration_s", *lines]) + "\n")
     profile = {"base_model": "org/base", "language": "", "task": "transcribe", "method": "lora"}
@@ -108,5 +109,5 @@ def test_every_format_has_a_line_of_help_and_a_usage():
 
     for each in FORMATS.values():
         shown = each.usage("my-folder", Speech(language="fr"), is_multilingual=True)
-        assert "my-folder" in shown and "fr" in shown
-        assert "fr" not in each.usage("my-folder", Speech(language="en"), is_multilingual=False)
+        assert "my-folder" in shown and re.search(r'[ "]fr\b', shown)
+        assert "lang" not in each.usage("my-folder", Speech(language="en"), is_multilingual=False)
