@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit(
+        f"error: {sys.executable} has no typer: it is not the Python that `make setup` prepares\n"
+        "  Run `make setup` in this folder once. Then use .venv/bin/python, or first `source .venv/bin/activate`."
+    )
 
 from multimac import commands
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
@@ -21,7 +28,7 @@ if str(PROJECT / "gym") not in sys.path:
 app = typer.Typer(
     help="Fine-tune OpenAI's Whisper on your own speech, on one Mac or on all the Macs you own.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich would double the time that --help takes
 )
@@ -40,6 +47,21 @@ Language = Annotated[str, typer.Option(help="Language of the speech, for multili
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 Model = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        print(f"multimac {version('multimac-whisper')}, Python {sys.version.split()[0]}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    asked: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def named(profile: str) -> str:

@@ -1,6 +1,8 @@
 """The command line as a user calls it: messages and exit codes."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +54,26 @@ def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arg
     assert words.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+def test_version_and_short_help():
+    done = cli("--version")
+    assert done.returncode == 0 and re.fullmatch(r"multimac \d+\.\d+\.\d+, Python 3\.\d+\.\S+\n", done.stdout)
+    for arguments in (["-h"], ["runs", "-h"], ["export", "-h"], ["runs", "show", "-h"]):
+        done = cli(*arguments)
+        assert done.returncode == 0 and "-h, --help" in done.stdout, arguments
+
+
+def test_a_shell_completes_commands():
+    env = {**os.environ, "_MULTIMAC_COMPLETE": "complete_bash", "COMP_WORDS": "multimac ev", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [Path(sys.executable).parent / "multimac"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["evaluate"]
+
+
+@pytest.mark.parametrize("script", ["cli_typer.py", "wizard.py"])
+def test_without_its_environment_it_says_what_to_do(script):
+    """-S: without site-packages, as a Python that `make setup` has not prepared."""
+    done = subprocess.run([sys.executable, "-S", str(PROJECT / script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "make setup" in done.stderr and "Traceback" not in done.stderr

@@ -12,6 +12,7 @@ from whisper_tuner.export import folder as transformers_folder
 from whisper_tuner.export.merged import Merged, Speech
 
 COPIED = ["tokenizer.json", "preprocessor_config.json"]
+WINDOW = 480_000  # samples: 30 s
 
 USE = """\
     from faster_whisper import WhisperModel
@@ -42,7 +43,9 @@ def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
     asked |= {"log_prob_threshold": None, "no_speech_threshold": None, "compression_ratio_threshold": None}
 
     def heard(waveform: np.ndarray) -> str:
-        segments, _ = model.transcribe(waveform, **asked)
+        # Other runtimes fill a short clip up with silence; this one would do it with log-mels of 0, which is noise.
+        filled = np.pad(waveform, (0, max(0, WINDOW - len(waveform))))
+        segments, _ = model.transcribe(filled, **asked)
         return "".join(segment.text for segment in segments)
 
     return heard
