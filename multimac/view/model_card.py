@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from whisper_tuner.eval.intervals import Interval
 
@@ -48,9 +49,13 @@ def _header(about: About) -> list[str]:
     lines = ["---", "pipeline_tag: automatic-speech-recognition", "tags: [whisper]"]
     if about.language:
         lines.append(f"language: {json.dumps(about.language)}")
-    if about.base_model and not about.base_model.startswith((".", "/", "~")):
+    if about.base_model and not _is_path(about.base_model):
         lines.append(f"base_model: {json.dumps(about.base_model, ensure_ascii=False)}")
     return [*lines, "---"]
+
+
+def _is_path(base_model: str) -> bool:
+    return base_model.startswith((".", "/", "~"))
 
 
 def _paragraphs(about: About) -> list[str]:
@@ -58,7 +63,8 @@ def _paragraphs(about: About) -> list[str]:
     lines = [what, ""]
     rows = []
     if about.base_model:
-        rows.append(("trained from", f"`{about.base_model}`"))
+        base = Path(about.base_model).name if _is_path(about.base_model) else about.base_model
+        rows.append(("trained from", f"`{base}`"))  # others need not know this machine's folders
     if about.method:
         rows.append(("method", {"lora": "LoRA, merged", "full": "all weights"}.get(about.method, about.method)))
     if about.clips:
