@@ -13,6 +13,7 @@ from whisper_tuner.paths import expanded, shown
 from whisper_tuner.settings import nearest
 
 FINAL = "final"
+REMEDY = "Name a run (see `multimac runs list`), a model's folder, or a hub id such as openai/whisper-small."
 
 
 def model_named(name: str, runs: Callable[[], Sequence[Path]]) -> str:
@@ -23,11 +24,11 @@ def model_named(name: str, runs: Callable[[], Sequence[Path]]) -> str:
             return name
         return _final_of(path, name)
     if path.exists():
-        raise ConfigError(f"{name} is a file, not a model's folder", remedy="Name a folder, a run or a hub id.")
+        raise ConfigError(f"{name} is a file, not a model's folder", remedy=REMEDY)
     if "/" in name:
         if re.fullmatch(HUB_ID, name) and not path.parent.is_dir():
             return name
-        raise ConfigError(f"there is no folder {name}{_beside(path)}", remedy="`multimac runs list` names your runs.")
+        raise ConfigError(f"there is no folder {name}{_beside(path)}", remedy=REMEDY)
     return _final_of(find_run(name, runs()), name)
 
 
@@ -38,8 +39,8 @@ def _final_of(folder: Path, name: str) -> str:
         return str(shown(final.absolute()))
     if folder in run_dirs([folder.parent]):
         raise ConfigError(f"run {folder.name} has no model yet", remedy=f"See: multimac runs show {folder.name}")
-    remedy = f"A model's folder has a config.json, or an {ADAPTER_CONFIG}."
-    raise ConfigError(f"{name} is no model's folder{_beside(folder / FINAL)}", remedy=remedy)
+    what = f"{name} is no model's folder, which has a config.json or an {ADAPTER_CONFIG}{_beside(folder / FINAL)}"
+    raise ConfigError(what, remedy=REMEDY)
 
 
 def _beside(path: Path) -> str:

@@ -170,6 +170,7 @@ def next_commands(run: RunSummary) -> list[str]:
         data = f" --data {run.test}" if run.test else " --data test.csv"
         commands.append(f"{command} evaluate {run.model}{data}{language}")
         commands.append(f"{command} transcribe recording.wav --model {run.model}{language}")
+        commands.append(f"{command} export {run.id} --to transformers")
     if run.state in (FAILED, BROKEN) and (run.path / "launcher.log").exists():
         commands.append(f"less {run.path / 'launcher.log'}")
     return commands

@@ -139,8 +139,8 @@ MISTAKES = {
     "evaluate a model that is none": (
         None,
         "evaluate ./modle --data clips.csv",
-        4,
-        "./modle does not load as a Whisper model",
+        3,
+        "there is no folder ./modle, did you mean 'model'?",
         "openai/whisper-small",
     ),
     "evaluate something that is no Whisper": (
@@ -167,8 +167,8 @@ MISTAKES = {
     "transcribe with a model that is none": (
         None,
         "transcribe audio --model audio",
-        4,
-        "audio does not load as a Whisper model",
+        3,
+        "audio is no model's folder",
         "openai/whisper-small",
     ),
 }
