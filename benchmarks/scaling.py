@@ -57,6 +57,10 @@ MARGIN = 2.0  # points of WER: also reported is the time until so close to the W
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
 BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 2e-3, "epochs": 8}}
 BATCH = 8
+# What `diloco` promises. Times one host: by the number of hosts.
+TIMES, TIMES_20MBIT = {2: 1.8, 3: 2.5, 4: 3.2}, {2: 1.7, 3: 2.5, 4: 3.2}
+OF_LIMIT = {"lora": {2: 0.97, 3: 0.96, 4: 0.95}, "full": {2: 0.95, 3: 0.93, 4: 0.90}}  # at 100 Mbit/s
+OF_SUM = 0.93  # of unequal hosts' own speeds
 RECIPE_STEPS, RECIPE_CLIPS = 6, 64
 OTHERS = 0.1  # cores that others may use before it is a miss
 QUICK_CLIPS = 8  # of a WER
@@ -321,6 +325,7 @@ class Bench:
             for case, result in done.items()
             if result.steady.others > OTHERS
         ]
+        misses += missed([result for case, result in done.items() if case.kind == "speed"])
         clips = len(load_manifest(self.lists / "unseen.csv", check_audio=False).samples)
         lines = [
             f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults but for the way ("
@@ -357,11 +362,10 @@ def left(wanted: Iterable[Case], results: Mapping[Case, Result]) -> list[Case]:
 
 def speed_rows(results: Sequence[Result]) -> list[list[str]]:
     """Compared with the references beside them: those with the same hosts."""
-    rates = {(result.case.hosts, result.case.way): result.steady.rate for result in results}
     rows = []
     for result in results:
         case, figures = result.case, result.steady
-        one, limit = (rates.get((case.hosts, way)) for way in ("one", "apart"))
+        one, limit = references(case, results)
         shares = (figures.computing, figures.waiting, figures.exchanging)
         rows.append(
             [
@@ -375,6 +379,31 @@ def speed_rows(results: Sequence[Result]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def references(case: Case, results: Sequence[Result]) -> tuple[float | None, float | None]:
+    """(clips a second of the first of its hosts alone, those of hosts that exchange nothing), None if not measured."""
+    rates = {(r.case.hosts, r.case.way): r.steady.rate for r in results if r.case.method == case.method}
+    alike = f"1x{case.hosts.partition('x')[2]}"  # one host with the same share of a core
+    return rates.get((case.hosts, "one")) or rates.get((alike, "one")), rates.get((case.hosts, "apart"))
+
+
+def missed(results: Sequence[Result]) -> list[str]:
+    """Where hosts are slower than is promised."""
+    found = []
+    for case, rate in ((r.case, r.steady.rate) for r in results if r.case.way == "diloco"):
+        cpus, (one, limit) = cpus_of(case.hosts), references(case, results)
+        if len({*cpus}) > 1:
+            if one and rate < OF_SUM * (both := one * sum(cpus) / cpus[0]):
+                found.append(f"{case}: {rate / both:.0%} of its hosts' own speeds, not {OF_SUM:.0%}")
+            continue
+        wanted = OF_LIMIT[case.method].get(len(cpus), 0.0) if case.link == "100mbit" else 0.0
+        if limit and round(rate / limit, 2) < wanted:
+            found.append(f"{case}: {rate / limit:.0%} of hosts that exchange nothing, not {wanted:.0%}")
+        times = (TIMES_20MBIT if case.link == "20mbit" else TIMES).get(len(cpus), 0.0)
+        if one and rate / one < times:
+            found.append(f"{case}: {rate / one:.2f} times one host, not {times}")
+    return found
 
 
 def wer_rows(results: Sequence[Result], fixed: float | None = None) -> tuple[list[list[str]], float | None]:

@@ -145,6 +145,21 @@ def test_speeds_are_compared_with_the_references_beside_them():
     assert rows[RECIPE][3:] == ["0.50", "0.25", "12%", "", "", "", "2.2", "", "0.00"]
 
 
+def test_slower_than_promised_is_a_miss():
+    known = {"methods": ["full"], "links": ["100mbit", "20mbit"], "ways": ["diloco"], "seeds": 0}
+    found = all_cases(sets=["1x0.5", "2x0.5", "1+0.5"], **known)
+    rates = {("1x0.5", "one"): 2.0, ("2x0.5", "apart"): 4.0, ("1+0.5", "one"): 4.0}
+    results = [result_of(case, rate=rates.get((case.hosts, case.way), 3.5)) for case in found if case.hosts != "2x0.5"]
+    results += [result_of(case, rate=4.0) for case in found if (case.hosts, case.way) == ("2x0.5", "apart")]
+    [close, far] = [case for case in found if (case.hosts, case.way) == ("2x0.5", "diloco")]
+    told = scaling.missed([*results, result_of(close, rate=3.7), result_of(far, rate=3.3)])
+    assert told == [
+        *(f"speed/full/1+0.5/{link}/diloco: 58% of its hosts' own speeds, not 93%" for link in known["links"]),
+        "speed/full/2x0.5/100mbit/diloco: 92% of hosts that exchange nothing, not 95%",
+        "speed/full/2x0.5/20mbit/diloco: 1.65 times one host, not 1.7",
+    ]
+
+
 def test_time_to_what_one_host_reaches_over_seeds():
     whole = [case for case in all_cases(methods=["lora"], sets=["1x0.5", "2x0.5"]) if case.kind == "wer"]
     one, two = ([case for case in whole if case.way == way] for way in ("one", "diloco"))
@@ -184,4 +199,7 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(bench_of, monkeypatch
     bench_of().run(None)
     bench = bench_of()
     assert len(asked) == len(set(asked)) + 1 and set(asked) == set(map(str, bench.cases))
-    assert not left(bench.cases, bench.results) and bench.report()[-1] == "No misses."
+    assert (
+        not left(bench.cases, bench.results)
+        and bench.report()[-1] == "- speed/lora/2x0.5/1gbit/diloco: 1.00 times one host, not 1.8"
+    )
