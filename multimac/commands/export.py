@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from whisper_tuner.eval.exported import LIMIT, decoded
 from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
-from whisper_tuner.export.formats import WHOLE, Format, chosen
+from whisper_tuner.export.formats import Format, chosen
 from whisper_tuner.export.merged import Merged, Speech
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
@@ -167,6 +168,11 @@ def _verified(
 
         known = {"language": speech.language, "task": speech.task}
         reference = evaluate(merged.model, merged.processor, manifest.samples, **known, progress=shown_by("before"))
+        same = {"float32": reference}  # what transformers writes with weights of the same precision
+        if any(one.precision == "float16" for one in exported):
+            rounded = copy.deepcopy(merged.model).half().float()
+            at = shown_by("in float16")
+            same["float16"] = evaluate(rounded, merged.processor, manifest.samples, **known, progress=at)
         for one in exported:
             results[one.name] = decoded(one.which, one.folder, manifest.samples, speech, shown_by(one.name))
     table = Table(header_style="bold", title=f"{manifest.path}: {len(manifest.samples)} clips")
@@ -175,19 +181,27 @@ def _verified(
     table.add_row(
         "before the export", f"{100 * reference.normalized.wer:.1f}", _between(wer_interval(counts(reference.rows)))
     )
+    if rounded := same.get("float16"):
+        points = wer_difference(counts(rounded.rows), counts(reference.rows))
+        cells = [f"{100 * rounded.normalized.wer:.1f}", _between(wer_interval(counts(rounded.rows)))]
+        table.add_row("in float16", *cells, f"{points.points:+.1f}" if points else "", _between(points))
     wrong = []
     for one in exported:
         result = results[one.name]
         difference = wer_difference(counts(result.rows), counts(reference.rows))
         points = difference.points if difference else 0.0
-        if abs(points) > LIMIT and one.precision in WHOLE:
-            wrong.append(f"{one.name} by {points:+.1f} points")
+        alike = same.get(one.precision)
+        off = wer_difference(counts(result.rows), counts(alike.rows)) if alike else None
+        if off and abs(off.points) > LIMIT:
+            wrong.append(f"{one.name} by {off.points:+.1f} points")
         cells = [one.name, f"{100 * result.normalized.wer:.1f}", _between(wer_interval(counts(result.rows)))]
         cells += [f"{points:+.1f}", _between(difference), size(disk_use(one.folder)[0]), f"{result.speed:.1f}"]
         table.add_row(*cells)
     console.print(table)
     if wrong:
-        what = f"the WER differs from that of transformers by more than {LIMIT} points: {', '.join(wrong)}"
+        what = (
+            f"the WER differs from transformers' at the same precision by more than {LIMIT} points: {', '.join(wrong)}"
+        )
         raise RunError(
             what, remedy="The export stays where it is. Please report it, with the versions of the packages."
         )

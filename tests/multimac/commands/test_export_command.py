@@ -54,7 +54,7 @@ def test_a_run_is_exported_merged_verified_and_described(run_folder, capsys):
     folder = run_folder / "export" / "transformers-float16"
     assert f"transformers float16: runs/{RUN}/export/transformers-float16, " in said
     rows = [line for line in said.splitlines() if "before the export" in line or "transformers float16 " in line]
-    assert len(rows) == 2 and "+0.0" in rows[1]
+    assert len(rows) == 2 and "+0.0" in rows[1] and "in float16" in said
     model = WhisperForConditionalGeneration.from_pretrained(folder)
     assert not any("lora" in name for name, _ in model.named_parameters())
     card = (folder / "README.md").read_text()
