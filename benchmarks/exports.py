@@ -25,7 +25,7 @@ from distributed.run_dir.folder import disk_use  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.errors import TunerError  # noqa: E402
 from whisper_tuner.eval.evaluation import Evaluation, evaluate, generation_settings  # noqa: E402
-from whisper_tuner.eval.exported import LIMIT, decoded  # noqa: E402
+from whisper_tuner.eval.exported import LIMIT, decoded, is_off  # noqa: E402
 from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
 from whisper_tuner.export.formats import FORMATS, WHOLE  # noqa: E402
@@ -98,7 +98,7 @@ def measured(name: str, samples: Sequence[Sample], options: argparse.Namespace) 
             like = HERE if precision == "float32" else f"transformers {precision}"  # weights rounded alike
             if precision in WHOLE:
                 off = wer_difference(done[key]["counts"], done[like]["counts"])
-                if abs(off.points) > LIMIT:
+                if is_off(off):
                     misses.append(f"{key}: {off.points:+.1f} points from {like}, more than {LIMIT}")
     return rows, misses
 

@@ -27,7 +27,7 @@ from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.evaluation import Evaluation, evaluate, generation_settings
-from whisper_tuner.eval.exported import LIMIT, decoded
+from whisper_tuner.eval.exported import LIMIT, decoded, is_off
 from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
@@ -192,7 +192,7 @@ def _verified(
         points = difference.points if difference else 0.0
         alike = same.get(one.precision)
         off = wer_difference(counts(result.rows), counts(alike.rows)) if alike else None
-        if off and abs(off.points) > LIMIT:
+        if is_off(off):
             wrong.append(f"{one.name} by {off.points:+.1f} points")
         cells = [one.name, f"{100 * result.normalized.wer:.1f}", _between(wer_interval(counts(result.rows)))]
         cells += [f"{points:+.1f}", _between(difference), size(disk_use(one.folder)[0]), f"{result.speed:.1f}"]

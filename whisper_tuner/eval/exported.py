@@ -20,12 +20,18 @@ from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import RunError, TunerError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared
+from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.export.formats import FORMATS, Format
 from whisper_tuner.export.merged import Speech
 from whisper_tuner.languages import text_language
 
 LIMIT = 0.5  # points of WER by which a runtime may differ from transformers, where nothing is quantised
 LAST_LINES = 5  # of what a runtime said before it broke off
+
+
+def is_off(found: Difference | None) -> bool:
+    """More than LIMIT, and more than chance: rounding may turn a word over, and that is much of a small set."""
+    return found is not None and abs(found.points) > LIMIT and not found.low <= 0 <= found.high
 
 
 def decoded(

@@ -29,7 +29,8 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import MissingProgram, ModelError, RunError
 from whisper_tuner.eval.evaluation import transcribe
-from whisper_tuner.eval.exported import decoded
+from whisper_tuner.eval.exported import decoded, is_off
+from whisper_tuner.eval.intervals import wer_difference
 from whisper_tuner.export.final import load_model, save_final
 from whisper_tuner.export.formats import FORMATS, WHOLE, chosen
 from whisper_tuner.export.merged import Merged, Speech
@@ -188,6 +189,13 @@ def test_each_runtime_writes_what_transformers_writes(merged, tmp_path, long_cli
         assert all(len(one & {*text.split()}) >= len(one) / 2 for one, text in zip(words, expected, strict=True))
     elif precision in WHOLE:
         assert heard == expected
+
+
+def test_a_word_that_rounding_turns_over_is_no_error_and_other_words_are():
+    right, one_word = [(1, 10)] * 20, [(1, 10)] * 19 + [(3, 10)]
+    assert wer_difference(one_word, right).points == 1.0 and not is_off(wer_difference(one_word, right))
+    assert is_off(wer_difference([(3, 10)] * 20, right)) and is_off(wer_difference([(0, 10)] * 20, right))
+    assert not is_off(wer_difference(right, right)) and not is_off(None)
 
 
 def test_an_adapter_is_merged(published, tmp_path, profile_of):
