@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from saved_model import saved_digest
@@ -77,6 +78,7 @@ def test_what_one_rank_kept_of_a_strategy_whose_ranks_differ_becomes_a_model(con
     wait_until(lambda: len(events_of(run, "checkpoint")) >= 4, 120)
     os.kill(launcher_pid(run), signal.SIGKILL)
     wait_until(lambda: launcher_pid(run) is None, 30)
+    wait_until(lambda: not any(run.name in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])), 60)
     final = recover(run.name, [(LocalMachine(), str(folder))], folder, print)
     kept = [Checkpoints(run / "checkpoints", path.stem) for path in (run / "checkpoints").glob("*/*.json")]
     weights = [one.load(number)["agreed"]["strategy"]["weights"] for one in kept for number in one.numbers()]
