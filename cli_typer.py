@@ -45,7 +45,7 @@ Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, it
 Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
 Language = Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
-Model = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
+MODEL = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
 
 
@@ -111,7 +111,7 @@ def distributed_train(
 
 @app.command()
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help=Model)],
+    models: Annotated[list[str], typer.Argument(help=MODEL)],
     data: Annotated[
         list[Path] | None, typer.Option(help="Manifest to evaluate on; may be given several times.")
     ] = None,
@@ -149,7 +149,7 @@ def evaluate(
 @app.command()
 def transcribe(
     audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, and folders of them.")],
-    model: Annotated[str, typer.Option("--model", help=Model)],
+    model: Annotated[str, typer.Option("--model", help=MODEL)],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
@@ -162,12 +162,13 @@ def transcribe(
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help=Model)],
+    model: Annotated[str, typer.Argument(help=MODEL)],
     to: Annotated[
         list[str], typer.Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx or openai; several times.")
     ],
     precision: Annotated[
-        str, typer.Option(help="float32 or float16; faster-whisper: int8; whisper.cpp: q8_0, q5_0. [default: float16]")
+        str,
+        typer.Option(help="float32 or float16; int8, q8_0 or q5_0. [default: float16; of transformers float32]"),
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/export]")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,

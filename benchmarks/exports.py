@@ -4,8 +4,8 @@
 
 MODEL is a trained model, a folder as a run's `final` or a base. Each format is exported at each of its precisions, and
 decodes the clips by its own runtime, as `multimac export --verify` does. What is done is kept in DIR (`--out`), so an
-interrupted benchmark goes on where it stopped. --quick: six clips, the default precision of each; nothing is written.
-Needs the runtimes: sh tools/runtimes.sh.
+interrupted benchmark goes on where it stopped. --quick: six clips, and of most formats the default precision alone;
+nothing is written. Needs the runtimes: sh tools/runtimes.sh.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from benchmarks.results import current_commit, listed, table, write_section  # n
 from distributed.run_dir.folder import disk_use  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.errors import TunerError  # noqa: E402
-from whisper_tuner.eval.evaluation import Evaluation, evaluate, generation_settings  # noqa: E402
-from whisper_tuner.eval.exported import LIMIT, decoded, is_off  # noqa: E402
-from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval  # noqa: E402
+from whisper_tuner.eval.evaluation import Evaluation, evaluate  # noqa: E402
+from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of  # noqa: E402
+from whisper_tuner.eval.intervals import Difference, counts, wer_difference, wer_interval  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
 from whisper_tuner.export.formats import FORMATS, WHOLE  # noqa: E402
-from whisper_tuner.export.merged import Merged, Speech  # noqa: E402
+from whisper_tuner.export.merged import Merged  # noqa: E402
 from whisper_tuner.text import size  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-exports"
@@ -66,8 +66,7 @@ def measured(name: str, samples: Sequence[Sample], options: argparse.Namespace) 
     """A row for each export, and misses."""
     model, processor = load_model(name)
     merged = Merged(model=model.eval(), processor=processor)
-    arguments, written = generation_settings(model, options.language, None)
-    speech = Speech(language=arguments.get("language", written), task=arguments.get("task", "transcribe"))
+    speech = speech_of(model, options.language, None)
     kept = options.out / f"{current_commit()}-{Path(name).parent.name}-{Path(name).name}-{len(samples)}.json"
     done = json.loads(kept.read_text()) if kept.exists() and not options.quick else {}
 
@@ -103,16 +102,12 @@ def measured(name: str, samples: Sequence[Sample], options: argparse.Namespace) 
     return rows, misses
 
 
-def row(runtime: str, precision: str, found: dict, difference) -> tuple:
+def row(runtime: str, precision: str, found: dict, difference: Difference | None) -> tuple:
     errors, words = map(sum, zip(*found["counts"], strict=True))
-    points = [f"{difference.points:+.2f}", between(difference)] if difference else ["", ""]
+    points = [f"{difference.points:+.2f}", str(difference.interval)] if difference else ["", ""]
     taken = size(found["bytes"]) if found["bytes"] else ""
-    rates = [f"{100 * errors / words:.1f}", between(wer_interval(found["counts"]))]
+    rates = [f"{100 * errors / words:.1f}", str(wer_interval(found["counts"]))]
     return runtime, precision, *rates, *points, taken, f"{found['speed']:.1f}"
-
-
-def between(interval) -> str:
-    return f"{interval.low:.1f} to {interval.high:.1f}"
 
 
 if __name__ == "__main__":

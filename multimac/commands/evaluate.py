@@ -207,13 +207,16 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
     lines, first = [], {}
     for one in measured:
         reference = first.setdefault(one.manifest.path, one)
-        if [row.sample.id for row in one.predictions] != [row.sample.id for row in reference.predictions]:
-            continue  # a clip that only one of them could read
-        found = wer_difference(counts(one.predictions), counts(reference.predictions))
-        if one is not reference and found:
+        if one is reference or _ids(one) != _ids(reference):  # a clip that only one of them could read
+            continue
+        if found := wer_difference(counts(one.predictions), counts(reference.predictions)):
             one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4), **_points(found)}
             lines.append(f"{one.model.name} on {one.manifest.path.name}: WER {found}, against {reference.model.name}")
     return lines
+
+
+def _ids(one: Measured) -> list[str]:
+    return [row.sample.id for row in one.predictions]
 
 
 def _points(found: Difference) -> dict[str, float]:
@@ -245,9 +248,9 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str
                 rates = [f"{one.record[key]:.1f}" for key in FIGURES]
                 if between := one.record["wer_interval"]:
                     rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
-                counts = [str(one.record["clips"]), str(one.record["loops"])]
+                numbers = [str(one.record["clips"]), str(one.record["loops"])]
                 speed = "cached" if one.record["cached"] else f"{one.record['speed']:.1f}"
-                table.add_row(one.model.name, *rates, *counts, speed)
+                table.add_row(one.model.name, *rates, *numbers, speed)
     return table
 
 

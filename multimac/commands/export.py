@@ -26,8 +26,8 @@ from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
-from whisper_tuner.eval.evaluation import Evaluation, evaluate, generation_settings
-from whisper_tuner.eval.exported import LIMIT, decoded, is_off
+from whisper_tuner.eval.evaluation import Evaluation, evaluate
+from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of
 from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
@@ -35,8 +35,6 @@ from whisper_tuner.export.formats import Format, chosen
 from whisper_tuner.export.merged import Merged, Speech
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
-
-CARD = "README.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +74,13 @@ def export(
     merged = Merged(model=model.eval(), processor=processor)
     for which, _ in wanted:
         which.check(merged)
-    asked = (language or (origin.language if origin else "")) or None, (origin.task if origin else "") or None
-    arguments, written = generation_settings(merged.model, *asked)
-    speech = Speech(language=arguments.get("language", written), task=arguments.get("task", "transcribe"))
+    asked = language or (origin.language if origin else ""), origin.task if origin else ""
+    speech = speech_of(merged.model, *asked)
     found = []
     for which, how in wanted:
         one = Exported(which=which, precision=how, folder=_folder(out, path, origin) / f"{which.name}-{how}")
         with console.status(f"writing {one.name}"):
-            _write(one, merged, speech, origin)
+            which.write(merged, one.folder, how, _card(one, merged, speech, origin))
         console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
         found.append(one)
     return _verified(console, found, merged, manifest, speech) if manifest else ExitStatus.OK
@@ -104,18 +101,10 @@ def _folder(out: Path | None, path: str, origin: RunSummary | None) -> Path:
     return Path("export") / (re.sub(r"[^\w.-]+", "-", path).strip("-.") or "model")
 
 
-def _write(one: Exported, merged: Merged, speech: Speech, origin: RunSummary | None) -> None:
-    folder = one.folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        one.which.write(merged, folder, one.precision)
-        usage = one.which.usage(folder.name, speech, is_multilingual=is_multilingual(merged.model))
-        about = _about(origin) | {"runtime": one.which.runtime, "precision": one.precision, "usage": usage}
-        (folder / CARD).write_text(card(About(language=speech.language or "", **about)), encoding="utf-8")
-    except OSError as error:
-        raise RunError(
-            f"{folder}: {error.strerror}", remedy="Free some space, or choose another folder with --out."
-        ) from None
+def _card(one: Exported, merged: Merged, speech: Speech, origin: RunSummary | None) -> str:
+    usage = one.which.usage(one.folder.name, speech, is_multilingual=is_multilingual(merged.model))
+    about = _about(origin) | {"runtime": one.which.runtime, "precision": one.precision, "usage": usage}
+    return card(About(language=speech.language or "", **about))
 
 
 def _about(run: RunSummary | None) -> dict:
@@ -178,35 +167,29 @@ def _verified(
     table = Table(header_style="bold", title=f"{manifest.path}: {len(manifest.samples)} clips")
     for column in ("", "WER", "95 %", "points more", "95 %", "size", "audio s/s"):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
-    table.add_row(
-        "before the export", f"{100 * reference.normalized.wer:.1f}", _between(wer_interval(counts(reference.rows)))
-    )
-    if rounded := same.get("float16"):
-        points = wer_difference(counts(rounded.rows), counts(reference.rows))
-        cells = [f"{100 * rounded.normalized.wer:.1f}", _between(wer_interval(counts(rounded.rows)))]
-        table.add_row("in float16", *cells, f"{points.points:+.1f}" if points else "", _between(points))
+    table.add_row("before the export", *_rates(reference))
+    if "float16" in same:
+        table.add_row("in float16", *_rates(same["float16"]), *_more(same["float16"], reference))
     wrong = []
     for one in exported:
         result = results[one.name]
-        difference = wer_difference(counts(result.rows), counts(reference.rows))
-        points = difference.points if difference else 0.0
+        about = [size(disk_use(one.folder)[0]), f"{result.speed:.1f}"]
+        table.add_row(one.name, *_rates(result), *_more(result, reference), *about)
         alike = same.get(one.precision)
-        off = wer_difference(counts(result.rows), counts(alike.rows)) if alike else None
-        if is_off(off):
+        if is_off(off := alike and wer_difference(counts(result.rows), counts(alike.rows))):
             wrong.append(f"{one.name} by {off.points:+.1f} points")
-        cells = [one.name, f"{100 * result.normalized.wer:.1f}", _between(wer_interval(counts(result.rows)))]
-        cells += [f"{points:+.1f}", _between(difference), size(disk_use(one.folder)[0]), f"{result.speed:.1f}"]
-        table.add_row(*cells)
     console.print(table)
     if wrong:
-        what = (
-            f"the WER differs from transformers' at the same precision by more than {LIMIT} points: {', '.join(wrong)}"
-        )
-        raise RunError(
-            what, remedy="The export stays where it is. Please report it, with the versions of the packages."
-        )
+        what = f"at the same precision WER is more than {LIMIT} points from transformers': {', '.join(wrong)}"
+        remedy = "The export stays where it is. Please report it, with the versions of the packages."
+        raise RunError(what, remedy=remedy)
     return ExitStatus.OK
 
 
-def _between(interval) -> str:
-    return f"{interval.low:.1f} to {interval.high:.1f}" if interval else ""
+def _rates(result: Evaluation) -> list[str]:
+    return [f"{100 * result.normalized.wer:.1f}", str(wer_interval(counts(result.rows)) or "")]
+
+
+def _more(result: Evaluation, reference: Evaluation) -> list[str]:
+    found = wer_difference(counts(result.rows), counts(reference.rows))
+    return [f"{found.points:+.1f}", str(found.interval)] if found else ["", ""]

@@ -17,8 +17,7 @@ class Rate:
     interval: Interval | None = None
 
     def __str__(self) -> str:
-        between = f" ({self.interval.low:.1f} to {self.interval.high:.1f})" if self.interval else ""
-        return f"{self.wer:.1f}{between}"
+        return f"{self.wer:.1f} ({self.interval})" if self.interval else f"{self.wer:.1f}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -296,7 +296,7 @@ class ShardBatches:
         padded to the full length has more of the others.
         """
         of_full = _weights_of_full_clips(weights)
-        if not self._full_share or min(of_full) > 0:
+        if not self._full_share or min(of_full) > 0 or not samples:
             return weights
         cropped, full = (sum(self._cost(sample, is_full) for sample in samples) for is_full in (False, True))
         more = self._full_share * (full - cropped)

@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from transformers import WhisperForConditionalGeneration
+
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import RunError, TunerError
-from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared
+from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
 from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.export.formats import FORMATS, Format
 from whisper_tuner.export.merged import Speech
@@ -27,6 +29,12 @@ from whisper_tuner.languages import text_language
 
 LIMIT = 0.5  # points of WER by which a runtime may differ from transformers, where nothing is quantised
 LAST_LINES = 5  # of what a runtime said before it broke off
+
+
+def speech_of(model: WhisperForConditionalGeneration, language: str | None, task: str | None) -> Speech:
+    """Where they are not given, the language and task that the model was trained for."""
+    arguments, written = generation_settings(model, language, task)
+    return Speech(language=arguments.get("language", written), task=arguments.get("task", "transcribe"))
 
 
 def is_off(found: Difference | None) -> bool:
@@ -61,7 +69,7 @@ def _lines(which: Format, folder: Path, audio: Sequence[Path], speech: Speech) -
         job.seek(0)
         streams = {"stdin": job, "stdout": subprocess.PIPE, "stderr": said, "text": True}
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with subprocess.Popen([sys.executable, "-m", __name__], env=env, **streams) as process:
+        with subprocess.Popen([sys.executable, "-P", "-m", __name__], env=env, **streams) as process:
             try:
                 count = 0
                 for line in process.stdout:

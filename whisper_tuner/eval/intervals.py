@@ -24,6 +24,9 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.low:.1f} to {self.high:.1f}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -34,11 +37,15 @@ class Difference:
     high: float
     p: float
 
+    @property
+    def interval(self) -> Interval:
+        return Interval(low=self.low, high=self.high)
+
     def __str__(self) -> str:
         """`-5.2 points (-7.4 to -3.1), p < 0.001`, and whether that is more than chance."""
         p = f"p = {self.p:.3f}" if self.p >= 0.001 else "p < 0.001"
-        chance = {True: "no better than chance", False: "no worse than chance"}[self.points <= 0]
-        verdict = f": {chance}" if self.low <= 0 <= self.high else ""
+        better = "better" if self.points <= 0 else "worse"
+        verdict = f": no {better} than chance" if self.low <= 0 <= self.high else ""
         return f"{self.points:+.1f} points ({self.low:+.1f} to {self.high:+.1f}), {p}{verdict}"
 
 

@@ -7,9 +7,12 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from whisper_tuner.errors import ConfigError, MissingProgram
+from safetensors import SafetensorError
+
+from whisper_tuner.errors import ConfigError, MissingProgram, RunError
 from whisper_tuner.files import atomic_folder
 from whisper_tuner.settings import nearest
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from whisper_tuner.export.merged import Merged, Speech
 
+CARD = "README.md"
 WHOLE = ("float32", "float16")  # precisions at which a runtime must write what transformers writes
 
 
@@ -39,11 +43,22 @@ class Format:
     running: tuple[str, ...] = ()
     knows_all_tokens: bool = False
 
-    def write(self, merged: Merged, folder: Path, precision: str) -> None:
-        """The folder appears whole or not at all. Raises ModelError for a model that the runtime cannot use."""
+    def write(self, merged: Merged, folder: Path, precision: str, card: str = "") -> None:
+        """The folder appears whole or not at all. card: its README.md.
+
+        Raises ModelError for a model that the runtime cannot use, RunError if it cannot be written.
+        """
         self.check(merged)
-        with atomic_folder(folder) as part:
-            self._module.write(merged, part, precision)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_folder(folder) as part:
+                self._module.write(merged, part, precision)
+                if card:
+                    (part / CARD).write_text(card, encoding="utf-8")
+        except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own for a full disk
+            reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+            remedy = "Free some space, or choose another folder with --out."
+            raise RunError(f"{folder}: the export cannot be written: {reason}", remedy=remedy) from error
 
     def check(self, merged: Merged) -> None:
         """Raises ModelError for a model that the runtime cannot use."""
@@ -69,10 +84,11 @@ class Format:
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             what = f"{self.name} needs the Python package {' and '.join(missing)}, which is not installed here"
-            raise MissingProgram(what, remedy=f"Install it: python -m pip install -e '.[{self.extra}]'")
+            remedy = f"Install it, in this project's folder: .venv/bin/python -m pip install -e '.[{self.extra}]'"
+            raise MissingProgram(what, remedy=remedy)
 
     @property
-    def _module(self):
+    def _module(self) -> ModuleType:
         return importlib.import_module(f"whisper_tuner.export.{self.module}")
 
 

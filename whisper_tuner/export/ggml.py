@@ -17,7 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from whisper_tuner.export.final import vocabularies
 from whisper_tuner.export.merged import Merged, Speech
-from whisper_tuner.export.openai import dimensions, require_vocabulary, weights
+from whisper_tuner.export.openai import dimensions, weights
 
 FILE = "ggml-model.bin"
 MAGIC = 0x67676D6C  # "ggml"
@@ -40,7 +40,6 @@ LANGUAGES = " -l {language}"
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
-    require_vocabulary(merged, "whisper.cpp")
     with (folder / FILE).open("wb") as file:
         _integers(file, MAGIC, *_sizes(merged), TYPES[precision][0])
         filters = np.asarray(merged.processor.feature_extractor.mel_filters, dtype=np.float32).T  # [mels, 201]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from whisper_tuner.export.merged import Merged, Speech
-from whisper_tuner.export.openai import dimensions, require_vocabulary, weights
+from whisper_tuner.export.openai import dimensions, weights
 
 COMPUTED = "encoder.positional_embedding"  # sinusoids, which MLX's Whisper makes itself
 
@@ -23,7 +23,6 @@ LANGUAGES = " --language {language} --task {task}"
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
-    require_vocabulary(merged, "mlx-whisper")
     dtype = torch.float16 if precision == "float16" else torch.float32
     stored = {
         _name(name): _axes(name, tensor).to(dtype).contiguous()

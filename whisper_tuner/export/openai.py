@@ -76,7 +76,6 @@ def require_vocabulary(merged: Merged, runtime: str) -> None:
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
-    require_vocabulary(merged, "openai-whisper")
     dtype = torch.float16 if precision == "float16" else torch.float32
     stored = {name: tensor.to(dtype).contiguous() for name, tensor in weights(merged.model).items()}
     torch.save({"dims": dimensions(merged.model), "model_state_dict": stored}, folder / FILE)

@@ -444,6 +444,11 @@ def test_unequal_hosts_work_in_proportion_in_each_round(tmp_path, shared_out, we
         assert sum(rounds) < 1.1 * statistics.mean(of_hosts)
 
 
+def test_where_nothing_is_left_unequal_hosts_have_nothing(tmp_path, shared_out):
+    batches = shared_out(samples_of(40, tmp_path), audio_context="mixed", full_share=0.02, batch_size=8)
+    assert not any(any(steps) for steps in batches.plan(0, [False] * 40, FIVE[:3], [4.0, 2.0, 1.0]))
+
+
 def test_fast_hosts_have_some_clips_even_if_all_padded_ones_are_theirs(tmp_path, shared_out):
     batches = shared_out(samples_of(400, tmp_path, longest=1.0), audio_context="mixed", full_share=0.1, batch_size=8)
     plan = planned(batches, 4, weights=[4.0, 1.0, 1.0, 1.0])

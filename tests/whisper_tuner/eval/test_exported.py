@@ -177,18 +177,17 @@ def test_each_runtime_writes_what_transformers_writes(merged, tmp_path, long_cli
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
     known = {"language": speech.language, "task": speech.task}
     audio = [clip.audio for clip in long_clips]
-    expected = [heard.text[:LETTERS] for heard in transcribe(merged.model, merged.processor, audio, **known)]
-    assert len(set(expected)) == 2 and min(map(len, expected)) == LETTERS
+    expected = [heard.text for heard in transcribe(merged.model, merged.processor, audio, **known)]
+    assert len({text[:LETTERS] for text in expected}) == 2 and min(map(len, expected)) > LETTERS
     done = []
     result = decoded(which, tmp_path / "exported", long_clips, speech, lambda *at: done.append(at))
-    heard = [row.hypothesis[:LETTERS] for row in result.rows]
+    heard = [row.hypothesis for row in result.rows]
     assert not result.problems and done == [(1, 2), (2, 2)] and result.seconds > 0
-    assert all(heard)
-    if name == "whisper.cpp" and precision in WHOLE:  # 16 bits: a word of a random model hangs by a thread
-        words = [{*text.split()} for text in heard]
-        assert all(len(one & {*text.split()}) >= len(one) / 2 for one, text in zip(words, expected, strict=True))
-    elif precision in WHOLE:
-        assert heard == expected
+    if name != "whisper.cpp" and precision in WHOLE:
+        assert [text[:LETTERS] for text in heard] == [text[:LETTERS] for text in expected]
+    else:  # in 16 bits or fewer a word of a random model hangs by a thread; but it is always one of a few of 300
+        theirs, ours = ({*" ".join(texts).split()} for texts in (heard, expected))
+        assert len(theirs & ours) >= len(theirs | ours) / 2
 
 
 def test_a_word_that_rounding_turns_over_is_no_error_and_other_words_are():
@@ -245,7 +244,7 @@ def test_unreadable_clips_are_problems(merged, tmp_path, clips):
     which = FORMATS["transformers"]
     which.write(merged, tmp_path / "exported", "float32")
     (tmp_path / "no.wav").write_text("no audio")
-    broken = clips[0].__class__(id="broken", audio=tmp_path / "no.wav", text="x", duration_s=1.0)
+    broken = Sample(id="broken", audio=tmp_path / "no.wav", text="x", duration_s=1.0)
     result = decoded(which, tmp_path / "exported", [broken, clips[0]], speech_of(merged))
     assert len(result.rows) == 1 and "no.wav" in str(result.problems[0])
 
