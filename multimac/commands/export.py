@@ -102,7 +102,7 @@ def _folder(out: Path | None, path: str, origin: RunSummary | None) -> Path:
 
 
 def _card(one: Exported, merged: Merged, speech: Speech, origin: RunSummary | None) -> str:
-    usage = one.which.usage(one.folder.name, speech, is_multilingual=is_multilingual(merged.model))
+    usage = one.which.usage(one.folder.name, speech, one.precision, is_multilingual=is_multilingual(merged.model))
     about = _about(origin) | {"runtime": one.which.runtime, "precision": one.precision, "usage": usage}
     return card(About(language=speech.language or "", **about))
 

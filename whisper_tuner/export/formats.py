@@ -55,8 +55,8 @@ class Format:
                 self._module.write(merged, part, precision)
                 if card:
                     (part / CARD).write_text(card, encoding="utf-8")
-        except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own for a full disk
-            reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             remedy = "Free some space, or choose another folder with --out."
             raise RunError(f"{folder}: the export cannot be written: {reason}", remedy=remedy) from error
 
@@ -71,11 +71,11 @@ class Format:
         """The runtime with the exported model: a function of a waveform [n] at 16 kHz, of 30 s at most, to its text."""
         return self._module.listener(folder, speech)
 
-    def usage(self, folder: str, speech: Speech, *, is_multilingual: bool) -> str:
+    def usage(self, folder: str, speech: Speech, precision: str, *, is_multilingual: bool) -> str:
         """Lines that show how the runtime transcribes a file with it, indented."""
         about = {"language": speech.language or "en", "task": speech.task}
         languages = self._module.LANGUAGES.format(**about) if is_multilingual else ""
-        return self._module.USE.format(folder=folder, languages=languages)
+        return self._module.USE.format(folder=folder, languages=languages, is_half=precision == "float16")
 
     def require(self, precision: str, *, running: bool) -> None:
         """Raises MissingProgram with what to install."""

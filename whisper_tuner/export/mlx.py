@@ -17,7 +17,7 @@ from whisper_tuner.export.openai import dimensions, weights
 COMPUTED = "encoder.positional_embedding"  # sinusoids, which MLX's Whisper makes itself
 
 USE = """\
-    mlx_whisper speech.wav --model {folder}{languages}
+    mlx_whisper speech.wav --model {folder} --fp16 {is_half}{languages}
 """
 LANGUAGES = " --language {language} --task {task}"
 

@@ -78,7 +78,11 @@ def require_vocabulary(merged: Merged, runtime: str) -> None:
 def write(merged: Merged, folder: Path, precision: str) -> None:
     dtype = torch.float16 if precision == "float16" else torch.float32
     stored = {name: tensor.to(dtype).contiguous() for name, tensor in weights(merged.model).items()}
-    torch.save({"dims": dimensions(merged.model), "model_state_dict": stored}, folder / FILE)
+    with (folder / FILE).open("wb") as file:
+        try:
+            torch.save({"dims": dimensions(merged.model), "model_state_dict": stored}, file)
+        except RuntimeError as error:  # of torch's writer, when the file has refused to be written
+            raise error.__context__ or error from None
 
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:

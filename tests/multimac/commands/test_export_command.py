@@ -108,6 +108,6 @@ def test_every_format_has_a_line_of_help_and_a_usage():
     from whisper_tuner.export.merged import Speech
 
     for each in FORMATS.values():
-        shown = each.usage("my-folder", Speech(language="fr"), is_multilingual=True)
+        shown = each.usage("my-folder", Speech(language="fr"), "float16", is_multilingual=True)
         assert "my-folder" in shown and re.search(r'[ "]fr\b', shown)
-        assert "lang" not in each.usage("my-folder", Speech(language="en"), is_multilingual=False)
+        assert "lang" not in each.usage("my-folder", Speech(language="en"), "float32", is_multilingual=False)

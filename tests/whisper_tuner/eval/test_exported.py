@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 from itertools import pairwise
 from pathlib import Path
 
@@ -222,6 +223,23 @@ def test_half_precision_is_stored_as_such_and_the_model_stays_as_it_was(merged, 
     assert 1.9 < sizes[1] / sizes[0] < 2.1
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
     assert all(torch.equal(before[name], tensor) for name, tensor in merged.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_cannot_be_written_is_told_and_nothing_is_left(merged, tmp_path, name):
+    which = FORMATS[name]
+    try:
+        which.require("float16", running=False)
+    except MissingProgram as error:
+        no_runtime(str(error))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))  # for each file, as if the disk were full
+    try:
+        with pytest.raises(RunError, match=r"exported: the export cannot be written: (?s:.*)Free some space"):
+            which.write(merged, tmp_path / "exported", "float16", card="a card")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["whisper.cpp", "mlx", "openai"])
