@@ -23,7 +23,10 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 HIDDEN = 0.7
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
-EVERY = 16  # rounds; in one of so many second moments travel: that of exogym/strategy/moments.py, which needs torch
+# Rounds in which each second moment travels once, at first and later: those of exogym/strategy/moments.py, which needs
+# torch.
+OFTEN, EVERY = 4, 16
+PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,23 +59,22 @@ class Conditions:
     def step_s(self) -> float:
         return self.measured.step_s or STEP_S
 
-    def sent_bytes(self, wire: str) -> float:
-        """By each host in one exchange; it does not grow with their number."""
-        return 2 * (self.hosts - 1) / self.hosts * self.parameters * WIRE_BYTES[wire]
+    def round_bytes(self, config: DiLoCoConfig = PLAIN, *, moments_in: int = EVERY) -> float:
+        """That each host sends in a round, or in one of the first: these bring more of the second moments. It does not
+        grow with the number of hosts.
+        """
+        a_parameter = WIRE_BYTES[config.wire] + (1 / moments_in if config.share_moments else 0.0)
+        return 2 * (self.hosts - 1) / self.hosts * self.parameters * a_parameter
 
-    def exchange_s(self, wire: str, *, moments: bool = False) -> float:
-        """With second moments it takes a byte more for each parameter."""
-        return (self.sent_bytes(wire) + moments * self.sent_bytes("int8")) / self.bytes_s
+    def exchange_s(self, config: DiLoCoConfig = PLAIN) -> float:
+        return self.round_bytes(config) / self.bytes_s
 
     def longest_s(self, config: DiLoCoConfig) -> float:
-        """Of an exchange in which all travels that ever does."""
-        return self.exchange_s(config.wire, moments=config.share_moments)
+        return self.round_bytes(config, moments_in=OFTEN) / self.bytes_s
 
     def waiting(self, config: DiLoCoConfig) -> float:
         """The part of the time that hosts wait for the link."""
-        hidden_s = config.overlap_steps * self.step_s
-        rounds = ((1 / EVERY, self.longest_s(config)), (1 - 1 / EVERY, self.exchange_s(config.wire)))
-        waits = sum(share * max(0.0, seconds - hidden_s) for share, seconds in rounds)
+        waits = max(0.0, self.exchange_s(config) - config.overlap_steps * self.step_s)
         return waits / (waits + config.H * self.step_s)
 
 
@@ -112,7 +114,7 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     if not is_small():
         takes(wire="int8")
     if not is_small():
-        usual = math.ceil(SPARE * conditions.exchange_s(config.wire) / step_s) + 1
+        usual = math.ceil(SPARE * conditions.exchange_s(config) / step_s) + 1
         takes(H=max(config.H, min(math.ceil(usual / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
         takes(overlap_steps=min(max(usual, int(HIDDEN * config.H)), config.H - 1))
     return _with(job, config), _told(config, conditions)
@@ -138,10 +140,10 @@ def _with(job: Job, config: DiLoCoConfig) -> Job:
 
 
 def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
-    measured, exchange_s = conditions.measured, conditions.exchange_s(config.wire)
+    measured, exchange_s = conditions.measured, conditions.exchange_s(config)
     round_s = f"{config.H * conditions.step_s:.1f} s{'' if measured.step_s else ' (assumed)'}"
     rate = f"{conditions.bytes_s * 8e-6:.0f} Mbit/s{'' if measured.bytes_s else ' (assumed)'}"
-    sent = f"{size(conditions.sent_bytes(config.wire))} as {config.wire}"
+    sent = f"{size(conditions.round_bytes(config))} as {config.wire}"
     parts = [f"rounds of {config.H} steps, {round_s}; in each a host sends {sent}, {exchange_s:.1f} s at {rate}"]
     if config.overlap_steps:
         parts[0] += f", while {config.overlap_steps} steps are made"

@@ -23,12 +23,12 @@ def speed_up(speeds: Sequence[Speed], waiting: float) -> float | None:
 
 def waiting_at_every_step(conditions: Conditions) -> float:
     """The part of the time that AllReduce takes."""
-    exchange_s = conditions.exchange_s("float32")
+    exchange_s = conditions.exchange_s()
     return exchange_s / (exchange_s + conditions.step_s)
 
 
 def suggested_strategy(conditions: Conditions) -> str:
     """AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
     is_known = conditions.parameters > 0
-    cheap = is_known and conditions.exchange_s("float32") <= SMALL_SHARE * conditions.step_s
+    cheap = is_known and conditions.exchange_s() <= SMALL_SHARE * conditions.step_s
     return "allreduce" if cheap or conditions.steps < 2 * FEWEST_ROUNDS else "diloco"

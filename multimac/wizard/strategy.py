@@ -102,7 +102,7 @@ def _show_speeds(speeds: Sequence[Speed], console: Console) -> None:
 
 def _each_step(conditions: Conditions) -> str:
     measured = "as measured" if conditions.measured.bytes_s else "assumed"
-    sent, seconds = size(conditions.sent_bytes("float32")), conditions.exchange_s("float32")
+    sent, seconds = size(conditions.round_bytes()), conditions.exchange_s()
     rate = f"{conditions.bytes_s * 8e-6:.0f} Mbit/s"
     return f"in each step a host sends {sent}: {seconds:.1f} s at {rate}, {measured}"
 

@@ -15,7 +15,7 @@ from exogym.flat import CHUNK, FlatParameters, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import ExactAdam, ExactSGD
-from exogym.strategy.moments import Moments, SharedMoments, is_due
+from exogym.strategy.moments import Moments, SharedMoments, due
 from exogym.strategy.optim import outer_optimizer
 from exogym.strategy.wire import WireSum
 
@@ -23,7 +23,7 @@ NOT_FINITE = "the weights were not finite at the end of the round"
 
 
 class Means(NamedTuple):
-    """Over the ranks: of their changes [numel], None if nobody has trained; and of Adam's moments, if they were due."""
+    """Over the ranks: of their changes [numel], None if nobody has trained; and of Adam's moments that were due."""
 
     change: Tensor | None
     moments: Tensor | None
@@ -74,8 +74,9 @@ class DiLoCoCommunicator(CommunicationModule):
         self._exchanges = 0
 
     def begin(self) -> None:
-        is_now = self._moments and is_due(self._exchanges) and not self.is_last
-        self._own = self._moments.read() if is_now else None
+        part = due(self._exchanges, self.parameters.num_parameters)
+        is_now = self._moments and part.start < part.stop and not self.is_last
+        self._own = self._moments.read(part) if is_now else None
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
         """Its result: Means."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,26 +15,45 @@ from exogym.flat import gather, is_finite
 from exogym.strategy.wire import WireSum
 
 MOMENT = "exp_avg_sq"
-EVERY = 16  # exchanges; in one of so many moments travel, and more often among the first ones
+OFTEN, EVERY = 4, 16  # exchanges in which each moment travels once: of the first EVERY, and later
 
 
-def is_due(exchanges: int) -> bool:
-    """After so many exchanges: 0, 1, 2, 4, 8, 16, 32, 48 ... Moments come to change slowly, with torch's betas over a
-    thousand steps.
+def due(exchanges: int, count: int) -> slice:
+    """Of `count` moments those that travel after so many exchanges: a quarter of them, and later a sixteenth, in turn.
+
+    So no round takes much longer than another. Moments come to change slowly, with torch's betas over a thousand steps.
     """
-    return exchanges % EVERY == 0 or exchanges in (1, 2, 4, 8)
+    parts = OFTEN if exchanges < EVERY else EVERY
+    turn = exchanges % parts
+    return slice(count * turn // parts, count * (turn + 1) // parts)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """values: of all parameters [n], corrected for bias. steps: that Adam had made for each; 0 without a state."""
+    """values: flat[part] of all parameters, corrected for bias. steps: of Adam for each parameter of which there are
+    some; 0 without a state.
+    """
 
     values: Tensor
+    part: slice
     steps: list[int]
 
 
+class Place(NamedTuple):
+    """inside: what a part of the flat has of this parameter, as a slice of that. size: of it, in values."""
+
+    parameter: nn.Parameter
+    state: dict[str, Any]  # of the optimizer; {} if it has none yet
+    beta: float
+    inside: slice
+
+    @property
+    def size(self) -> int:
+        return self.inside.stop - self.inside.start
+
+
 class SharedMoments:
-    """The ranks' mean of Adam's second moments, in 8 bits a value, becomes that of each.
+    """The ranks' mean of Adam's second moments, in 8 bits a value, becomes that of each; of a part of them at a time.
 
     Adam divides each weight's step by the root of its moment. A rank whose clips lack a word has a tiny moment for the
     word's weights, and moves them at full speed wherever small gradients push them, in each round anew, since a host
@@ -45,19 +65,22 @@ class SharedMoments:
         self._optimizer, self._parameters = optimizer, parameters
         self._sum = WireSum(comm, "float8")
 
-    def read(self) -> Moments:
+    def read(self, part: slice) -> Moments:
         """Zeros where the optimizer has none yet."""
-        steps = [int(state["step"]) if state else 0 for _, state, _ in self._states()]
-        values = torch.empty(sum(p.numel() for p in self._parameters))
+        places = list(self._places(part))
+        steps = [int(place.state["step"]) if place.state else 0 for place in places]
+        values = torch.empty(part.stop - part.start)
         corrected = (
-            state[MOMENT] / (1 - beta**step) if step else torch.zeros_like(p)
-            for (p, state, beta), step in zip(self._states(), steps, strict=True)
-        )  # fmt: skip
+            place.state[MOMENT].reshape(-1)[place.inside] / (1 - place.beta**step)
+            if step
+            else torch.zeros(place.size, device=place.parameter.device)
+            for place, step in zip(places, steps, strict=True)
+        )
         gather(corrected, values)
-        return Moments(values, steps)
+        return Moments(values, part, steps)
 
     def exchange(self, own: Moments, samples: int) -> Tensor | None:
-        """Their mean [n], weighted by samples; None if no rank has any, or there is one rank. Changes nothing."""
+        """Their mean, as `own.values`, weighted by samples; None if no rank has any, or there is one rank. Changes nothing."""
         if self._sum.comm.world_size == 1:
             return None
         numel = own.values.numel()
@@ -72,20 +95,27 @@ class SharedMoments:
     def apply(self, mean: Tensor, own: Moments) -> None:
         """As if `mean` had taken the place of `own` when that was read; steps may have been made since."""
         at = 0
-        for (p, state, beta), step in zip(self._states(), own.steps, strict=True):
-            part = slice(at, at + p.numel())
-            at = part.stop
+        for place, step in zip(self._places(own.part), own.steps, strict=True):
+            here = slice(at, at + place.size)
+            at = here.stop
             if not step:
                 continue
-            moment, since = state[MOMENT], int(state["step"]) - step
-            theirs = mean[part].view(p.shape).to(moment.device) * (1 - beta**step)
+            moment = place.state[MOMENT]
+            flat, since = moment.reshape(-1), int(place.state["step"]) - step  # a copy where it is not contiguous
+            theirs = mean[here].to(moment.device) * (1 - place.beta**step)
             if since:
-                mine = own.values[part].view(p.shape).to(moment.device) * (1 - beta**step)
-                theirs = (moment + (theirs - mine) * beta**since).clamp_(min=0)
-            moment.copy_(theirs)
+                mine = own.values[here].to(moment.device) * (1 - place.beta**step)
+                theirs = (flat[place.inside] + (theirs - mine) * place.beta**since).clamp_(min=0)
+            flat[place.inside] = theirs
+            if flat.data_ptr() != moment.data_ptr():
+                moment.copy_(flat.view(moment.shape))
 
-    def _states(self) -> Iterator[tuple[nn.Parameter, dict, float]]:
+    def _places(self, part: slice) -> Iterator[Place]:
         beta = {p: group["betas"][1] for group in self._optimizer.param_groups for p in group["params"]}
+        first = 0
         for p in self._parameters:
-            state = self._optimizer.state.get(p, {})
-            yield p, state if MOMENT in state else {}, beta[p]
+            start, stop = max(part.start - first, 0), min(part.stop - first, p.numel())
+            first += p.numel()
+            if start < stop:
+                state = self._optimizer.state.get(p, {})
+                yield Place(p, state if MOMENT in state else {}, beta[p], slice(start, stop))

@@ -38,10 +38,15 @@ def test_a_keeper_lives_as_long_as_its_process(monkeypatch):
     line = ["tail", f"--pid={worker.pid}", "-f", "/dev/null"]
     monkeypatch.setattr(module, "keeper", lambda pid, system, systemd: line)
     assert module.keep_awake(worker.pid) == "tail"
-    [held] = [child for child in psutil.Process().children() if child.cmdline() == line]
+
+    def held() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child.cmdline() == line]
+
+    wait_until(held)  # a child that has only just been started has no command line yet
+    [tail] = held()
     worker.kill()
     worker.wait()
-    held.wait(5)
+    tail.wait(5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tail --pid is GNU's")

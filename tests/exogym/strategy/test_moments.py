@@ -11,8 +11,10 @@ from exogym import DiLoCoStrategy
 from exogym.comm.threads import ThreadComm
 from exogym.config import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.errors import SettingError
-from exogym.strategy.moments import EVERY, MOMENT, Moments, SharedMoments, is_due
+from exogym.strategy.moments import EVERY, MOMENT, OFTEN, Moments, SharedMoments, due
 from exogym.strategy.quantize import BLOCK, as_float8, from_float8
+
+ALL = slice(0, 8)
 
 
 def adam_after(gradients, size=8, beta=0.5):
@@ -31,7 +33,7 @@ def test_the_mean_of_two_ranks_by_hand():
     def rank_main(comm):
         p, optimizer = adam_after([[2.0, 4.0], [8.0, 0.0]][comm.rank])
         shared = SharedMoments(comm, optimizer, [p])
-        own = shared.read()
+        own = shared.read(ALL)
         mean = shared.exchange(own, [3, 1][comm.rank])
         shared.apply(mean, own)
         return own.values[0].item(), optimizer.state[p][MOMENT][0].item()
@@ -45,7 +47,7 @@ def test_steps_made_while_it_travelled_count():
     """What has become of the own moment since is replaced, what later gradients have added stays."""
     p, optimizer = adam_after([2.0, 4.0])
     shared = SharedMoments(ThreadComm.group(1)[0], optimizer, [p])
-    own = shared.read()
+    own = shared.read(ALL)
     p.grad = torch.full_like(p, 6.0)
     optimizer.step()
     shared.apply(torch.full((8,), 20.0), own)
@@ -57,7 +59,7 @@ def test_a_rank_without_steps_takes_no_part_and_none_at_all_is_nothing():
     def rank_main(comm, gradients):
         p, optimizer = adam_after(gradients[comm.rank])
         shared = SharedMoments(comm, optimizer, [p])
-        own = shared.read()
+        own = shared.read(ALL)
         mean = shared.exchange(own, 1)
         if mean is not None:
             shared.apply(mean, own)
@@ -70,15 +72,15 @@ def test_a_rank_without_steps_takes_no_part_and_none_at_all_is_nothing():
 def test_alone_nothing_is_rounded():
     p, optimizer = adam_after([2.0])
     shared = SharedMoments(ThreadComm.group(1)[0], optimizer, [p])
-    assert shared.exchange(shared.read(), 1) is None
+    assert shared.exchange(shared.read(ALL), 1) is None
 
 
 def test_moments_that_are_not_finite_do_not_count():
     def rank_main(comm):
         p, optimizer = adam_after([2.0])
         shared = SharedMoments(comm, optimizer, [p])
-        values = shared.read().values
-        own = Moments(values.fill_(float("nan")) if comm.rank else values, [1])
+        values = shared.read(ALL).values
+        own = Moments(values.fill_(float("nan")) if comm.rank else values, ALL, [1])
         return shared.exchange(own, 5)[0].item()
 
     assert run_threads(2, rank_main) == [pytest.approx(4.0, rel=0.2)] * 2
@@ -103,8 +105,36 @@ def test_small_values_beside_large_ones_are_no_zeros():
     assert arrived[0] == 1.0 and (arrived[1:] == 2.0**-31).all()
 
 
-def test_when_they_travel():
-    assert [n for n in range(3 * EVERY + 1) if is_due(n)] == [0, 1, 2, 4, 8, EVERY, 2 * EVERY, 3 * EVERY]
+def test_a_part_of_them_takes_the_mean_and_the_others_stay():
+    """Three parameters of 8, 4 and 6, the second without a step, the third not contiguous; 6 to 14 of the 18."""
+
+    def rank_main(comm):
+        first, second = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(4))
+        third = nn.Parameter(torch.zeros(3, 2).t())
+        optimizer = torch.optim.Adam([first, second, third], betas=(0.9, 0.5))
+        for p in (first, third):
+            p.grad = torch.full_like(p, [2.0, 4.0][comm.rank])
+        optimizer.step()
+        shared = SharedMoments(comm, optimizer, [first, second, third])
+        own = shared.read(slice(6, 14))
+        shared.apply(shared.exchange(own, 1), own)
+        assert not optimizer.state[second]
+        return own.values.tolist(), *(optimizer.state[p][MOMENT].reshape(-1).tolist() for p in (first, third))
+
+    for (values, first, third), g in zip(run_threads(2, rank_main), (2.0, 4.0), strict=True):
+        assert values == [g * g] * 2 + [0] * 4 + [g * g] * 2
+        mean, own = pytest.approx(5.0, rel=0.2), g * g / 2  # of 2 and 8, both as they are kept
+        assert first == [own] * 6 + [mean] * 2 and third == [mean] * 2 + [own] * 4
+
+
+@given(count=st.integers(0, 100), begun=st.integers(0, 3 * EVERY))
+def test_each_travels_once_in_so_many_rounds(count, begun):
+    begun -= begun % OFTEN
+    parts = OFTEN if begun < EVERY else EVERY
+    begun -= begun % parts
+    turns = [due(begun + n, count) for n in range(parts)]
+    assert [n for part in turns for n in range(part.start, part.stop)] == list(range(count))
+    assert max(part.stop - part.start for part in turns) <= -(-count // parts)
 
 
 def test_it_needs_adam():

@@ -108,7 +108,7 @@ def test_the_strategy_follows_payload_and_length(parameters, steps, strategy):
     """2 hosts send the payload once; 1 MB takes 0.08 s at 100 Mbit/s, 100 MB 8 s."""
     conditions = Conditions(parameters=parameters, hosts=2, steps=steps, measured=Measured(step_s=1.0))
     assert suggested_strategy(conditions) == strategy
-    waits = conditions.exchange_s("float32")
+    waits = conditions.exchange_s()
     assert waiting_at_every_step(conditions) == pytest.approx(waits / (1 + waits))
 
 
