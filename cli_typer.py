@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -122,6 +123,9 @@ def evaluate(
         str,
         typer.Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
     ] = "full",
+    fallback: Annotated[
+        bool, typer.Option(help="Decode again what repeats itself or is improbable, as OpenAI's program does.")
+    ] = True,
     base: Annotated[bool, typer.Option(help="Also evaluate the untouched base of a trained model.")] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions. [default: the run's, or ./evaluation]")
@@ -139,6 +143,7 @@ def evaluate(
         language,
         batch_size=batch_size,
         audio_context=audio_context,
+        fallback=fallback,
         base=base,
         out=out,
         worst_rows=worst,
@@ -336,7 +341,9 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
-        with as_ctrl_c(signal.SIGTERM):
+        with as_ctrl_c(signal.SIGTERM), warnings.catch_warnings():
+            if not sys.warnoptions:  # `python -W default` shows what libraries warn of
+                warnings.simplefilter("ignore")
             status = app(arguments, standalone_mode=False)
         return int(status or ExitStatus.OK)
     except TunerError as error:

@@ -80,9 +80,12 @@ def _out_of_memory_told() -> Iterator[None]:
 
 
 def summary(result: Evaluation) -> dict:
-    """Per cent, corpus-level; `wer` and `cer` after Whisper's own text normaliser. `clips` and `loops` are counts."""
+    """Per cent, corpus-level; `wer` and `cer` after Whisper's own text normaliser; `wer_greedy` is what it was before
+    any text was decoded again. `clips`, `loops` and `decoded_again` are counts.
+    """
     rates = {
         "wer": result.normalized.wer,
+        "wer_greedy": result.greedy.wer,
         "cer": result.normalized.cer,
         "wer_raw": result.raw.wer,
         "cer_raw": result.raw.cer,
@@ -90,4 +93,5 @@ def summary(result: Evaluation) -> dict:
     return {name: round(100 * rate, 2) for name, rate in rates.items()} | {
         "clips": len(result.rows),
         "loops": result.loops,
+        "decoded_again": len(result.again),
     }

@@ -186,7 +186,9 @@ class DiLoCoConfig(StrategyConfig):
         0, int, "inner steps that are made while a round's exchange travels (0: ranks wait for it); diloco only"
     )
     share_moments: bool = setting(
-        False, bool, "average Adam's second moments too, in 8 bits: a quarter of them in a round, from the 17th on a 16th"
+        False,
+        bool,
+        "average Adam's second moments too, in 8 bits: a quarter in each of 16 rounds, later a 16th",
     )
     scale_lr: bool = setting(
         False, bool, "multiply a rank's learning rate by the fourth root of (samples of all ranks / its own) in a step"

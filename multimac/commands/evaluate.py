@@ -25,10 +25,19 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.errors import ConfigError, ExitStatus
-from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, Evaluation
+from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
 from whisper_tuner.eval.intervals import Difference, Interval, counts, wer_difference, wer_interval
-from whisper_tuner.eval.predictions import PREDICTIONS, Prediction, worst, write_predictions
+from whisper_tuner.eval.predictions import (
+    EMPTY,
+    PREDICTIONS,
+    REPETITION,
+    TOO_LONG,
+    TOO_SHORT,
+    Prediction,
+    worst,
+    write_predictions,
+)
 from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
 from whisper_tuner.settings import nearest
@@ -36,7 +45,20 @@ from whisper_tuner.text import duration
 
 CACHE = PROJECT / STORE / "cache"
 ELSEWHERE = "Free some space, or choose another folder with --out."
-FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten", "cer_raw": "CER as\nwritten"}
+FIGURES = {
+    "wer": "WER",
+    "wer_greedy": "WER\ngreedy",
+    "cer": "CER",
+    "wer_raw": "WER as\nwritten",
+    "cer_raw": "CER as\nwritten",
+}
+NAMED = 8  # clips of a kind
+KINDS = {
+    REPETITION: "repeats itself",
+    EMPTY: "nothing was heard",
+    TOO_LONG: "far more was heard than said",
+    TOO_SHORT: "far less was heard than said",
+}
 CAPTIONS = {
     "full": "audio padded to 30 s, as other programs do",
     "cropped": "audio cropped to its own length; other programs pad it to 30 s",
@@ -63,6 +85,7 @@ def evaluate(
     *,
     batch_size: int,
     audio_context: str,
+    fallback: bool,
     base: bool,
     out: Path | None,
     worst_rows: int,
@@ -82,9 +105,10 @@ def evaluate(
     with console.status("loading the models"):
         check_models(chosen)
     folders = _make_folders(chosen, manifests, out, audio_context)
+    temperatures = FALLBACK if fallback else GREEDY
     measured = []
     for model in chosen:
-        for manifest, result in _results(console, model, manifests, asked, batch_size, audio_context):
+        for manifest, result in _results(console, model, manifests, asked, batch_size, audio_context, temperatures):
             folder = folders[model, manifest.path]
             measured.append(_measured(console, model, manifest, result, folder, audio_context))
     measured.sort(key=lambda one: manifests.index(one.manifest))
@@ -97,6 +121,7 @@ def evaluate(
         console.print(line, soft_wrap=True)
     for one in measured:
         if not one.model.untouched or len(chosen) == 1:
+            _name_doubtful(console, one)
             _show_worst(console, one, worst_rows)
     for one in measured:
         console.print(f"predictions: {one.record['predictions']}", soft_wrap=True)
@@ -145,6 +170,7 @@ def _results(
     asked: dict[str, str],
     batch_size: int,
     audio_context: str,
+    temperatures: tuple[float, ...],
 ) -> Iterator[tuple[Manifest, Evaluation]]:
     """asked: language and task; where they are empty, those of the run that made the model."""
     origin, device, loaded = chosen.origin, devices.choose(), None
@@ -153,6 +179,7 @@ def _results(
         language=asked["language"] or (origin.language if origin else "") or None,
         task=asked["task"] or (origin.task if origin else None),
         audio_context=audio_context,
+        temperatures=temperatures,
     )
     texts = TextCache(CACHE / TEXTS)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
@@ -169,6 +196,7 @@ def _results(
                     language=decoding.language,
                     task=decoding.task,
                     audio_context=audio_context,
+                    temperatures=temperatures,
                     batch_size=batch_size,
                     progress=lambda done, total, shown=shown: bar.update(shown, completed=done),
                 )
@@ -230,8 +258,8 @@ def _rounded(interval: Interval | None) -> list[float] | None:
 def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
     """A section for each test set; the rate columns come right after the model, as scripts expect."""
     explained = (
-        "per cent; WER and CER after Whisper's text normaliser, WER with its interval of 95 %; "
-        "loops: clips in whose text a phrase repeats itself"
+        "per cent; WER and CER after Whisper's text normaliser, WER with its interval of 95 %; greedy: before a text "
+        "that repeats itself or is improbable was decoded again; loops: clips in whose text a phrase repeats itself"
     )
     table = Table(header_style="bold", caption=f"{explained}; speed: audio s/s; {way}")
     for column in ("model", *FIGURES.values(), "clips", "loops", "speed"):
@@ -252,6 +280,16 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str
                 speed = "cached" if one.record["cached"] else f"{one.record['speed']:.1f}"
                 table.add_row(one.model.name, *rates, *numbers, speed)
     return table
+
+
+def _name_doubtful(console: Console, measured: Measured) -> None:
+    found = {"was in doubt and decoded again": [row for row in measured.predictions if row.was_in_doubt]}
+    found |= {what: [row for row in measured.predictions if flag in row.flags] for flag, what in KINDS.items()}
+    for what, rows in found.items():
+        if rows:
+            names = ", ".join(row.sample.id for row in rows[:NAMED])
+            more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+            console.print(f"{measured.model.name}: {what}: {names}{more}", soft_wrap=True)
 
 
 def _show_worst(console: Console, measured: Measured, count: int) -> None:

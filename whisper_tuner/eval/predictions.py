@@ -18,29 +18,39 @@ from whisper_tuner.eval.wer import ErrorRates, error_rates
 from whisper_tuner.files import write_table
 
 PREDICTIONS = "predictions.csv"
-EMPTY, REPETITION, LENGTH_RATIO = "empty", "repetition", "length-ratio"
+EMPTY, REPETITION, TOO_LONG, TOO_SHORT = "empty", "repetition", "hallucination", "too-short"
 REPEATED_WORDS = 6  # the longest phrase that counts as a loop
 REPEATED_TIMES = 4  # a loop comes at least this often in a row, and more often than in the reference
 LONGEST_RATIO = 2.0  # of the longer text to the shorter one, in words
-RATIO_WORDS = 5  # with fewer words in both texts the ratio tells nothing
+RATIO_WORDS = 5  # with fewer words in both texts the ratio tells nothing, unless nothing was said
 MARKS = {"equal": "", "substitute": "S", "delete": "D", "insert": "I"}  # jiwer's words for them
 
 TEXTS = ("id", "audio", "reference", "hypothesis", "reference_normalized", "hypothesis_normalized")
-COLUMNS = (*TEXTS, "wer", "cer", "substitutions", "deletions", "insertions", "duration_s", "flags")
+ERRORS = ("wer", "cer", "substitutions", "deletions", "insertions")
+COLUMNS = (*TEXTS, *ERRORS, "duration_s", "flags", "temperature", "greedy")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model wrote for a clip; `normalized` is (reference, hypothesis) after the text normaliser."""
+    """What a model wrote for a clip; `normalized` is (reference, hypothesis) after the text normaliser.
+
+    temperature: at which it was decoded. greedy: what it wrote at 0.
+    """
 
     sample: Sample
     hypothesis: str
     normalized: tuple[str, str]
+    temperature: float
+    greedy: str
 
     @cached_property
     def rates(self) -> ErrorRates:
         reference, hypothesis = self.normalized
         return error_rates([reference], [hypothesis])
+
+    @property
+    def was_in_doubt(self) -> bool:
+        return self.temperature > 0 or self.hypothesis != self.greedy
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -60,7 +70,7 @@ class Aligned:
 
 
 def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
-    """What a person should look at: nothing was heard, a phrase loops, or one text is far longer than the other."""
+    """What a person should look at: nothing was heard, a phrase loops, or far more or less was heard than said."""
     said, heard = reference.split(), hypothesis.split()
     found = []
     if said and not heard:
@@ -68,8 +78,8 @@ def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
     if (times := _repeats(heard)) >= REPEATED_TIMES and times > _repeats(said):
         found.append(REPETITION)
     shorter, longer = sorted((len(said), len(heard)))
-    if longer >= RATIO_WORDS and longer > LONGEST_RATIO * shorter:
-        found.append(LENGTH_RATIO)
+    if (longer >= RATIO_WORDS and longer > LONGEST_RATIO * shorter) or (heard and not said):
+        found.append(TOO_LONG if len(heard) > len(said) else TOO_SHORT)
     return tuple(found)
 
 
@@ -89,7 +99,7 @@ def _row(prediction: Prediction) -> list[object]:
     texts = [sample.id, sample.audio, sample.text, prediction.hypothesis, *prediction.normalized]
     errors = [rates.substitutions, rates.deletions, rates.insertions]
     figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
-    return [*texts, *figures, " ".join(prediction.flags)]
+    return [*texts, *figures, " ".join(prediction.flags), prediction.temperature, prediction.greedy]
 
 
 def align(reference: str, hypothesis: str) -> list[Aligned]:

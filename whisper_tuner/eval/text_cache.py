@@ -16,7 +16,7 @@ from pathlib import Path
 
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import TunerError
-from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared
+from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, Transcript, compared
 from whisper_tuner.export.final import ADAPTER_CONFIG, base_of
 from whisper_tuner.files import write_atomically
 from whisper_tuner.hub import model_folder
@@ -36,6 +36,7 @@ class Decoding:
     language: str | None
     task: str | None
     audio_context: str = "full"
+    temperatures: tuple[float, ...] = FALLBACK
 
 
 class TextCache:
@@ -67,14 +68,15 @@ class TextCache:
         found = _loaded(self._folder / f"{key}.json") if key else {}
         match found:
             case {"texts": [*texts], "written": str() | None as written, "seconds": float() as seconds}:
-                if len(texts) == len(samples) and all(isinstance(text, str) for text in texts):
-                    return compared(samples, [Transcript(text) for text in texts], written, seconds, cached=True)
+                heard = [_transcript(text) for text in texts]
+                if len(heard) == len(samples) and None not in heard:
+                    return compared(samples, heard, written, seconds, cached=True)
         return None
 
     def write(self, key: str | None, result: Evaluation) -> None:
         """Nothing is kept of a test set with clips that could not be read: another program may be all that lacks."""
         if key and not result.problems:
-            texts = [row.hypothesis for row in result.rows]
+            texts = [[row.hypothesis, row.temperature, row.greedy] for row in result.rows]
             self._write(
                 self._folder / f"{key}.json", {"texts": texts, "written": result.written, "seconds": result.seconds}
             )
@@ -84,6 +86,14 @@ class TextCache:
         with contextlib.suppress(OSError):  # disk full, no permission: it is computed again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, f"{_hash(text.encode())}\n{text}", durable=False)
+
+
+def _transcript(kept: object) -> Transcript | None:
+    """None if it is not what `TextCache.write` has made of one."""
+    match kept:
+        case [str() as text, float() as temperature, str() as greedy]:
+            return Transcript(text, temperature=temperature, greedy=greedy)
+    return None
 
 
 def _loaded(path: Path) -> dict:

@@ -17,20 +17,20 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.features import extracted, log_mel, pad_log_mel
-from whisper_tuner.eval.evaluation import evaluating, generation_settings, model_inputs, transcribe
+from whisper_tuner.eval.decoder import LEAST_PROBABLE, NO_SPEECH
+from whisper_tuner.eval.evaluation import FALLBACK, evaluating, generation_settings, model_inputs, transcribe
 from whisper_tuner.languages import joined
 from whisper_tuner.model.base_model import whisper_of
 
 BLOCK_S = 600.0  # decoded in one call, so that hours of audio do not have to fit into memory
 SHORTEST_S = 0.02  # the resolution of Whisper's timestamps
 SHORTEST_WORD_S = 0.1  # what begins later before the end was heard in the padding
-# OpenAI's fallback: text that repeats itself (by zlib's ratio over tokens) or is improbable is decoded again with a
-# higher temperature. Three temperatures, not six: a fine-tuned model often falls short, and each one costs a decoding.
-FALLBACK = {
-    "temperature": (0.0, 0.4, 0.8),
+# transformers' own fallback, by zlib's ratio over tokens, where theirs is by that over text in the evaluation of clips.
+THRESHOLDS = {
+    "temperature": FALLBACK,
     "compression_ratio_threshold": 1.35,
-    "logprob_threshold": -1.0,
-    "no_speech_threshold": 0.6,
+    "logprob_threshold": LEAST_PROBABLE,
+    "no_speech_threshold": NO_SPEECH,
 }
 _QUIET_FRAME_S = 0.02
 _QUIET_FRAMES = 10  # the length of the pause that a cut looks for
@@ -88,7 +88,8 @@ def transcribe_recording(
             if timed:
                 found = _by_timestamps(whisper, processor, piece, arguments, lambda s, at=offset: progress(at + s))
             else:
-                [heard] = transcribe(model, processor, [log_mel(piece, extractor)], language=language, task=task)
+                mels, asked = [log_mel(piece, extractor)], {"language": language, "task": task}
+                [heard] = transcribe(model, processor, mels, **asked, temperatures=FALLBACK)
                 found = [Segment(0.0, len(piece) / rate, heard.text)]
             segments += [replace(s, start=s.start + offset, end=min(s.end + offset, end / rate)) for s in found]
             progress(end / rate)
@@ -146,7 +147,7 @@ def _by_timestamps(
         condition_on_prev_tokens=False,
         max_new_tokens=whisper.config.max_target_positions // 2,  # as in evaluation
         monitor_progress=lambda at: progress(at[0, 0].item() * extractor.hop_length / extractor.sampling_rate),
-        **FALLBACK,
+        **THRESHOLDS,
         **arguments,
     )
     first_timestamp = whisper.generation_config.no_timestamps_token_id + 1

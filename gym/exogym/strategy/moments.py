@@ -80,7 +80,7 @@ class SharedMoments:
         return Moments(values, part, steps)
 
     def exchange(self, own: Moments, samples: int) -> Tensor | None:
-        """Their mean, as `own.values`, weighted by samples; None if no rank has any, or there is one rank. Changes nothing."""
+        """Their mean, as `own.values`, weighted by samples; None if none has any, or there is one. Changes nothing."""
         if self._sum.comm.world_size == 1:
             return None
         numel = own.values.numel()

@@ -48,7 +48,7 @@ def settled(job, parameters, *, hosts=4, steps=1000, **measured):
 
 
 def test_a_payload_that_is_small_against_steps_travels_as_it_is(job):
-    """2.2 million floats, and a 16th of a byte for each moment, to 3 others by 10 Gbit/s take 0.01 s; five steps take 5 s."""
+    """2.2 million floats, and a 16th of a byte for each moment, to 3 others by 10 Gbit/s: 0.01 s. Five steps: 5 s."""
     config, told, _ = settled(job(), LORA, bytes_s=1250e6, step_s=1.0)
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (5, "float32", 0, True)
     assert told == (

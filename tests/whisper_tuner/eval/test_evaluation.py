@@ -7,7 +7,7 @@ from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel
-from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, evaluate, transcribe
+from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, GREEDY, evaluate, transcribe
 from whisper_tuner.model.base_model import prepare, set_language
 
 
@@ -142,7 +142,7 @@ def test_rates_are_of_what_was_heard(multilingual, clips):
         Sample(id=c.id, audio=c.audio, text=t.text, duration_s=c.duration_s)
         for c, t in zip(clips[:3], heard, strict=True)
     ]
-    result = evaluate(model, processor, perfect, language="fr")
+    result = evaluate(model, processor, perfect, language="fr", temperatures=GREEDY)
     assert result.raw.wer == result.raw.cer == result.normalized.wer == 0 and result.raw.words > 0
     assert evaluate(model, processor, [], language="fr").raw.wer == 0
 
@@ -213,7 +213,7 @@ def test_a_model_that_writes_timestamps_by_itself(multilingual, clips):
 def test_loops_are_counted(multilingual, clips, monkeypatch):
     heard = iter([["on and on and on and on and on"], ["one two three"], ["no no no no no no"]])
     monkeypatch.setattr(WhisperProcessor, "batch_decode", lambda *_args, **_more: next(heard))
-    assert evaluate(*multilingual, clips[:3], language="fr", batch_size=1).loops == 2
+    assert evaluate(*multilingual, clips[:3], language="fr", batch_size=1, temperatures=GREEDY).loops == 2
 
 
 def test_what_cannot_be_transcribed_for_another_reason_ends_it(multilingual, clips):

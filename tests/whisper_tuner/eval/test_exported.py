@@ -27,9 +27,12 @@ from transformers import (
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
+from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.features import log_mel
 from whisper_tuner.errors import MissingProgram, ModelError, RunError
-from whisper_tuner.eval.evaluation import transcribe
+from whisper_tuner.eval.decoder import Decoder, compression
+from whisper_tuner.eval.evaluation import model_inputs, no_speech_token, transcribe
 from whisper_tuner.eval.exported import decoded, is_off
 from whisper_tuner.eval.intervals import wer_difference
 from whisper_tuner.export.final import load_model, save_final
@@ -283,3 +286,26 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
     with pytest.raises(MissingProgram, match="gguf"):
         FORMATS["whisper.cpp"].require("q8_0", running=False)
     FORMATS["whisper.cpp"].require("float16", running=False)
+
+
+def test_what_is_doubted_is_what_openai_doubts(merged, tmp_path, long_clips):
+    """The probability of a text and that of silence, and how far a text can be compressed: by both programs."""
+    if importlib.util.find_spec("whisper") is None:
+        no_runtime("whisper")
+    import whisper
+
+    model, processor = merged.model, merged.processor
+    FORMATS["openai"].write(merged, tmp_path, "float32")
+    theirs = whisper.load_model(str(next(tmp_path.glob("*.pt"))), device="cpu")
+    options = whisper.DecodingOptions(language="en", without_timestamps=True, fp16=False, suppress_tokens="")
+    decoder = Decoder(no_speech=no_speech_token(model, processor))
+    mels = [log_mel(load_audio(clip.audio), processor.feature_extractor) for clip in long_clips]
+    ids = model.generate(**model_inputs(model, mels), max_new_tokens=224, custom_generate=decoder)
+    for mel, text, found in zip(
+        mels, processor.batch_decode(ids, skip_special_tokens=True), decoder.certainties, strict=True
+    ):
+        expected = whisper.decode(theirs, torch.from_numpy(mel), options)
+        assert text.strip() == expected.text
+        assert compression(text.strip()) == expected.compression_ratio
+        assert found.logprob == pytest.approx(expected.avg_logprob, abs=0.05)  # they let a time be written
+        assert found.no_speech == pytest.approx(expected.no_speech_prob, rel=1e-3)

@@ -9,8 +9,9 @@ from whisper_tuner.eval.evaluation import evaluate
 from whisper_tuner.eval.predictions import (
     COLUMNS,
     EMPTY,
-    LENGTH_RATIO,
     REPETITION,
+    TOO_LONG,
+    TOO_SHORT,
     Aligned,
     Prediction,
     align,
@@ -23,7 +24,7 @@ from whisper_tuner.eval.wer import error_rates
 
 def row(name: str, reference: str, hypothesis: str) -> Prediction:
     sample = Sample(id=name, audio=Path(f"{name}.wav"), text=reference, duration_s=1.5)
-    return Prediction(sample, hypothesis, (reference.lower(), hypothesis.lower()))
+    return Prediction(sample, hypothesis, (reference.lower(), hypothesis.lower()), 0.0, hypothesis)
 
 
 @pytest.mark.parametrize(
@@ -32,13 +33,13 @@ def row(name: str, reference: str, hypothesis: str) -> Prediction:
         ("one two", "one two", ()),
         ("one two", "", (EMPTY,)),
         ("", "", ()),
-        ("", "you", ()),
+        ("", "you", (TOO_LONG,)),
         ("no no no no no", "no no no no no", ()),  # so it was said
         ("turn it off", "no no no no", (REPETITION,)),
-        ("turn it off", "the same as the same as the same as the same as", (REPETITION, LENGTH_RATIO)),
-        ("a b c d e f g", "a b c", (LENGTH_RATIO,)),
+        ("turn it off", "the same as the same as the same as the same as", (REPETITION, TOO_LONG)),
+        ("a b c d e f g", "a b c", (TOO_SHORT,)),
         ("a", "a b c", ()),  # too short to tell
-        ("a b c d e f", "", (EMPTY, LENGTH_RATIO)),
+        ("a b c d e f", "", (EMPTY, TOO_SHORT)),
     ],
 )
 def test_flags(said, heard, expected):

@@ -67,6 +67,7 @@ def test_nothing_is_kept_for_another_model_test_set_or_decoding(texts, filled, m
     assert now() == key
     others = [now(samples[:2]), now(samples[::-1]), now([*samples, clips[5]])]
     others += [now(device="mps"), now(language=None), now(task="translate"), now(audio_context="cropped")]
+    others += [now(temperatures=(0.0,))]
     shutil.copy(clips[7].audio, samples[0].audio)
     others.append(now())
     weights = model / "model.safetensors"

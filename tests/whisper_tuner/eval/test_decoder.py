@@ -1,5 +1,6 @@
 """Batched decoding against transformers' own, clip by clip."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from transformers import LogitsProcessor
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.eval.decoder import Certainty, Decoder
 from whisper_tuner.eval.evaluation import evaluate, transcribe
-from whisper_tuner.eval.greedy import greedy
+from whisper_tuner.eval.predictions import PREDICTIONS, flags, write_predictions
 from whisper_tuner.model.base_model import load_base
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
@@ -92,12 +94,105 @@ def test_clips_that_never_end_neither_change_nor_hold_up_the_others(bundled):
         lambda _module, _args, given: sizes.append(len(given["input_ids"])), with_kwargs=True
     )
     mask = torch.ones(features.shape[::2])
-    heard = model.generate(features, attention_mask=mask, custom_generate=greedy, **arguments)
+    heard = model.generate(features, attention_mask=mask, custom_generate=Decoder(), **arguments)
     hook.remove()
     assert texts(processor, heard) == texts(processor, expected)
     endless = firsts.count(first)
     assert 0 < endless < 5 and [len(ids) == limit for ids in expected].count(True) == endless
     assert len(sizes) == limit and sizes[-1] < 2 * endless and set(sizes) <= {13, 6, 3, 1}
+
+
+@pytest.fixture
+def looping(bundled):
+    """The bundled model. In the first decoding of the third clip it repeats a word to the end."""
+    model, processor, samples = bundled
+    clip, decodings, last = -1, 0, None
+
+    def encoded(*_):
+        nonlocal clip, decodings
+        clip, decodings = clip + 1, 0
+
+    def counted(_module, _args, given):
+        nonlocal decodings, last
+        decodings += given["decoder_input_ids"].shape[1] > 1  # a prompt
+        last = given["decoder_input_ids"][:, -1]
+
+    def bent(_module, _given, scores):
+        if clip == 2 and decodings == 1 and scores.shape[1] == 1:
+            scores[0, -1, last] += 100
+        return scores
+
+    hooks = [
+        model.model.encoder.register_forward_pre_hook(encoded),
+        model.register_forward_pre_hook(counted, with_kwargs=True),
+        model.proj_out.register_forward_hook(bent),
+    ]
+    yield model, processor, samples[:5]
+    for hook in hooks:
+        hook.remove()
+
+
+def test_a_clip_that_loops_is_decoded_again_and_named(looping, expected, tmp_path):
+    model, processor, samples = looping
+    result = evaluate(model, processor, samples, batch_size=1)
+    [again] = result.again
+    assert again.sample == sorted(samples, key=lambda sample: -sample.duration_s)[2] and again.temperature > 0
+    assert "repetition" in flags(*(" ".join(text.split()) for text in (again.sample.text, again.greedy)))
+    assert result.loops == 0 and result.greedy.wer > 2 * result.normalized.wer
+    others = [row for row in result.rows if row is not again]
+    assert [row.hypothesis for row in others] == [row.greedy for row in others]
+    assert all(row.hypothesis in expected for row in others)
+    [row] = [row for row in read(write_predictions(tmp_path / PREDICTIONS, result.rows)) if row["temperature"] != "0.0"]
+    assert (row["id"], row["greedy"], row["hypothesis"]) == (again.sample.id, again.greedy, again.hypothesis)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_drawn_for_a_clip_depends_on_it_alone(bundled):
+    model, processor, samples = bundled
+    waveforms = [load_audio(sample.audio) for sample in samples]
+    features = processor(waveforms, sampling_rate=16_000, return_tensors="pt").input_features
+    mask = torch.ones(features.shape[::2])
+
+    def drawn(rows, seeds):
+        decoder = Decoder(1.0, [seeds[row] for row in rows])
+        ids = model.generate(features[rows], attention_mask=mask[rows], max_new_tokens=64, custom_generate=decoder)
+        return texts(processor, ids), [certainty.logprob for certainty in decoder.certainties]
+
+    everyone = list(range(13))
+    together, logprobs = drawn(everyone, everyone)
+    apart = [drawn([row], everyone) for row in everyone]
+    assert together == [text for ([text], _) in apart]
+    assert logprobs == pytest.approx([logprob for (_, [logprob]) in apart], abs=1e-3)
+    assert drawn(everyone, everyone[::-1])[0] != together
+
+
+def test_tokens_are_drawn_as_often_as_they_are_probable():
+    """Of three tokens with 1/2, 1/4, 1/4, and one that is ruled out, at temperature 1; at 0.5 with 2/3, 1/6, 1/6."""
+    scores = torch.tensor([[0.5, 0.25, -torch.inf, 0.25]]).clamp(min=0).log()
+    for temperature, shares in ((1.0, (0.5, 0.25, 0, 0.25)), (0.5, (2 / 3, 1 / 6, 0, 1 / 6))):
+        decoder = Decoder(temperature, [7])
+        tokens = [int(decoder._next(scores, [0])) for _ in range(4000)]
+        assert [tokens.count(token) / 4000 for token in range(4)] == pytest.approx(shares, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("logprob", "no_speech", "text", "silence", "doubtful"),
+    [
+        (-0.5, 0.0, "a text", False, False),
+        (-1.5, 0.0, "a text", False, True),
+        (-0.5, 0.9, "a text", False, False),
+        (-1.5, 0.9, "a text", True, False),
+        (-0.5, 0.0, "on and " * 30, False, True),
+        (-1.5, 0.9, "on and " * 30, True, False),
+    ],
+)
+def test_doubts_are_openais(logprob, no_speech, text, silence, doubtful):
+    certainty = Certainty(logprob, no_speech)
+    assert (certainty.is_silence(), certainty.is_doubtful(text)) == (silence, doubtful)
 
 
 @pytest.mark.parametrize("arguments", [{"language": "fr", "task": "transcribe"}, {"task": "transcribe"}])
