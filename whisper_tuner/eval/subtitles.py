@@ -1,15 +1,22 @@
-"""Segments as text, SRT, WebVTT or JSON."""
+"""Segments as text, SRT, WebVTT or JSON. Subtitles have two lines of 42 letters, as broadcasters' do."""
 
 from __future__ import annotations
 
 import html
 import json
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from whisper_tuner.eval.transcription import Recording, Segment
+    from whisper_tuner.eval.transcription import Recording
 
+LINE = 42  # letters; one of Chinese or Japanese counts as two
+SENTENCE, PART = ".?!…。？！", ",;:—–、，；："  # signs after which it is good, and fair, to cut
 SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
 
 
@@ -21,10 +28,105 @@ def rendered(recording: Recording, form: str, audio: Path) -> str:
         case "json":
             return _json(recording, audio)
         case "srt":  # an arrow inside the text would be read as another line of times
-            blocks = (f"{_times(s, ',')}\n{s.text.replace('-->', '->')}\n" for s in recording.segments)
+            blocks = (f"{_times(cue, ',')}\n{cue.text.replace('-->', '->')}\n" for cue in cues(recording))
             return "\n".join(f"{number}\n{block}" for number, block in enumerate(blocks, start=1))
-    blocks = (f"{_times(s, '.')}\n{html.escape(s.text, quote=False)}\n" for s in recording.segments)
+    blocks = (f"{_times(cue, '.')}\n{html.escape(cue.text, quote=False)}\n" for cue in cues(recording))
     return "\n".join(["WEBVTT\n", *blocks])
+
+
+class Cue(NamedTuple):
+    """What is shown at once, in one line or two."""
+
+    start: float
+    end: float
+    text: str
+
+
+def cues(recording: Recording) -> Iterator[Cue]:
+    """Within a segment, time is shared by length of text."""
+    for segment in recording.segments:
+        parts = _cut(_units(segment.text))
+        widths = [sum(map(width, part)) for part in parts]
+        per_width = (segment.end - segment.start) / max(1, sum(widths))
+        ends = [segment.start + per_width * so_far for so_far in accumulate(widths)]
+        for part, start, end in zip(parts, [segment.start, *ends], ends, strict=False):
+            yield Cue(start, end, _lines(part))
+
+
+def width(text: str) -> int:
+    """In columns."""
+    return sum(2 if _is_wide(letter) else not unicodedata.combining(letter) for letter in text)
+
+
+def _is_wide(letter: str) -> bool:
+    return unicodedata.east_asian_width(letter) in "WF"
+
+
+def _units(text: str) -> list[str]:
+    """What is not cut: words with the space after them, and wide letters, which are written without spaces. A sign
+    belongs to what is before it, also where a space is between, as in French.
+    """
+    units: list[str] = []
+    for letter in text:
+        ends = units and (_is_wide(letter) or _is_wide(units[-1][-1]) or units[-1][-1] == " ")
+        if not units or (ends and letter not in f"{SENTENCE}{PART} "):
+            units.append(letter)
+        else:
+            units[-1] += letter
+    return units
+
+
+def _cut(units: Sequence[str]) -> list[Sequence[str]]:
+    """Parts of two lines at most, as few and as alike as good places to cut allow."""
+    widths = [0, *accumulate(map(width, units))]
+    wanted = widths[-1] / max(1, math.ceil(widths[-1] / (2 * LINE)))
+
+    @cache
+    def price(start: int, end: int) -> float:
+        if end - start > 1 and _split(units[start:end]) is None:
+            return math.inf
+        uneven = (widths[end] - widths[start]) / wanted - 1
+        return 1 + uneven**2 + 2 * _unwelcome(units[end - 1], is_last=end == len(units))
+
+    # The cheapest way to cut the first n units, by the place of its last cut.
+    best: list[tuple[float, int]] = [(0.0, 0)]
+    for end in range(1, len(units) + 1):
+        nearest = range(max(0, end - 2 * LINE), end)
+        best.append(min((best[start][0] + price(start, end), start) for start in nearest))
+    places = [len(units)]
+    while places[-1]:
+        places.append(best[places[-1]][1])
+    places.reverse()
+    return [units[start:end] for start, end in pairwise(places)]
+
+
+def _unwelcome(unit: str, *, is_last: bool = False) -> float:
+    """A cut after it: the less it interrupts, the less."""
+    sign = unit.rstrip().rstrip("\"'»”’)")[-1:]
+    return 0.0 if is_last or (sign and sign in SENTENCE) else 0.5 if sign and sign in PART else 1.0
+
+
+def _split(units: Sequence[str]) -> int | None:
+    """Where the second line begins, len(units) for none; None if two lines do not hold them."""
+    widths = [width("".join(units[:place]).rstrip()) for place in range(len(units) + 1)]
+    if widths[-1] <= LINE:
+        return len(units)
+    whole = width("".join(units).rstrip())
+    places = [
+        place
+        for place in range(1, len(units))
+        if widths[place] <= LINE and width("".join(units[place:]).rstrip()) <= LINE
+    ]
+    return min(
+        places,
+        key=lambda place: abs(2 * widths[place] - whole) / LINE + _unwelcome(units[place - 1]),
+        default=None,
+    )
+
+
+def _lines(units: Sequence[str]) -> str:
+    place = _split(units) or len(units)  # one word may be longer than two lines
+    return "\n".join("".join(part).strip() for part in (units[:place], units[place:]) if part)
 
 
 def timestamp(seconds: float, mark: str) -> str:
@@ -46,5 +148,5 @@ def _json(recording: Recording, audio: Path) -> str:
     return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
 
 
-def _times(segment: Segment, mark: str) -> str:
-    return f"{timestamp(segment.start, mark)} --> {timestamp(segment.end, mark)}"
+def _times(cue: Cue, mark: str) -> str:
+    return f"{timestamp(cue.start, mark)} --> {timestamp(cue.end, mark)}"

@@ -1,10 +1,13 @@
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from whisper_tuner.eval.subtitles import rendered, timestamp
+from whisper_tuner.eval.subtitles import LINE, cues, rendered, timestamp, width
 from whisper_tuner.eval.transcription import Recording, Segment
 
 RECORDING = Recording(
@@ -41,3 +44,50 @@ def test_json_and_text():
 @pytest.mark.parametrize(("form", "expected"), [("srt", ""), ("vtt", "WEBVTT\n"), ("text", "")])
 def test_silence_gives_an_empty_file(form, expected):
     assert rendered(Recording(duration_s=1.0, segments=()), form, Path("a.wav")) == expected
+
+
+SPEECH = (
+    "The quick brown fox jumped over the lazy dog, and then it ran away. Nobody saw it again until the spring, when it "
+    "came back to the very same garden. It had grown."
+)
+JAPANESE = "これは長い字幕の例です。日本語には空白がありませんから、どこで切るかは句読点で決めます。" * 2
+
+
+def segment_cues(text: str, seconds: float = 12.0):
+    return list(cues(Recording(duration_s=seconds, segments=(Segment(1.0, 1.0 + seconds, text),))))
+
+
+def test_long_segments_become_cues_of_two_lines():
+    found = segment_cues(SPEECH)
+    assert [cue.text.replace("\n", "|") for cue in found] == [
+        "The quick brown fox jumped over the|lazy dog, and then it ran away.",
+        "Nobody saw it again until the spring,|when it came back to the very same garden.",
+        "It had grown.",
+    ]
+    assert found[0].start == 1.0 and found[-1].end == pytest.approx(13.0)
+    assert all(one.end == other.start for one, other in pairwise(found))
+
+
+def test_wide_letters_are_cut_anywhere_but_before_a_sign():
+    found = segment_cues(JAPANESE)
+    lines = [line for cue in found for line in cue.text.split("\n")]
+    assert len(lines) > 2 and "".join(lines) == JAPANESE and all(width(line) <= LINE for line in lines)
+    assert not any(line[0] in "。、" for line in lines)
+
+
+def test_a_sign_after_a_space_stays_with_its_word():
+    text = f"{'Voulez-vous que je vous rappelle demain ? ' * 3}Merci !"
+    assert all(line[0] not in "?!" for cue in segment_cues(text) for line in cue.text.split("\n"))
+
+
+@given(text=st.text(st.sampled_from("ab ,.字é"), min_size=1, max_size=400), seconds=st.floats(0.02, 40))
+def test_no_letter_is_lost_and_no_line_too_long(text, seconds):
+    text = " ".join(text.split())
+    if not text:
+        return
+    found = segment_cues(text, seconds)
+    assert "".join("".join(cue.text.split()) for cue in found) == text.replace(" ", "")
+    for cue in found:
+        lines = cue.text.split("\n")
+        assert len(lines) <= 2 and cue.end >= cue.start
+        assert all(width(line) <= LINE or len(line.split()) == 1 for line in lines)
