@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import html
 import json
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from whisper_tuner.eval.transcription import Recording
+    from whisper_tuner.eval.transcription import Recording, Segment, Word
 
 LINE = 42  # letters; one of Chinese or Japanese counts as two
 SENTENCE, PART = ".?!…。？！", ",;:—–、，；："  # signs after which it is good, and fair, to cut
@@ -43,14 +44,24 @@ class Cue(NamedTuple):
 
 
 def cues(recording: Recording) -> Iterator[Cue]:
-    """Within a segment, time is shared by length of text."""
+    """Within a segment, time is shared by length of text, unless it is known when each word is said."""
     for segment in recording.segments:
         parts = _cut(_units(segment.text))
-        widths = [sum(map(width, part)) for part in parts]
-        per_width = (segment.end - segment.start) / max(1, sum(widths))
-        ends = [segment.start + per_width * so_far for so_far in accumulate(widths)]
+        ends = list(_ends(segment, ["".join(part) for part in parts]))
         for part, start, end in zip(parts, [segment.start, *ends], ends, strict=False):
             yield Cue(start, end, _lines(part))
+
+
+def _ends(segment: Segment, parts: Sequence[str]) -> Iterator[float]:
+    if not segment.words:
+        per_width = (segment.end - segment.start) / max(1, width(segment.text))
+        yield from (segment.start + per_width * so_far for so_far in accumulate(map(width, parts)))
+        return
+    letters = [0, *accumulate(len("".join(word.text.split())) for word in segment.words)]
+    wanted = accumulate(len("".join(part.split())) for part in parts)
+    for number, count in enumerate(wanted, start=1):
+        last = bisect.bisect_left(letters, count, 1, len(letters) - 1) - 1
+        yield segment.end if number == len(parts) else segment.words[last].end
 
 
 def width(text: str) -> int:
@@ -138,7 +149,10 @@ def timestamp(seconds: float, mark: str) -> str:
 
 
 def _json(recording: Recording, audio: Path) -> str:
-    segments = [{"start": round(s.start, 3), "end": round(s.end, 3), "text": s.text} for s in recording.segments]
+    segments = [
+        _between(segment) | ({"words": [_between(word) for word in segment.words]} if segment.words else {})
+        for segment in recording.segments
+    ]
     stored = {
         "audio": str(audio),
         "duration_s": round(recording.duration_s, 3),
@@ -146,6 +160,10 @@ def _json(recording: Recording, audio: Path) -> str:
         "segments": segments,
     }
     return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
+
+
+def _between(one: Segment | Word) -> dict[str, object]:
+    return {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text.strip()}
 
 
 def _times(cue: Cue, mark: str) -> str:

@@ -6,7 +6,7 @@ begins where the last whole segment ended. For others the audio is cut where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.features import extracted, log_mel, pad_log_mel
+from whisper_tuner.errors import ModelError
 from whisper_tuner.eval.decoder import LEAST_PROBABLE, NO_SPEECH
 from whisper_tuner.eval.evaluation import FALLBACK, evaluating, generation_settings, model_inputs, transcribe
 from whisper_tuner.languages import joined
@@ -32,6 +33,7 @@ THRESHOLDS = {
     "logprob_threshold": LEAST_PROBABLE,
     "no_speech_threshold": NO_SPEECH,
 }
+UNSPACED_SCRIPTS = (("\u0e00", "\u0eff"), ("\u1000", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u9fff"))
 _QUIET_FRAME_S = 0.02
 _QUIET_FRAMES = 10  # the length of the pause that a cut looks for
 
@@ -40,12 +42,22 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Seconds from the beginning of the recording."""
+class Word:
+    """Seconds from the beginning of the recording. text: with the space before it, if there is one."""
 
     start: float
     end: float
     text: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Seconds from the beginning of the recording. words: of the text, if they were asked for."""
+
+    start: float
+    end: float
+    text: str
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +80,15 @@ def transcribe_recording(
     *,
     language: str | None = None,
     task: str | None = None,
+    words: bool = False,
     progress: Progress = lambda seconds: None,
 ) -> Recording:
-    """What is said in a file, and when. language and task: as in `transcribe`.
+    """What is said in a file, and when. language and task: as in `transcribe`. words: also when each word is said.
 
-    Raises DataError or MissingProgram for a file that cannot be read.
+    Raises DataError or MissingProgram for a file that cannot be read, ModelError if the model cannot tell of words.
     """
+    if words:
+        require_alignment(whisper_of(model))
     extractor = processor.feature_extractor
     rate = extractor.sampling_rate
     waveform = load_audio(path, rate)
@@ -86,12 +101,13 @@ def transcribe_recording(
         for start, end in cuts(waveform, round(BLOCK_S * rate) if timed else extractor.n_samples, rate):
             piece, offset = waveform[start:end], start / rate
             if timed:
-                found = _by_timestamps(whisper, processor, piece, arguments, lambda s, at=offset: progress(at + s))
+                asked = arguments | {"return_token_timestamps": words}
+                found = _by_timestamps(whisper, processor, piece, asked, lambda s, at=offset: progress(at + s))
             else:
                 mels, asked = [log_mel(piece, extractor)], {"language": language, "task": task}
                 [heard] = transcribe(model, processor, mels, **asked, temperatures=FALLBACK)
                 found = [Segment(0.0, len(piece) / rate, heard.text)]
-            segments += [replace(s, start=s.start + offset, end=min(s.end + offset, end / rate)) for s in found]
+            segments += [_within(segment, offset, end / rate) for segment in found]
             progress(end / rate)
     duration_s = len(waveform) / rate
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
@@ -101,6 +117,23 @@ def writes_timestamps(whisper: WhisperForConditionalGeneration) -> bool:
     """Whether the vocabulary has a timestamp for each position of the encoder."""
     last = getattr(whisper.generation_config, "no_timestamps_token_id", None)
     return last is not None and whisper.config.vocab_size - (last + 1) > whisper.config.max_source_positions
+
+
+def require_alignment(whisper: WhisperForConditionalGeneration) -> None:
+    """Raises ModelError unless the model can tell when each word is said."""
+    if not writes_timestamps(whisper) or not getattr(whisper.generation_config, "alignment_heads", None):
+        what = "the model cannot tell when a word is said: it has no timestamps, or no alignment heads are known of it"
+        raise ModelError(what, remedy="Leave out --words, or use one of OpenAI's models, or one that was made of it.")
+
+
+def _within(segment: Segment, offset: float, end: float) -> Segment:
+    """It and its words, later by `offset`, and none later than `end`."""
+    words = tuple(Word(*_moved(word, offset, end), word.text) for word in segment.words)
+    return Segment(*_moved(segment, offset, end), segment.text, words)
+
+
+def _moved(one: Segment | Word, offset: float, end: float) -> tuple[float, float]:
+    return min(one.start + offset, end), min(one.end + offset, end)
 
 
 def cuts(waveform: np.ndarray, longest: int, rate: int) -> Iterator[tuple[int, int]]:
@@ -124,11 +157,12 @@ def tidy(segments: list[Segment], duration_s: float, language: str | None = None
         if not text or segment.start > max(duration_s - SHORTEST_WORD_S, 0.0):
             continue  # heard in the padding
         if end - start >= SHORTEST_S:
-            kept.append(Segment(start, end, text))
+            kept.append(replace(segment, start=start, end=end, text=text))
         elif kept:
-            kept[-1] = replace(kept[-1], text=joined((kept[-1].text, text), language))
+            whole = joined((kept[-1].text, text), language)
+            kept[-1] = replace(kept[-1], text=whole, words=kept[-1].words + segment.words)
         elif duration_s > 0:
-            kept.append(Segment(start, min(start + SHORTEST_S, duration_s), text))
+            kept.append(replace(segment, start=start, end=min(start + SHORTEST_S, duration_s), text=text))
     return kept
 
 
@@ -156,7 +190,42 @@ def _by_timestamps(
             break
         ids = [token for token in segment["tokens"].tolist() if token < first_timestamp]
         text = processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
-        yield Segment(float(segment["start"]), float(segment["end"]), text)
+        start, end = float(segment["start"]), float(segment["end"])
+        words = ()
+        if "token_timestamps" in segment:
+            times = zip(segment["tokens"].tolist(), segment["token_timestamps"].tolist(), strict=True)
+            words = tuple(_words(processor, list(times), start))
+        yield Segment(start, end, text, words)
+
+
+def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], start: float) -> Iterator[Word]:
+    """Of tokens and the times at which each ends; they may pass the segment's end, which is less exact. In scripts
+    without spaces a token is a word.
+    """
+    special = set(processor.tokenizer.all_special_ids)
+    found: list[Word] = []
+    pending: list[int] = []  # of a letter that several tokens make
+    since = last = start
+    for token, time in tokens:
+        last, before = max(time, last), last
+        if token in special or processor.tokenizer.decode([token], skip_special_tokens=True) == "":
+            continue
+        since = since if pending else before
+        pending.append(token)
+        text = processor.tokenizer.decode(pending, skip_special_tokens=True)
+        if "\ufffd" in text:
+            continue
+        pending = []
+        if found and not text.startswith(" ") and not _begins_word(text):
+            found[-1] = Word(found[-1].start, last, found[-1].text + text)
+        else:
+            found.append(Word(since, last, text))
+    yield from found
+
+
+def _begins_word(text: str) -> bool:
+    """Of scripts without spaces: Chinese, Japanese, Thai, Lao, Burmese and Khmer letters."""
+    return text[0].isalnum() and any(low <= text[0] <= high for low, high in UNSPACED_SCRIPTS)
 
 
 def _whole_log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndarray:

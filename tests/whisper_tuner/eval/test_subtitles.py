@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisper_tuner.eval.subtitles import LINE, cues, rendered, timestamp, width
-from whisper_tuner.eval.transcription import Recording, Segment
+from whisper_tuner.eval.transcription import Recording, Segment, Word
 
 RECORDING = Recording(
     duration_s=3725.5,
@@ -66,6 +66,17 @@ def test_long_segments_become_cues_of_two_lines():
     ]
     assert found[0].start == 1.0 and found[-1].end == pytest.approx(13.0)
     assert all(one.end == other.start for one, other in pairwise(found))
+
+
+def test_cues_begin_and_end_with_their_words():
+    times = [float(2 * number) for number in range(len(SPEECH.split()) + 1)]
+    words = tuple(Word(a, b, f" {text}") for (a, b), text in zip(pairwise(times), SPEECH.split(), strict=True))
+    segment = Segment(0.0, times[-1] + 1, SPEECH, words)
+    found = list(cues(Recording(duration_s=99, segments=(segment,))))
+    assert [cue.start for cue in found] == [0.0, 2.0 * 14, 2.0 * 30] and found[-1].end == segment.end
+    assert found[1].text.startswith(words[14].text.strip()) and found[2].text.startswith(words[30].text.strip())
+    stored = json.loads(rendered(Recording(duration_s=99, segments=(segment,)), "json", Path("a.wav")))
+    assert stored["segments"][0]["words"][1] == {"start": 2.0, "end": 4.0, "text": "quick"}
 
 
 def test_wide_letters_are_cut_anywhere_but_before_a_sign():

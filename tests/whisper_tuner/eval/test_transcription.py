@@ -1,3 +1,6 @@
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import soundfile
@@ -5,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whisper_tuner.data.features import log_mel
-from whisper_tuner.errors import DataError
+from whisper_tuner.errors import DataError, ModelError
 from whisper_tuner.eval.evaluation import FALLBACK, transcribe
-from whisper_tuner.eval.transcription import Recording, Segment, cuts, tidy, transcribe_recording, writes_timestamps
+from whisper_tuner.eval.transcription import (
+    Recording,
+    Segment,
+    _words,
+    cuts,
+    tidy,
+    transcribe_recording,
+    writes_timestamps,
+)
 from whisper_tuner.model.base_model import load_base, set_language
 
 RATE = 16_000
@@ -93,6 +104,33 @@ def test_with_timestamps_times_are_sound_and_the_same_each_time(timed_folder, tm
     assert recording == transcribe_recording(model, processor, path, language="fr") and model.training
     times = [time for segment in recording.segments for time in (segment.start, segment.end)]
     assert times == sorted(times) and all(0 <= time <= 8 for time in times)
+
+
+def test_each_word_has_its_time(timed_folder, tmp_path, audio_file):
+    model, processor = load_base(timed_folder)
+    path = audio_file(tmp_path / "x.wav", seconds=8)
+    with pytest.raises(ModelError, match="when a word is said"):
+        transcribe_recording(model, processor, path, language="fr", words=True)
+    model.generation_config.alignment_heads = [[0, 0], [1, 1]]
+    recording = transcribe_recording(model, processor, path, language="fr", words=True)
+    assert recording.segments
+    for segment in recording.segments:
+        text = segment.text.rstrip("\ufffd")  # half a letter, which is no word
+        assert "".join("".join(word.text for word in segment.words).split()) == "".join(text.split())
+    times = [time for segment in recording.segments for word in segment.words for time in (word.start, word.end)]
+    assert times == sorted(times) and all(0 <= time <= 8 for time in times)
+    plain = transcribe_recording(model, processor, path, language="fr")
+    assert [replace(segment, words=()) for segment in recording.segments] == list(plain.segments)
+
+
+def test_words_of_tokens(multilingual):
+    """Each token ends at a time. Letters of several tokens, signs, and a script without spaces."""
+    processor = multilingual[1]
+    tokens = processor.tokenizer(" Ça va, 日本 x", add_special_tokens=False).input_ids
+    words = list(_words(processor, [(token, 0.5 * number) for number, token in enumerate(tokens, 1)], 0.25))
+    assert [word.text for word in words] == [" Ça", " va,", " ", "日", "本", " x"]
+    assert words[0].start == 0.25 and words[-1].end == 0.5 * len(tokens)
+    assert all(one.end == other.start for one, other in pairwise(words))
 
 
 def test_unreadable_recordings_are_named(multilingual, tmp_path):
