@@ -16,6 +16,7 @@ from exogym.strategy.wire import WireSum
 
 MOMENT = "exp_avg_sq"
 OFTEN, EVERY = 4, 16  # exchanges in which each moment travels once: of the first EVERY, and later
+FEW = 2**20  # moments, of which so many travel at once in the first EVERY exchanges
 
 
 def due(exchanges: int, count: int) -> slice:
@@ -23,7 +24,7 @@ def due(exchanges: int, count: int) -> slice:
 
     So no round takes much longer than another. Moments come to change slowly, with torch's betas over a thousand steps.
     """
-    parts = OFTEN if exchanges < EVERY else EVERY
+    parts = min(OFTEN, max(1, -(-count // FEW))) if exchanges < EVERY else EVERY
     turn = exchanges % parts
     return slice(count * turn // parts, count * (turn + 1) // parts)
 
