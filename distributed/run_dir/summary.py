@@ -81,10 +81,11 @@ class RunSummary:
         return self.base_model, self.method, shards or 1, *(str(self.settings.get(key)) for key in keys)
 
 
-def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
+def read_run(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> RunSummary:
     """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
 
     only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
+    ended: its launcher has said its last word, though it is still there.
     """
     size, changed = 0, 0.0
     if not only_asked:
@@ -95,7 +96,7 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     try:
         known |= _asked(run_dir)
         events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
-        state, message = _state(run_dir, events.attempts)
+        state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
         return RunSummary(state=state, message=message, left_out=events.left_out, **known)
     except OSError as error:
@@ -148,10 +149,10 @@ def _text(value: Any) -> str:
     return value or ""
 
 
-def _state(run_dir: Path, attempts: Sequence[Attempt]) -> tuple[str, str]:
+def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[str, str]:
     """With the message of its end, or what it is doing now."""
     last = attempts[-1] if attempts else Attempt()
-    if is_running(run_dir):
+    if not ended and is_running(run_dir):
         phase = next((event["phase"] for event in reversed(last.of_type("phase"))), "")
         return RUNNING, "training" if last.steps and phase != "evaluate" else phase
     ends = last.of_type("end")
