@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,13 @@ OPTIONS = (
     "--no-first-run",
     "--autoplay-policy=no-user-gesture-required",
 )
+# The browser reads from 3 and writes to 4; either may be the other's number here.
+AS_3_AND_4 = """
+import fcntl, os, sys
+for number, given in zip((3, 4), [fcntl.fcntl(int(text), fcntl.F_DUPFD, 10) for text in sys.argv[1:3]]):
+    os.dup2(given, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Chromium:
@@ -29,9 +37,9 @@ class Chromium:
     def __init__(self, profile: Path):
         reading, its_output = os.pipe()
         its_input, writing = os.pipe()
-        as_3_and_4 = ["sh", "-c", f'exec "$@" 3<&{its_input} 4>&{its_output}', "sh"]
+        started = [sys.executable, "-c", AS_3_AND_4, str(its_input), str(its_output), PROGRAM]
         self._process = subprocess.Popen(
-            [*as_3_and_4, PROGRAM, *OPTIONS, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
+            [*started, *OPTIONS, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
             pass_fds=(its_input, its_output),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

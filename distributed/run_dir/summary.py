@@ -81,12 +81,17 @@ class RunSummary:
         return self.base_model, self.method, shards or 1, *(str(self.settings.get(key)) for key in keys)
 
 
-def read_run(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> RunSummary:
+def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
 
     only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
-    ended: its launcher has said its last word, though it is still there.
     """
+    return read_history(run_dir, only_asked=only_asked)[0]
+
+
+def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> tuple[RunSummary, RunEvents]:
+    """The same, with the events that it was made of. ended: the launcher, if still there, has said its last word."""
+    events = RunEvents()
     size, changed = 0, 0.0
     if not only_asked:
         with contextlib.suppress(OSError):
@@ -95,15 +100,15 @@ def read_run(run_dir: Path, *, only_asked: bool = False, ended: bool = False) ->
     known["created"] = date_in(run_dir.name) or changed  # where run.json does not tell
     try:
         known |= _asked(run_dir)
-        events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
+        events = events if only_asked else scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
-        return RunSummary(state=state, message=message, left_out=events.left_out, **known)
+        return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
     except ValueError as error:
         reason = str(error)
-    return RunSummary(state=BROKEN, message=reason, **known)
+    return RunSummary(state=BROKEN, message=reason, **known), events
 
 
 def _asked(run_dir: Path) -> dict[str, Any]:

@@ -6,17 +6,15 @@ import sys
 import traceback
 from pathlib import Path
 
-from distributed.run_dir.figures import scan
+from .page import contents, write_report
 
 
 def main(run_dir: Path) -> int:
     """Prints the report's path; nothing for a run that has trained no step; or the reason, with status 1."""
     try:
-        if not any(attempt.steps for attempt in scan(run_dir / "events.jsonl").attempts):
-            return 0
-        from .page import write_report
-
-        print(write_report(run_dir, ended=True))
+        found = contents(run_dir, ended=True)
+        if found.run.steps:
+            print(write_report(found))
         return 0
     except Exception as error:
         traceback.print_exc()  # into launcher.log

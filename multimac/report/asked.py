@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distributed.plan.job import FROM_PROFILE
 from distributed.plan.run_spec import SPEC
 from distributed.run_dir.summary import NOT_AS_WRITTEN, RunSummary
 from exogym.config import STRATEGIES
@@ -82,7 +83,7 @@ def settings_of(asked: dict[str, Any], private: Private) -> list[Setting]:
         found += [
             _setting(key, value, own.get(key), private, f"{strategy}: ")
             for key, value in (spec.get("strategy_settings") or {}).items()
-            if value is not None
+            if value is not None and key not in FROM_PROFILE
         ]
         return sorted(found, key=lambda setting: not setting.differs)
     return []

@@ -69,7 +69,9 @@ def _lost(name: str, times: int, events: RunEvents) -> str:
             elif since is not None:
                 away, since = away + event["time"] - since, None
     told = "once" if times == 1 else f"{times} times"
-    return f"{told}, not back" if since is not None else f"{told}, {duration(away)} in all"
+    if since is not None:
+        return f"{told}, not back"
+    return f"{told}, for {duration(away)}" if times == 1 else f"{told}, for {duration(away)} in all"
 
 
 def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:

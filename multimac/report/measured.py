@@ -154,9 +154,11 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         not_compared = "" if difference else "The two models were measured on different clips."
     speakers = _speakers(before or [], after or [])
     wrong = sorted((c for c in clips if c.errors), key=lambda clip: (-clip.wer, -clip.errors, clip.id))
-    measured = f"evaluation/{folder.name}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
+    label = _label(folder.name, clips)
+    kept_in = label if label == folder.name else f"…{label}"
+    measured = f"evaluation/{kept_in}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
     return Test(
-        name=manifest.name if manifest else _label(folder.name, clips),
+        name=manifest.name if manifest else label,
         rates=tuple(_rates(NAMES.get(name, name), of_model) for name, of_model in models.items()),
         clips=len(clips),
         hours=sum(clip.duration_s for clip in clips) / 3600,

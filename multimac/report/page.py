@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from distributed.hosts.paths import PROJECT
-from distributed.run_dir.figures import RunEvents, scan
-from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, read_run
+from distributed.run_dir.figures import RunEvents
+from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, read_history
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.eval.predictions import Aligned, align
@@ -76,13 +76,9 @@ class Contents:
     without_sound: int
 
 
-def write_report(run_dir: Path, out: Path | None = None, *, ended: bool = False, sound: int = MOST_BYTES) -> Path:
-    """Write RUN/report.html, or `out`. Raises RunError with the reason if it cannot be written.
-
-    ended: see read_run. sound: the most bytes of recordings in it.
-    """
-    path = out or run_dir / REPORT
-    page = rendered(contents(run_dir, ended=ended, sound=sound))
+def write_report(found: Contents, out: Path | None = None) -> Path:
+    """Write RUN/report.html, or `out`. Raises RunError with the reason if it cannot be written."""
+    path, page = out or found.run.path / REPORT, rendered(found)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Half a character, which JSON may hold, is no UTF-8.
@@ -103,13 +99,9 @@ def rendered(found: Contents) -> str:
 
 
 def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> Contents:
-    """Raises OSError for a folder that cannot be read."""
+    """ended: see read_history. sound: the most bytes of recordings."""
     run_dir = run_dir.absolute()
-    run = read_run(run_dir, ended=ended)
-    try:
-        events = scan(run_dir / "events.jsonl")
-    except (OSError, ValueError):  # the run's message says so
-        events = RunEvents()
+    run, events = read_history(run_dir, ended=ended)
     asked = read_asked(run)
     run = _completed(run, asked)
     private = Private([run_dir, run_dir.parent, PROJECT, Path.home(), *_folders_of(run, asked)])
@@ -172,7 +164,9 @@ def _state(run: RunSummary, events: RunEvents) -> list[str]:
     else:
         lines = [told[run.state]]
     if run.state in (INTERRUPTED, FAILED, BROKEN):
-        lines += [line.strip() for line in run.message.splitlines() if line.strip()]
+        first, *more = [line.strip() for line in run.message.splitlines() if line.strip()] or [""]
+        lines += [f"The reason: {first}"] if first else []
+        lines += more
     if run.attempts > 1:
         lines.append(f"It was begun {run.attempts} times: it was stopped, or broke off, and was resumed.")
     if not run.model:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 # Of a folder below another, as in /data/clips/a.wav. Its names may hold spaces: rather a word too many is left out.
 # What stands before is no part of a word (I/O, 1/2) nor of an address (https://...).
-_FOLDERS = re.compile(r"(?<![\w./~])(?:~[\w.-]*)?/(?:[^\s/'\"<>|:][^/\n'\"<>|:]*/)+")
+_FOLDERS = re.compile(r"(?<![\w./~])(?:~[\w.-]*)?/(?:[^\s/'\"<>|:][^/\n'\"<>|:,;()]*/)+")
 _TOP = re.compile(r"(?<![\w./~<])(?:~[\w.-]*)?/(?=\w[\w.-]*)")  # as in /clips
 
 
@@ -22,7 +22,7 @@ class Private:
     def text(self, text: str) -> str:
         """With names of files in place of their paths."""
         for folder in self._known:
-            text = text.replace(f"{folder}/", "")
+            text = text.replace(f"{folder}/", "/")
         return _TOP.sub("", _FOLDERS.sub("", text))
 
 
