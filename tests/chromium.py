@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -59,8 +60,14 @@ class Chromium:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._session = None
+        with contextlib.suppress(AssertionError, OSError):
+            self.call("Browser.close")  # so that nothing of it still writes into its folder
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._from.close()
         self._to.close()
 

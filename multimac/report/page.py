@@ -34,6 +34,12 @@ from .private import Private, file_name
 REPORT = "report.html"
 WORST_CLIPS = 20
 SIGNS = {"S": "≠", "D": "−", "I": "+", "": ""}
+FLAGS = {  # of predictions.csv
+    "empty": "nothing was written",
+    "repetition": "repeats itself",
+    "hallucination": "far more than was said",
+    "too-short": "far less than was said",
+}
 COMMAND = "python cli_typer.py"
 
 
@@ -95,7 +101,7 @@ def rendered(found: Contents) -> str:
     pages.filters |= {"number": number, "duration": duration, "size": size, "hours": hours, "percent": percent}
     style = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
     about = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    return pages.get_template("page.html").render(**about, style=style, signs=SIGNS)
+    return pages.get_template("page.html").render(**about, style=style, signs=SIGNS, flags=FLAGS)
 
 
 def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> Contents:
