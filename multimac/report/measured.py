@@ -80,6 +80,7 @@ class Test:
     worst_of: str = ""
     wrong_clips: int = 0
     source: str = ""  # the file with all clips, in the run's folder
+    measured: float = 0.0  # when that was written
     cropped: bool = False
 
     @property
@@ -156,7 +157,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
     wrong = sorted((c for c in clips if c.errors), key=lambda clip: (-clip.wer, -clip.errors, clip.id))
     label = _label(folder.name, clips)
     kept_in = label if label == folder.name else f"…{label}"
-    measured = f"evaluation/{kept_in}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
+    source = f"evaluation/{kept_in}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
     return Test(
         name=manifest.name if manifest else label,
         rates=tuple(_rates(NAMES.get(name, name), of_model) for name, of_model in models.items()),
@@ -169,7 +170,8 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         worst=tuple(wrong[:worst_clips]),
         worst_of=NAMES.get(shown, shown),
         wrong_clips=len(wrong),
-        source=measured,
+        source=source,
+        measured=(folder / f"{shown}{CROPPED if cropped else ''}" / PREDICTIONS).stat().st_mtime,
         cropped=cropped,
     )
 

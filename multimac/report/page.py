@@ -33,6 +33,7 @@ from .private import Private, file_name
 
 REPORT = "report.html"
 WORST_CLIPS = 20
+CLOCKS_APART_S = 2.0  # a file's time and an event's may be rounded differently
 SIGNS = {"S": "≠", "D": "−", "I": "+", "": ""}
 FLAGS = {  # of predictions.csv
     "empty": "nothing was written",
@@ -123,7 +124,7 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
         data=_with_test_clips(run, data_of(run, asked), tests),
         charts=charts_of(run, events),
         tests=tests,
-        missing=_missing(run, tests),
+        missing=_missing(run, tests, max((event["time"] for event in events.of_type("model")), default=0.0)),
         hosts=hosts_of(run, events),
         faults=faults,
         faults_left_out=faults_left_out,
@@ -238,8 +239,8 @@ def verdict(found: Difference) -> str:
     return f"{said}; {between} ({p}). {judged}"
 
 
-def _missing(run: RunSummary, tests: Sequence[Tested]) -> list[tuple[str, str]]:
-    """What the page lacks, and the command that makes it."""
+def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tuple[str, str]]:
+    """What the page lacks, and the command that makes it. saved: when the model was."""
     found = []
     if not run.model:
         if run.resumable:
@@ -257,6 +258,9 @@ def _missing(run: RunSummary, tests: Sequence[Tested]) -> list[tuple[str, str]]:
         found.append((what, f"{evaluate} && {again}"))
     elif not {"before training", "after training"} <= set(measured):
         found.append(("Only one of the two models was measured. This measures both:", f"{evaluate} && {again}"))
+    elif any(tested.test.measured < saved - CLOCKS_APART_S for tested in tests):
+        what = "Some of this was measured before the run was resumed, with an earlier model. This measures it again:"
+        found.append((what, f"{evaluate} && {again}"))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from made_run import DATA, PROJECT, made
+from made_run import BEGUN, DATA, PROJECT, made
 
 import cli_typer
 from multimac.report import page as pages
@@ -302,6 +303,18 @@ def test_rates_whose_predictions_are_gone(made):
     page = page_of(made.write())
     assert "50.0 → 25.0" in page.text and "is not here any more" in page.text
     assert "python cli_typer.py evaluate 20260101-000000-mine && python cli_typer.py report" in page.text
+
+
+def test_what_an_earlier_model_was_measured_at_is_called_so(made):
+    made.begin()
+    made.steps([1])
+    made.end()
+    for model in ("base", "final"):
+        made.measured(model, TEXTS)
+    run, note = made.write(), "Some of this was measured before the run was resumed"
+    assert note not in page_of(run).text
+    os.utime(run / "evaluation" / "test" / "final" / "predictions.csv", (BEGUN, BEGUN))
+    assert note in page_of(run).text
 
 
 def test_a_damaged_list_of_predictions_costs_its_rows_alone(made):
