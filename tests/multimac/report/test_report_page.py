@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -419,3 +420,10 @@ def test_the_command_does_not_load_torch(made):
     command = [sys.executable, "-c", watch, "report", str(made.write())]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "set()", done.stdout + done.stderr
+
+
+def test_all_that_a_page_is_made_of_is_installed():
+    settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folder = PROJECT / "multimac" / "report"
+    others = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert set(settings["package-data"]["multimac.report"]) == others
