@@ -188,6 +188,17 @@ def export(
 
 
 @app.command()
+def report(
+    run: Run = "last",
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write it. [default: RUN/report.html]")] = None,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> int:
+    """Write a run as one HTML file: curves, WER, the worst clips to listen to, hosts and faults."""
+    return commands.report.report(commands.runs.folders_of(config, runs_dir), run, out)
+
+
+@app.command()
 def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
     profile: Annotated[str, typer.Option(help="Check what this profile needs, at its batch shapes.")] = "",

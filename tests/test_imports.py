@@ -23,7 +23,7 @@ LAYERS = [
     ["cli_typer"],
     ["multimac.wizard"],
     ["multimac.commands"],
-    ["multimac.selftest"],
+    ["multimac.selftest", "multimac.report"],
     ["multimac.doctor", "multimac.view"],
     ["multimac"],
     ["distributed", "distributed.selftest"],

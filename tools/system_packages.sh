@@ -21,6 +21,8 @@ if [ "$(uname -s)" = Linux ]; then
     need wg wireguard-tools
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3 python3-venv"  # the lab's hosts use it
 fi
+# Ubuntu has it as a snap only, which runs in no container.
+[ ! -f /etc/os-release ] || ! grep -q '^ID=debian$' /etc/os-release || need chromium chromium
 [ -n "$missing" ] || exit 0
 
 if [ -f /etc/debian_version ] && [ "$(id -u)" = 0 ]; then

@@ -21,6 +21,8 @@ from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 from whisper_tuner.text import duration, size
 
+from .report import REPORT
+
 FINISHING = "finishing the step, then saving (an exchange that is on its way is waited for)"
 LINE_EVERY_S = 10.0  # between plain lines about one host: often enough to see it live, few enough to read
 
@@ -78,11 +80,15 @@ class Attached:
 Starter = Callable[[], subprocess.Popen | Attached]
 
 
-def start_launcher(run_dir: Path, *, resume: bool = False) -> subprocess.Popen:
-    """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly."""
+def start_launcher(run_dir: Path, *, resume: bool = False, report: str = "") -> subprocess.Popen:
+    """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly.
+
+    report: the module that writes a report of the run at its end; see `report.py`.
+    """
+    options = [*(["--resume"] if resume else []), *([f"{REPORT}{report}"] if report else [])]
     with (run_dir / "launcher.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "distributed.launcher.main", str(run_dir), *(["--resume"] if resume else [])],
+            [sys.executable, "-m", "distributed.launcher.main", str(run_dir), *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

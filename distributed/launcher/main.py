@@ -15,14 +15,17 @@ from pathlib import Path
 
 from distributed.hosts.each import on_each
 from distributed.hosts.keep_awake import keep_awake
+from distributed.hosts.paths import PROJECT
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
 from whisper_tuner.errors import ExitStatus, TunerError
 
+from .commit import commit_of
 from .host_spawner import HostSpawner
 from .meeting import Meeting
+from .report import REPORT, report_event
 from .spawner import LocalSpawner
 from .training import Refused, Training
 
@@ -30,12 +33,13 @@ NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `m
 
 
 class Launcher:
-    def __init__(self, run_dir: Path, *, resume: bool = False):
-        self.run_dir, self.resume = run_dir, resume
+    def __init__(self, run_dir: Path, *, resume: bool = False, report: str = ""):
+        """report: the module that writes a report of the run at its end; none without it."""
+        self.run_dir, self.resume, self._report = run_dir, resume, report
         self.launch = Launch.load(run_dir)
         self.events = EventLog(run_dir / "events.jsonl")
         self._interrupts = 0
-        self._trained = False
+        self._trained = self._at_once = False
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -46,7 +50,16 @@ class Launcher:
     def run(self) -> ExitStatus:
         status, message = self._outcome()
         self.events({"type": "end", "status": int(status), "message": message})
+        if self._report and not self._at_once:
+            self._write_report()
         return status
+
+    def _write_report(self) -> None:
+        """Whatever becomes of it, the run has ended as it has."""
+        self._trained = True  # a signal from here on means: now
+        with contextlib.suppress(KeyboardInterrupt):
+            if event := report_event(self._report, self.run_dir):
+                self.events(event)
 
     def _outcome(self) -> tuple[ExitStatus, str]:
         """Train and evaluate; how it ended, and what to tell the user of that."""
@@ -62,6 +75,7 @@ class Launcher:
                 self._evaluate()
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
+            self._at_once = True
             message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
             return ExitStatus.INTERRUPTED, message
         except Refused as error:
@@ -79,7 +93,8 @@ class Launcher:
 
     def _train(self) -> None:
         ranks = self.launch.ranks
-        self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]})
+        known = {"commit": commit} if (commit := commit_of(PROJECT)) else {}
+        self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks], **known})
         meeting = Meeting(self.launch.address, ranks[0].spec.interface) if len(ranks) > 1 else None
         place = meeting and meeting.place
         spawners = [spawner_of(rank, self.run_dir, place, resume=self.resume) for rank in ranks]
@@ -134,7 +149,9 @@ def log(line: str) -> None:
 def main() -> int:
     run_dir = Path(sys.argv[1])
     with only_one(run_dir):
-        launcher = Launcher(run_dir, resume="--resume" in sys.argv[2:])
+        options = sys.argv[2:]
+        report = next((option.removeprefix(REPORT) for option in options if option.startswith(REPORT)), "")
+        launcher = Launcher(run_dir, resume="--resume" in options, report=report)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, launcher.interrupt)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -73,6 +73,7 @@ FIELDS = {
     "problem": "what",
     "warning": "what",
     "model": "path",
+    "report": "path",
     "evaluating": "model done total",
     "evaluation": "when wer",
     "end": "status message",

@@ -168,6 +168,8 @@ def line_of(event: dict) -> str:
         return f"{named(event['pairs'])} reach each other again"
     if kind == "model":
         return f"model: {event['path']}"
+    if kind == "report":
+        return f"report: {event['path']}"
     return f"WER {event['when']}: {event['wer']:.1f}" if kind == "evaluation" else ""
 
 

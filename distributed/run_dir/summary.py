@@ -86,6 +86,12 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
 
     only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
     """
+    return read_history(run_dir, only_asked=only_asked)[0]
+
+
+def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> tuple[RunSummary, RunEvents]:
+    """The same, with the events that it was made of. ended: the launcher, if still there, has said its last word."""
+    events = RunEvents()
     size, changed = 0, 0.0
     if not only_asked:
         with contextlib.suppress(OSError):
@@ -94,15 +100,15 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     known["created"] = date_in(run_dir.name) or changed  # where run.json does not tell
     try:
         known |= _asked(run_dir)
-        events = RunEvents() if only_asked else scan(run_dir / "events.jsonl")
-        state, message = _state(run_dir, events.attempts)
+        events = events if only_asked else scan(run_dir / "events.jsonl")
+        state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
-        return RunSummary(state=state, message=message, left_out=events.left_out, **known)
+        return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
     except ValueError as error:
         reason = str(error)
-    return RunSummary(state=BROKEN, message=reason, **known)
+    return RunSummary(state=BROKEN, message=reason, **known), events
 
 
 def _asked(run_dir: Path) -> dict[str, Any]:
@@ -148,10 +154,10 @@ def _text(value: Any) -> str:
     return value or ""
 
 
-def _state(run_dir: Path, attempts: Sequence[Attempt]) -> tuple[str, str]:
+def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[str, str]:
     """With the message of its end, or what it is doing now."""
     last = attempts[-1] if attempts else Attempt()
-    if is_running(run_dir):
+    if not ended and is_running(run_dir):
         phase = next((event["phase"] for event in reversed(last.of_type("phase"))), "")
         return RUNNING, "training" if last.steps and phase != "evaluate" else phase
     ends = last.of_type("end")

@@ -23,7 +23,7 @@ from whisper_tuner.interrupts import noted
 def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool = False) -> ExitStatus:
     """Start the launcher, and follow it from there; `detach`: only until others can tell that it is running."""
     _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
-    launch = partial(start_launcher, run_dir, resume=resume)
+    launch = partial(start_launcher, run_dir, resume=resume, report="multimac.report")
     if not detach:
         return follow(run_dir, launch, console, position=position)
     with noted(signal.SIGINT, signal.SIGTERM) as interrupts:

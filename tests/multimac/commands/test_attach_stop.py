@@ -90,7 +90,7 @@ def test_ctrl_c_stops_the_run_that_is_attached(folder):
 def test_a_signal_that_comes_as_a_run_is_detached_ends_its_launcher(tmp_path, monkeypatch, number):
     started = []
 
-    def launch(run_dir: Path, *, resume: bool) -> subprocess.Popen:
+    def launch(run_dir: Path, **_) -> subprocess.Popen:
         started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
         os.kill(os.getpid(), number)
         return started[0]

@@ -137,6 +137,31 @@ def test_the_figures_of_a_real_run_are_those_of_its_events(trained):
     assert abs(run.created - steps[0]["time"]) < 120
 
 
+def test_a_real_run_leaves_a_report_that_can_be_written_anew(trained, runs, cli):
+    events = [json.loads(line) for line in (trained / "events.jsonl").read_text().splitlines()]
+    assert [event["type"] for event in events][-2:] == ["end", "report"]
+    assert events[-1]["path"] == str(trained / "report.html")
+    first = (trained / "report.html").read_text()
+    assert "The run has finished. It trained 3 of 3 steps." in first and str(trained.parent) not in first
+    assert first.count("<audio") == first.count('class="clip"') > 0
+    assert len(commit := re.findall("commit of this program</dt><dd><bdi>(.*)</bdi>", first)) <= 1 and all(commit)
+    path = runs.copy("20250102-030405-copy")
+    (path / "report.html").unlink()
+    status, said = cli("report", "20250102")
+    assert (status, said) == (0, "report: runs/20250102-030405-copy/report.html\n")
+    assert (path / "report.html").stat().st_size > 0.9 * len(first)
+
+
+def test_a_report_that_cannot_be_written_is_one_line(runs):
+    path = runs.copy("20250102-030405-copy")
+    (path / "report.html").unlink()
+    (path / "report.html").mkdir()
+    command = [sys.executable, "-m", "multimac.report", str(path)]
+    environment = os.environ | {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT)
+    assert (done.returncode, done.stdout) == (1, f"{path}/report.html: Is a directory\n")
+
+
 def test_every_event_of_a_real_run_has_the_fields_that_readers_rely_on(trained):
     lines = (trained / "events.jsonl").read_bytes().splitlines()
     [attempt] = (found := scan(trained / "events.jsonl")).attempts

@@ -1,0 +1,149 @@
+"""What a run was asked to do: its settings, those that somebody has chosen first, and its data."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed.plan.job import FROM_PROFILE
+from distributed.plan.run_spec import SPEC
+from distributed.run_dir.summary import NOT_AS_WRITTEN, RunSummary
+from exogym.config import STRATEGIES
+from whisper_tuner.config import Profile
+from whisper_tuner.data.check import PROBLEMS_FILE
+from whisper_tuner.data.dataset import DURATION_COLUMNS, LANGUAGE_COLUMNS
+from whisper_tuner.json_text import parse_json
+
+from .private import Private, file_name
+
+ELSEWHERE = {"runs_dir", "test", "training clips"}  # told in another place of the report, or a folder
+KINDS = {"train": "training", "validation": "validation", "test": "test"}
+METHODS = {
+    "full": "all weights were trained",
+    "lora": "LoRA: an adapter was trained",
+    "decoder": "the decoder's weights were trained",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    name: str
+    value: str
+    default: str
+    meaning: str
+    differs: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """clips and hours: what was used; None where no list of them is left."""
+
+    kind: str
+    file: str
+    clips: int | None = None
+    hours: float | None = None
+    languages: str = ""
+    left_out: str = ""
+
+
+def read_asked(run: RunSummary) -> dict[str, Any]:
+    """run.json as it stands, or what a recovered run has instead: the spec of a rank; {} without both."""
+    with contextlib.suppress(OSError, *NOT_AS_WRITTEN):
+        asked = parse_json((run.path / "run.json").read_text(encoding="utf-8"))
+        if isinstance(asked, dict) and asked["ranks"][0]["spec"]:
+            return asked
+    for path in sorted([*run.path.glob(f"recovered/*/*{SPEC}"), *run.path.glob(f"checkpoints/*{SPEC}")]):
+        with contextlib.suppress(OSError, *NOT_AS_WRITTEN):
+            spec = parse_json(path.read_text(encoding="utf-8"))
+            if isinstance(spec, dict) and isinstance(spec.get("profile"), dict):
+                return {"ranks": [{"label": "", "spec": spec}]}
+    return {}
+
+
+def settings_of(asked: dict[str, Any], private: Private) -> list[Setting]:
+    """Those that differ from their defaults first."""
+    with contextlib.suppress(*NOT_AS_WRITTEN):
+        spec = asked["ranks"][0]["spec"]
+        strategy = spec.get("strategy") or ""
+        fields = {field.name: field for field in dataclasses.fields(Profile)}
+        found = [
+            _setting(key, value, fields.get(key), private)
+            for key, value in (spec.get("profile") or {}).items()
+            if key not in {*KINDS, *ELSEWHERE}
+        ]
+        found.append(Setting(name="strategy", value=str(strategy), default="", meaning="", differs=True))
+        chosen = STRATEGIES[strategy][0] if strategy in STRATEGIES else None
+        own = {field.name: field for field in dataclasses.fields(chosen)} if chosen else {}
+        found += [
+            _setting(key, value, own.get(key), private, f"{strategy}: ")
+            for key, value in (spec.get("strategy_settings") or {}).items()
+            if value is not None and key not in FROM_PROFILE
+        ]
+        return sorted(found, key=lambda setting: not setting.differs)
+    return []
+
+
+def _setting(key: str, value: Any, field: dataclasses.Field | None, private: Private, group: str = "") -> Setting:
+    default = field.default if field and field.default is not dataclasses.MISSING else None
+    shown = file_name(value) if key == "base_model" else private.text(_text(value))
+    meaning = str(field.metadata.get("help", "")) if field else ""
+    return Setting(
+        name=f"{group}{key}",
+        value=shown,
+        default=_text(default),
+        meaning=meaning,
+        differs=_text(value) != _text(default),
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value)
+
+
+def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
+    """Training and validation; what is tested is told with its error rates."""
+    manifests = asked.get("manifests")
+    manifests = manifests if isinstance(manifests, dict) else {}
+    left_out = _left_out(run.path / PROBLEMS_FILE)
+    found = []
+    for kind in ("train", "validation"):
+        path = run.path / f"{kind}.csv"
+        if kind not in manifests and not path.is_file():
+            continue
+        name = str(manifests.get(kind) or "")
+        about = {"kind": KINDS[kind], "file": Path(name).name, "left_out": left_out.get(name, "")}
+        found.append(DataSet(**about, **_clips(path)))
+    if run.test:
+        found.append(DataSet(kind=KINDS["test"], file=Path(run.test).name, left_out=left_out.get(run.test, "")))
+    return found
+
+
+def _clips(path: Path) -> dict[str, Any]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        seconds = sum(float(row[DURATION_COLUMNS[0]]) for row in rows)
+    except (OSError, csv.Error, *NOT_AS_WRITTEN):
+        return {}
+    languages = Counter(filter(None, (row.get(LANGUAGE_COLUMNS[0]) for row in rows)))
+    told = ", ".join(f"{name}: {count:,} clips" for name, count in languages.most_common())
+    return {"clips": len(rows), "hours": seconds / 3600, "languages": told}
+
+
+def _left_out(path: Path) -> dict[str, str]:
+    """By manifest, how many rows could not be used and why."""
+    counts: dict[str, Counter[str]] = {}
+    with contextlib.suppress(OSError, csv.Error, *NOT_AS_WRITTEN), path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            counts.setdefault(row["manifest"], Counter())[row["kind"]] += 1
+    return {name: ", ".join(f"{n:,} {kind}" for kind, n in found.most_common()) for name, found in counts.items()}

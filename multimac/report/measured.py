@@ -1,0 +1,253 @@
+"""What was measured of a run's models: error rates of each test set, of each speaker, and the worst clips."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distributed.run_dir.summary import RunSummary
+from whisper_tuner.data.dataset import ID_COLUMNS, LANGUAGE_COLUMNS
+from whisper_tuner.data.formats import AUDIO_COLUMNS, READERS, BadRow, cell, manifest_rows
+from whisper_tuner.errors import DataError
+from whisper_tuner.eval.intervals import Difference, Interval, wer_difference, wer_interval
+from whisper_tuner.eval.predictions import PREDICTIONS
+from whisper_tuner.paths import expanded
+
+SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+SPEAKERS_SHOWN = 40
+BASE, FINAL = "base", "final"
+CROPPED = "-cropped"  # ends a folder of `evaluate --audio-context cropped`
+FEW_CLIPS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """A row of predictions.csv, with what its manifest says besides. normalized: (reference, hypothesis)."""
+
+    id: str
+    audio: Path
+    reference: str
+    hypothesis: str
+    normalized: tuple[str, str]
+    wer: float
+    errors: int
+    duration_s: float
+    flags: tuple[str, ...] = ()
+    speaker: str = ""
+    language: str = ""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.errors, len(self.normalized[0].split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Of one model. wer: in per cent; interval: of 95 %, None where the single clips are not known."""
+
+    name: str
+    wer: float
+    interval: Interval | None = None
+    clips: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeakerRates:
+    name: str
+    clips: int
+    before: Rates | None
+    after: Rates | None
+    difference: Difference | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """One test set. `difference` is of the model after training from the one before."""
+
+    name: str
+    rates: tuple[Rates, ...]
+    clips: int = 0
+    hours: float = 0.0
+    difference: Difference | None = None
+    not_compared: str = ""
+    speakers: tuple[SpeakerRates, ...] = ()
+    speakers_left_out: int = 0
+    worst: tuple[Clip, ...] = ()
+    worst_of: str = ""
+    wrong_clips: int = 0
+    source: str = ""  # the file with all clips, in the run's folder
+    measured: float = 0.0  # when that was written
+    cropped: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        return 0 < self.clips < FEW_CLIPS
+
+
+NAMES = {BASE: "before training", FINAL: "after training"}
+
+
+def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
+    """The run's own test set first. worst_clips: of all of them together, shared out evenly."""
+    folders = sorted({path.parent.parent for path in (run.path / "evaluation").glob(f"*/*/{PREDICTIONS}")})
+    own = Path(run.test).stem if run.test else ""
+    folders.sort(key=lambda folder: folder.name != own)
+    found = []
+    for folder in folders:
+        for cropped in (False, True):
+            models = _models(folder, cropped=cropped)
+            if models:
+                found.append((folder, models, cropped))
+    each = max(1, worst_clips // len(found)) if found else 0
+    tests = [_test(run, *one, each) for one in found]
+    return [*([] if any(folder.name == own for folder in folders) else _told_by_events(run)), *tests]
+
+
+def _models(folder: Path, *, cropped: bool) -> dict[str, list[Clip]]:
+    """What each model wrote, the untouched one first."""
+    found = {}
+    for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
+        name = path.parent.name
+        if name.endswith(CROPPED) == cropped and (clips := read_predictions(path)):
+            found[name.removesuffix(CROPPED)] = clips
+    return dict(sorted(found.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
+
+
+def read_predictions(path: Path) -> list[Clip]:
+    """Damaged rows are left out; of a file that cannot be read, all."""
+    clips = []
+    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                clips.append(_clip(row))
+    return clips
+
+
+def _clip(row: dict[str, str]) -> Clip:
+    return Clip(
+        id=row["id"],
+        audio=Path(row["audio"]),
+        reference=row["reference"],
+        hypothesis=row["hypothesis"],
+        normalized=(row["reference_normalized"], row["hypothesis_normalized"]),
+        wer=100 * float(row["wer"]),
+        errors=sum(int(row[name]) for name in ("substitutions", "deletions", "insertions")),
+        duration_s=float(row["duration_s"]),
+        flags=tuple((row["flags"] or "").split()),
+    )
+
+
+def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped: bool, worst_clips: int) -> Test:
+    shown = FINAL if FINAL in models else next((name for name in reversed(models) if name != BASE), BASE)
+    clips = models[shown]
+    manifest = Path(run.test) if run.test and Path(run.test).stem == folder.name else manifest_of(clips, folder.name)
+    told = _told_by(manifest, clips) if manifest else {}
+    models = {name: [_with(clip, told) for clip in of_model] for name, of_model in models.items()}
+    clips = models[shown]
+    before, after = models.get(BASE), models.get(FINAL)
+    difference, not_compared = None, ""
+    if before and after:
+        difference = _difference(after, before)
+        not_compared = "" if difference else "The two models were measured on different clips."
+    speakers = _speakers(before or [], after or [])
+    wrong = sorted((c for c in clips if c.errors), key=lambda clip: (-clip.wer, -clip.errors, clip.id))
+    label = _label(folder.name, clips)
+    kept_in = label if label == folder.name else f"…{label}"
+    source = f"evaluation/{kept_in}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
+    return Test(
+        name=manifest.name if manifest else label,
+        rates=tuple(_rates(NAMES.get(name, name), of_model) for name, of_model in models.items()),
+        clips=len(clips),
+        hours=sum(clip.duration_s for clip in clips) / 3600,
+        difference=difference,
+        not_compared=not_compared,
+        speakers=tuple(speakers[:SPEAKERS_SHOWN]),
+        speakers_left_out=len(speakers[SPEAKERS_SHOWN:]),
+        worst=tuple(wrong[:worst_clips]),
+        worst_of=NAMES.get(shown, shown),
+        wrong_clips=len(wrong),
+        source=source,
+        measured=(folder / f"{shown}{CROPPED if cropped else ''}" / PREDICTIONS).stat().st_mtime,
+        cropped=cropped,
+    )
+
+
+def _told_by_events(run: RunSummary) -> list[Test]:
+    """Of a run whose predictions are gone."""
+    known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
+    rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
+    return [Test(name=Path(run.test).name, rates=rates)] if rates else []
+
+
+def _rates(name: str, clips: Sequence[Clip]) -> Rates:
+    counts = [clip.counts for clip in clips]
+    words = sum(words for _, words in counts)
+    wer = 100 * sum(errors for errors, _ in counts) / max(1, words)
+    return Rates(name=name, wer=wer, interval=wer_interval(counts), clips=len(clips))
+
+
+def _difference(after: Sequence[Clip], before: Sequence[Clip]) -> Difference | None:
+    """None if they are of different clips."""
+    if [clip.id for clip in after] != [clip.id for clip in before]:
+        return None
+    try:
+        return wer_difference([clip.counts for clip in after], [clip.counts for clip in before])
+    except ValueError:  # the manifest was changed between them
+        return None
+
+
+def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRates]:
+    """Those with the highest rates first; none where the manifest names no speakers."""
+    names = dict.fromkeys(clip.speaker for clip in (after or before))
+    if not any(names):
+        return []
+    found = []
+    for name in names:
+        own_before, own_after = ([clip for clip in clips if clip.speaker == name] for clips in (before, after))
+        rates = [_rates(name, clips) if clips else None for clips in (own_before, own_after)]
+        difference = _difference(own_after, own_before) if own_before and own_after else None
+        clips = len(own_after or own_before)
+        found.append(SpeakerRates(name=name, clips=clips, before=rates[0], after=rates[1], difference=difference))
+    return sorted(found, key=lambda speaker: -(speaker.after or speaker.before).wer)
+
+
+def manifest_of(clips: Sequence[Clip], stem: str) -> Path | None:
+    """A list named `stem` in a folder that a clip lies in: most manifests name their audio from there."""
+    folders = clips[0].audio.parents
+    paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in READERS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+Told = dict[str, tuple[str, str]]
+"""By a clip's id: speaker and language."""
+
+
+def _told_by(manifest: Path, clips: Sequence[Clip]) -> Told:
+    found: Told = {}
+    with contextlib.suppress(DataError, OSError):
+        for _, row in manifest_rows(manifest):
+            with contextlib.suppress(BadRow):
+                if isinstance(row, dict):
+                    told = cell(row, SPEAKER_COLUMNS), cell(row, LANGUAGE_COLUMNS)
+                    found[cell(row, ID_COLUMNS) or str(expanded(cell(row, AUDIO_COLUMNS)))] = told
+    return found
+
+
+def _with(clip: Clip, told: Told) -> Clip:
+    speaker, language = told.get(clip.id, ("", ""))
+    if not (speaker or language):
+        return clip
+    return Clip(**{**vars(clip), "speaker": speaker, "language": language})
+
+
+def _label(name: str, clips: Sequence[Clip]) -> str:
+    """The name of a test set's folder, which may be the manifest's whole path: without the folders in it."""
+    for folder in clips[0].audio.parents if clips else ():
+        prefix = re.sub(r"[^\w.-]+", "-", "-".join(folder.parts[1:])).strip("-.")
+        if prefix and name.startswith(f"{prefix}-"):
+            return name.removeprefix(f"{prefix}-")
+    return name

@@ -1,0 +1,57 @@
+"""Recordings inside the page, small, so that a reader can hear what the model heard."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import soundfile
+
+from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio
+from whisper_tuner.errors import TunerError
+
+MOST_BYTES = 10_000_000  # of all recordings of a page, as they stand in it
+# Safari plays OGG only since 2025. MP3 needs about 6 kB for a second of speech, FLAC three times as much.
+FORMATS = {"MP3": "audio/mpeg", "FLAC": "audio/flac"}
+GONE, DAMAGED = "The recording is not here any more.", "The recording cannot be read."
+FULL = "The recording is left out: the page would become too large."
+
+
+@dataclass(frozen=True)
+class Player:
+    """An address for <audio>, or why there is none."""
+
+    address: str = ""
+    missing: str = ""
+
+
+class Players:
+    def __init__(self, folders: Sequence[Path] = (), most_bytes: int = MOST_BYTES):
+        """folders: where a relative path may begin."""
+        self._folders, self.left = folders, most_bytes
+
+    def of(self, path: Path) -> Player:
+        """Never raises: a report without sound is still a report."""
+        try:
+            found = next((place for folder in self._folders if (place := folder / path).is_file()), None)
+            if found is None:
+                return Player(missing=GONE)
+            kind, data = encoded(found)
+        except (TunerError, OSError, *REFUSED):
+            return Player(missing=DAMAGED)
+        address = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        if len(address) > self.left:
+            return Player(missing=FULL)
+        self.left -= len(address)
+        return Player(address=address)
+
+
+def encoded(path: Path) -> tuple[str, bytes]:
+    """Media type and content: 16 kHz mono, as the model hears it. Raises TunerError, OSError, or one of REFUSED."""
+    name = next(name for name in FORMATS if name in soundfile.available_formats())
+    content = io.BytesIO()
+    soundfile.write(content, load_audio(path), SAMPLE_RATE, format=name)
+    return FORMATS[name], content.getvalue()
