@@ -44,6 +44,10 @@ RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the 
 Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, its folder, or `last`.")]
 Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
 Language = Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting for this run, as in config.ini; several times."),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 MODEL = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
@@ -70,17 +74,24 @@ def named(profile: str) -> str:
     return profile
 
 
+def only_new(settings: list[str] | None) -> None:
+    if settings:
+        raise ConfigError("--set is for a new run; --resume keeps its settings", remedy="Leave one of them out.")
+
+
 @app.command()
 def finetune(
     profile: Annotated[str, typer.Argument(help="A [profile:NAME].")] = "",
+    settings: Set = None,
     resume: Resume = "",
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> int:
     """Train a profile on this machine."""
     if resume:
+        only_new(settings)
         return commands.resume.resume(config, resume, name=profile, detach=detach)
-    return commands.train.finetune(config, named(profile), detach=detach)
+    return commands.train.finetune(config, named(profile), settings=settings or (), detach=detach)
 
 
 @app.command()
@@ -93,6 +104,7 @@ def demo() -> int:
 def distributed_train(
     profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
     hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; overrides hosts_config.")] = None,
+    settings: Set = None,
     resume: Resume = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,
     no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
@@ -101,11 +113,12 @@ def distributed_train(
 ) -> int:
     """Train a profile on all machines of a hosts file."""
     if resume:
+        only_new(settings)
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
         return commands.resume.resume(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
     return commands.train.distributed_train(
-        config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach
+        config, named(profile), hosts, settings=settings or (), dry_run=dry_run, no_sync=no_sync, detach=detach
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -34,9 +35,11 @@ ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
 @awake()
-def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
+def finetune(
+    config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, detach: bool = False
+) -> ExitStatus:
     console = Console(highlight=False, markup=False)
-    job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
+    job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
         prepared = prepare_run(
@@ -53,12 +56,13 @@ def distributed_train(
     name: str,
     hosts_file: Path | None,
     *,
+    settings: Sequence[str] = (),
     dry_run: bool = False,
     no_sync: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
     console = Console(highlight=False, markup=False)
-    job = resolve(ConfigFile(config), name)
+    job = resolve(ConfigFile(config), name, settings=settings)
     hosts = hosts_of(job, hosts_file)
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
