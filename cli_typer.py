@@ -103,7 +103,9 @@ def demo() -> int:
 @app.command("distributed-train")
 def distributed_train(
     profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
-    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; overrides hosts_config.")] = None,
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
+    ] = None,
     settings: Set = None,
     resume: Resume = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,

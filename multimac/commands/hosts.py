@@ -24,8 +24,6 @@ from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ExitStatus
 
-from .train import hosts_of
-
 
 @awake()
 def hosts_setup(hosts_file: Path) -> ExitStatus:
@@ -42,7 +40,7 @@ def hosts_setup(hosts_file: Path) -> ExitStatus:
 def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
-    hosts = hosts_of(job, hosts_file)
+    hosts = load_hosts(hosts_file)
     check_is_this_machine(hosts.master)
     with _connected(hosts) as remotes, tempfile.TemporaryDirectory() as folder:
         send(console, prepare_run(job, Path(folder), hosts=hosts, show_status=console.status).items, remotes)

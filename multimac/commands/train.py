@@ -13,7 +13,7 @@ from rich.console import Console
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.automatic import Measured, may_choose
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
@@ -27,6 +27,7 @@ from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
 
 from .attach_stop import start
@@ -63,7 +64,8 @@ def distributed_train(
 ) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name, settings=settings)
-    hosts = hosts_of(job, hosts_file)
+    hosts_file = hosts_file or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
+    hosts = load_hosts(hosts_file)
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
@@ -137,11 +139,15 @@ def show_preflight(console: Console, report: Report) -> None:
     console.print(report.summary(), soft_wrap=True)
 
 
-def hosts_of(job: Job, hosts_file: Path | None) -> Hosts:
-    path = hosts_file or job.distribution.hosts_config
-    if path is None:
-        raise ConfigError(f"{job.name}: no hosts file", remedy="Name one with --hosts, or set hosts_config.")
-    return load_hosts(path)
+def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
+    """The one beside config.ini. Raises ConfigError."""
+    path = shown((config.parent / HOSTS_FILE).absolute())
+    if not path.is_file():
+        what = f"{job.name}: no hosts file: neither --hosts, nor hosts_config in the profile, nor {path}"
+        remedy = f"Write it: cp {EXAMPLE} {path}, and put your own machines in it. Or run: python wizard.py"
+        raise ConfigError(what, remedy=remedy)
+    console.print(f"hosts file: {path}", soft_wrap=True)
+    return path
 
 
 def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, dry_run: bool = False) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from distributed.hosts.interfaces import route_to
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.plan.rendezvous import check_is_this_machine
 from distributed.preflight.report import Report, unique
 from distributed.preflight.run import preflight
@@ -25,7 +25,6 @@ from whisper_tuner.paths import expanded
 from .draft import Draft, Group, numbered
 from .questions import Option, Questions
 
-HOSTS_FILE = "distributed_hosts.json"
 CURED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
 AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")

@@ -146,8 +146,8 @@ MISTAKES = {
     "a distributed run without hosts": (
         TOGETHER,
         "distributed-train both",
-        "both: no hosts file",
-        ("--hosts", "hosts_config"),
+        ("both: no hosts file", "--hosts", "hosts_config", "nor distributed_hosts.json"),
+        ("cp distributed_hosts.example.json distributed_hosts.json", "python wizard.py"),
     ),
 }
 
