@@ -163,7 +163,7 @@ def evaluate(
 
 @app.command()
 def transcribe(
-    audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, and folders of them.")],
+    audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, folders of them, or - for stdin.")],
     model: Annotated[str, typer.Option("--model", help=MODEL)],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
@@ -171,7 +171,7 @@ def transcribe(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     config: Config = CONFIG,
 ) -> int:
-    """Transcribe recordings: text on the terminal, or files with times."""
+    """Transcribe recordings: text on the terminal, or files with times. What came from stdin goes to stdout."""
     return commands.transcribe.transcribe(config, audio, model, form=form, out=out, language=language, force=force)
 
 
@@ -355,7 +355,8 @@ def main(arguments: list[str] | None = None) -> int:
             status = app(arguments, standalone_mode=False)
         return int(status or ExitStatus.OK)
     except TunerError as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        typer.secho(f"error: {error}", err=True, fg="red", color=False if plain else None)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         return ExitStatus.INTERRUPTED

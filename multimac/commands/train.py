@@ -6,6 +6,7 @@ import dataclasses
 import math
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from distributed.preflight.speed import measure, remember, remembered, step_of_a
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show
+from multimac.view.progress import working
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
@@ -44,7 +46,7 @@ def finetune(
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
         prepared = prepare_run(
-            job, run_dir, local_ranks=ranks, show_status=console.status, measured=lambda: ONE_MACHINE
+            job, run_dir, local_ranks=ranks, show_status=partial(working, console), measured=lambda: ONE_MACHINE
         )
         prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
@@ -82,7 +84,7 @@ def distributed_train(
                 run_dir,
                 hosts=hosts,
                 address=report.meeting or meeting_address(hosts, report.remotes),
-                show_status=console.status,
+                show_status=partial(working, console),
                 machine_workers=report.machine_workers,
                 measured=measured,
             )

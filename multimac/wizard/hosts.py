@@ -19,6 +19,7 @@ from distributed.preflight.run import preflight
 from distributed.ssh.host import Host, Hosts
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show
+from multimac.view.progress import working
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 from whisper_tuner.paths import expanded
 
@@ -132,7 +133,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
 def _look(draft: Draft, group: Group, console: Console) -> Report:
     """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
     job = draft.job().with_profile(train=draft.data.manifests["train"], validation=None, test=None)
-    with console.status("checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+    with working(console, "checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
         pass
     show(console, report, errors=False)
     return report
