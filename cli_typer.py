@@ -45,6 +45,10 @@ RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the 
 Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, its folder, or `last`.")]
 Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
 Language = Annotated[str, typer.Option(help="Language of the speech, for multilingual models.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting for this run, as in config.ini; several times."),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 MODEL = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")
@@ -71,17 +75,24 @@ def named(profile: str) -> str:
     return profile
 
 
+def only_new(settings: list[str] | None) -> None:
+    if settings:
+        raise ConfigError("--set is for a new run; --resume keeps its settings", remedy="Leave one of them out.")
+
+
 @app.command()
 def finetune(
     profile: Annotated[str, typer.Argument(help="A [profile:NAME].")] = "",
+    settings: Set = None,
     resume: Resume = "",
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> int:
     """Train a profile on this machine."""
     if resume:
+        only_new(settings)
         return commands.resume.resume(config, resume, name=profile, detach=detach)
-    return commands.train.finetune(config, named(profile), detach=detach)
+    return commands.train.finetune(config, named(profile), settings=settings or (), detach=detach)
 
 
 @app.command()
@@ -93,7 +104,10 @@ def demo() -> int:
 @app.command("distributed-train")
 def distributed_train(
     profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
-    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file; overrides hosts_config.")] = None,
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
+    ] = None,
+    settings: Set = None,
     resume: Resume = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,
     no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
@@ -102,11 +116,12 @@ def distributed_train(
 ) -> int:
     """Train a profile on all machines of a hosts file."""
     if resume:
+        only_new(settings)
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
         return commands.resume.resume(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
     return commands.train.distributed_train(
-        config, named(profile), hosts, dry_run=dry_run, no_sync=no_sync, detach=detach
+        config, named(profile), hosts, settings=settings or (), dry_run=dry_run, no_sync=no_sync, detach=detach
     )
 
 
@@ -153,7 +168,7 @@ def evaluate(
 
 @app.command()
 def transcribe(
-    audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, and folders of them.")],
+    audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, folders of them, or - for stdin.")],
     model: Annotated[str, typer.Option("--model", help=MODEL)],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
@@ -161,7 +176,7 @@ def transcribe(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     config: Config = CONFIG,
 ) -> int:
-    """Transcribe recordings: text on the terminal, or files with times."""
+    """Transcribe recordings: text on the terminal, or files with times. What came from stdin goes to stdout."""
     return commands.transcribe.transcribe(config, audio, model, form=form, out=out, language=language, force=force)
 
 
@@ -358,7 +373,8 @@ def main(arguments: list[str] | None = None) -> int:
             status = app(arguments, standalone_mode=False)
         return int(status or ExitStatus.OK)
     except TunerError as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        typer.secho(f"error: {error}", err=True, fg="red", color=False if plain else None)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         return ExitStatus.INTERRUPTED

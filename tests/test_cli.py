@@ -56,6 +56,18 @@ def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arg
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
 
 
+def test_the_hosts_file_beside_config_ini_is_used_where_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "config.ini").write_text("[profile:mine]\nbase_model = a/b\ntrain = no.csv\n")
+    hosts = {"master": "localhost", "workers": [{"host": "127.0.0.1", "ssh_port": 9}]}
+    (folder / "distributed_hosts.json").write_text(json.dumps(hosts))
+    done = cli("distributed-train", "mine", "--config", "elsewhere/config.ini")
+    assert done.returncode == EXIT["host"] and "127.0.0.1: port 9" in done.stderr
+    assert done.stdout.startswith("hosts file: elsewhere/distributed_hosts.json\nlooking at localhost, 127.0.0.1\n")
+
+
 def test_version_and_short_help():
     done = cli("--version")
     assert done.returncode == 0 and re.fullmatch(r"multimac \d+\.\d+\.\d+, Python 3\.\d+\.\S+\n", done.stdout)

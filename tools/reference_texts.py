@@ -145,7 +145,10 @@ SECTIONS = {
 `config.ini` has sections `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]`, `[profile:NAME]` and `[distributed:NAME]`.
 A profile names a `model` and a `dataset` and inherits from both, and all inherit from `[DEFAULT]`; the most specific
 section wins. Relative paths are relative to the folder of `config.ini`. `multimac config show NAME` prints the
-resolved values, and where each comes from.""",
+resolved values, and where each comes from.
+
+`finetune` and `distributed-train` take `--set KEY=VALUE`, several times, for any key that the profile may have. It is
+read as if it stood in the profile, is kept with the run, and holds when that is resumed.""",
     "profile": """\
 In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
 of them. `model = NAME` and `dataset = NAME` belong in a profile only.

@@ -6,6 +6,7 @@ import configparser
 import dataclasses
 import re
 import typing
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from whisper_tuner.errors import ConfigError
@@ -136,6 +137,31 @@ class Resolved:
     values: dict[str, str]
     origin: dict[str, str]
 
+    def with_changes(self, changes: Resolved) -> Resolved:
+        return Resolved(self.name, self.values | changes.values, self.origin | changes.origin)
+
+    def only(self, keys: Collection[str]) -> Resolved:
+        values = {key: value for key, value in self.values.items() if key in keys}
+        return Resolved(self.name, values, {key: self.origin[key] for key in values if key in self.origin})
+
+
+UNCHANGED = Resolved("", {}, {})
+
+
+def set_by_hand(settings: Sequence[str]) -> Resolved:
+    """What `--set KEY=VALUE` says, to be read as the profile's own keys. Raises ConfigError."""
+    values: dict[str, str] = {}
+    for text in settings:
+        key, equals, value = map(str.strip, text.partition("="))
+        if not (key and equals):
+            raise ConfigError(f"--set {text}: not a setting", remedy="Write KEY=VALUE, for example --set epochs=3.")
+        if key == "base_profile":
+            raise ConfigError(f"--set {key}: that is another profile", remedy="Name its [distributed:NAME] instead.")
+        if key in values:
+            raise ConfigError(f"--set {key}: it is set twice", remedy="Leave one of them out.")
+        values[key] = value
+    return Resolved("--set", values, {key: f"--set {key}" for key in values})
+
 
 class ConfigFile:
     """A parsed `config.ini`, or `text` in its place. Raises ConfigError with file and line."""
@@ -186,9 +212,12 @@ class ConfigFile:
         texts = (self._layer(header).values.get(key) for header in self._parser.sections())
         return [(self.path.parent / expanded(text)).absolute() for text in texts if text]
 
-    def profile_values(self, name: str, asked_by: str = "") -> Resolved:
-        """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out."""
-        profile = self.section("profile", name, asked_by)
+    def profile_values(self, name: str, asked_by: str = "", changes: Resolved = UNCHANGED) -> Resolved:
+        """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out.
+
+        `changes` are read as if they stood in the profile's section.
+        """
+        profile = self.section("profile", name, asked_by).with_changes(changes)
         layers = [self._layer("DEFAULT")]
         for kind in INHERITED:
             if kind in profile.values:

@@ -39,12 +39,16 @@ class PlainScreen:
 
     def __init__(self) -> None:
         self._printed: dict[str, tuple[float, int]] = {}  # host: when, after which step
+        self._progress, self._progress_at = "", time.monotonic()
 
     def print(self, line: str) -> None:
         print(line, flush=True)
 
     def update(self, view: RunView) -> None:
         now = time.monotonic()
+        if view.progress != self._progress and now - self._progress_at >= LINE_EVERY_S:
+            self._progress, self._progress_at = view.progress, now
+            self.print(view.progress)
         for host in view.hosts.values():
             when, step = self._printed.get(host.name, (-LINE_EVERY_S, 0))
             if host.state.startswith(PREPARING) and now - when >= LINE_EVERY_S:

@@ -16,7 +16,7 @@ from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 from whisper_tuner.settings import nearest
 
-EXAMPLE = "distributed_hosts.example.json"
+HOSTS_FILE, EXAMPLE = "distributed_hosts.json", "distributed_hosts.example.json"
 TEXT = (r".*\S.*", "text", "Put it between quotes, or leave it out.")
 A_PATH = (r"(?!.*/\.\.(/|$))~?/.*[^/.].*", "a path from / or ~/")
 AT_HOME = "~ is the home folder on that machine."

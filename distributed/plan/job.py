@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from exogym.config import STRATEGIES, StrategyConfig, strategy_config
 from exogym.errors import SettingError
-from whisper_tuner.config import ConfigFile, Profile, Resolved
+from whisper_tuner.config import INHERITED, ConfigFile, Profile, Resolved, set_by_hand
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.settings import nearest, setting, validate
 
@@ -78,8 +79,12 @@ def _round_of(distribution: Distribution) -> dict[str, int]:
     return {"H": distribution.communication_interval} if "H" in fields else {}
 
 
-def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco") -> Job:
-    """The job of a [distributed:NAME], or of a plain [profile:NAME] with `strategy`'s defaults. Raises ConfigError."""
+def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings: Sequence[str] = ()) -> Job:
+    """The job of a [distributed:NAME], or of a plain [profile:NAME] with `strategy`'s defaults. Raises ConfigError.
+
+    settings: see set_by_hand. They stand above what the sections say.
+    """
+    changes = set_by_hand(settings)
     if not config.has("distributed", name):
         section = Resolved(name, {"base_profile": name, "strategy": strategy}, {})
         if not config.has("profile", name):
@@ -91,13 +96,15 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco") -> Job:
             )
     else:
         section = config.section("distributed", name)
-    return _build(config, name, section)
+    inherited = changes.only(INHERITED)  # they decide what is below the profile's own keys
+    own = changes.only(changes.values.keys() - inherited.values.keys())
+    return _build(config, name, section.with_changes(own), inherited)
 
 
-def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
+def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved) -> Job:
     own = {field.name for field in dataclasses.fields(Distribution)}
     profile_keys = {field.name for field in dataclasses.fields(Profile)}
-    distribution = config.build(Distribution, _only(section, own), f"distributed:{name}")
+    distribution = config.build(Distribution, section.only(own), f"distributed:{name}")
     strategy_keys = {f.name for f in dataclasses.fields(STRATEGIES[distribution.strategy][0])} - {*FROM_PROFILE}
     if unknown := set(section.values) - own - profile_keys - strategy_keys:
         key = sorted(unknown)[0]
@@ -105,11 +112,10 @@ def _build(config: ConfigFile, name: str, section: Resolved) -> Job:
             f"{section.origin[key]}: unknown key {key!r}{nearest(key, own | profile_keys | strategy_keys)}",
             remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}.",
         )
-    base = config.profile_values(distribution.base_profile, section.origin.get("base_profile", ""))
-    override = _only(section, profile_keys)
-    merged = Resolved(name, base.values | override.values, base.origin | override.origin)
+    base = config.profile_values(distribution.base_profile, section.origin.get("base_profile", ""), inherited)
+    merged = base.with_changes(section.only(profile_keys))
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
-    settings = _only(section, strategy_keys).values
+    settings = section.only(strategy_keys).values
     try:
         strategy_config(distribution.strategy, settings | _round_of(distribution))
     except SettingError as error:
@@ -130,7 +136,3 @@ def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resol
             if str(alone) == str(error):
                 return f"{section.origin[key]}: {key} = {value}"
     return ""
-
-
-def _only(section: Resolved, keys: set[str]) -> Resolved:
-    return Resolved(section.name, {k: v for k, v in section.values.items() if k in keys}, section.origin)

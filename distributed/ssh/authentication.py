@@ -45,8 +45,15 @@ def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport,
     options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
     options.ciphers = sorted(options.ciphers, key=lambda cipher: cipher not in FASTEST_CIPHERS)
     transport.banner_timeout = timeout
-    transport.start_client(timeout=timeout)
-    key = transport.get_remote_server_key()
+    try:
+        transport.start_client(timeout=timeout)
+        key = transport.get_remote_server_key()
+    except FAILURES as error:
+        if transport.remote_version:  # it said that it speaks SSH
+            raise
+        what = f"port {settings.port} answers, but not as an SSH server does"
+        remedy = "Is ssh_port right? SSH's own is 22. Or its SSH server turns this machine away, or is too busy."
+        raise HostError(host.address, what, remedy=f"{remedy} Try: ssh {settings.target}") from error
     verdict = known_hosts.check(known, key.asbytes())
     if verdict is not Verdict.KNOWN:
         raise _key_error(host, settings, known, name, key, verdict)

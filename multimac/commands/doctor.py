@@ -19,6 +19,7 @@ from distributed.plan.job import resolve
 from multimac.doctor.checks import Finding, State, Tell, examine, exit_status, problem
 from multimac.doctor.machine import machine_checks
 from multimac.doctor.services import service_checks
+from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ExitStatus
 
@@ -28,11 +29,7 @@ STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", Stat
 def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False) -> ExitStatus:
     job = resolve(ConfigFile(config), profile) if profile else None
     runs = job.profile.runs_dir if job else PROJECT / "runs"
-    with Console(stderr=True, highlight=False).status("") as status:  # stdout holds the result alone
-
-        def show(text: str) -> None:
-            status.update(f"[dim]{escape(text)}[/dim]")
-
+    with working(Console(stderr=True, highlight=False)) as show:  # stdout holds the result alone
         findings = examine([*machine_checks(job, runs), *service_checks()], show)
         if deep:
             findings += _deep(job and job.profile, show)

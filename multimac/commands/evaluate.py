@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -20,6 +19,7 @@ from multimac.commands.runs import folders_of
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import Candidate, candidates, check_models, labels
 from multimac.view.models import model_named
+from multimac.view.progress import progress
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
@@ -182,8 +182,7 @@ def _results(
         temperatures=temperatures,
     )
     texts = TextCache(CACHE / TEXTS)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with progress(console) as bar:
         for manifest in manifests:
             key = texts.key(chosen.path, manifest.samples, decoding)
             if (result := texts.read(key, manifest.samples)) is None:

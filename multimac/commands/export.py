@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -21,6 +20,7 @@ from multimac.commands.runs import folders_of
 from multimac.view.comparison import origin_of
 from multimac.view.model_card import About, Rate, card
 from multimac.view.models import model_named
+from multimac.view.progress import progress, working
 from multimac.view.transfers import fetch_model
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
@@ -69,7 +69,7 @@ def export(
     origin = origin_of(path)
     manifest = _manifest(data, origin) if verify else None
     fetch_model(path)
-    with console.status("loading the model"):
+    with working(console, "loading the model"):
         model, processor = load_model(path)
     merged = Merged(model=model.eval(), processor=processor)
     for which, _ in wanted:
@@ -79,7 +79,7 @@ def export(
     found = []
     for which, how in wanted:
         one = Exported(which=which, precision=how, folder=_folder(out, path, origin) / f"{which.name}-{how}")
-        with console.status(f"writing {one.name}"):
+        with working(console, f"writing {one.name}"):
             which.write(merged, one.folder, how, _card(one, merged, speech, origin))
         console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
         found.append(one)
@@ -147,9 +147,8 @@ def _verified(
     console: Console, exported: Sequence[Exported], merged: Merged, manifest: Manifest, speech: Speech
 ) -> ExitStatus:
     """A table of what each runtime writes for the test clips, beside transformers."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     results: dict[str, Evaluation] = {}
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with progress(console) as bar:
 
         def shown_by(name: str):
             task = bar.add_task(name, total=len(manifest.samples))

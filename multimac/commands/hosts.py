@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,11 +21,10 @@ from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show
+from multimac.view.progress import working
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ExitStatus
-
-from .train import hosts_of
 
 
 @awake()
@@ -42,10 +42,11 @@ def hosts_setup(hosts_file: Path) -> ExitStatus:
 def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     job = resolve(ConfigFile(config), name)
-    hosts = hosts_of(job, hosts_file)
+    hosts = load_hosts(hosts_file)
     check_is_this_machine(hosts.master)
     with _connected(hosts) as remotes, tempfile.TemporaryDirectory() as folder:
-        send(console, prepare_run(job, Path(folder), hosts=hosts, show_status=console.status).items, remotes)
+        prepared = prepare_run(job, Path(folder), hosts=hosts, show_status=partial(working, console))
+        send(console, prepared.items, remotes)
     return ExitStatus.OK
 
 

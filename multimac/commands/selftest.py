@@ -20,6 +20,7 @@ from distributed.ssh.host import Host, Hosts
 from multimac.selftest.asking import Desk
 from multimac.selftest.rows import Row, Verdict
 from multimac.selftest.run import CHECKS, LID, Check, cleaned, exit_status, report_of, rows_of, run
+from multimac.view.progress import working
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.files import write_atomically
 
@@ -75,8 +76,8 @@ def _introduce(console: Console, desk: Desk) -> None:
 
 def _show_all(console: Console, desk: Desk, checks: Sequence[Check], entries: list[dict]) -> None:
     """Each row appears when it is known."""
-    with console.status("") as status:
-        desk.tell, desk.ask_user = status.update, console.print
+    with working(console) as tell:
+        desk.tell, desk.ask_user = tell, console.print
         for entry in run(desk, checks):
             entries.append(entry)
             for row in rows_of(entry):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +14,7 @@ from rich.console import Console
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.automatic import Measured, may_choose
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
@@ -22,10 +24,12 @@ from distributed.preflight.speed import measure, remember, remembered, step_of_a
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show
+from multimac.view.progress import working
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
 
 from .attach_stop import start
@@ -34,13 +38,15 @@ ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
 @awake()
-def finetune(config: Path, name: str, *, ranks: int = 1, detach: bool = False) -> ExitStatus:
+def finetune(
+    config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, detach: bool = False
+) -> ExitStatus:
     console = Console(highlight=False, markup=False)
-    job = resolve(ConfigFile(config), name, strategy="allreduce")  # alone there is nobody to agree with
+    job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
         prepared = prepare_run(
-            job, run_dir, local_ranks=ranks, show_status=console.status, measured=lambda: ONE_MACHINE
+            job, run_dir, local_ranks=ranks, show_status=partial(working, console), measured=lambda: ONE_MACHINE
         )
         prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
@@ -53,13 +59,15 @@ def distributed_train(
     name: str,
     hosts_file: Path | None,
     *,
+    settings: Sequence[str] = (),
     dry_run: bool = False,
     no_sync: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
     console = Console(highlight=False, markup=False)
-    job = resolve(ConfigFile(config), name)
-    hosts = hosts_of(job, hosts_file)
+    job = resolve(ConfigFile(config), name, settings=settings)
+    hosts_file = hosts_file or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
+    hosts = load_hosts(hosts_file)
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
         show_preflight(console, report)
@@ -76,7 +84,7 @@ def distributed_train(
                 run_dir,
                 hosts=hosts,
                 address=report.meeting or meeting_address(hosts, report.remotes),
-                show_status=console.status,
+                show_status=partial(working, console),
                 machine_workers=report.machine_workers,
                 measured=measured,
             )
@@ -133,11 +141,15 @@ def show_preflight(console: Console, report: Report) -> None:
     console.print(report.summary(), soft_wrap=True)
 
 
-def hosts_of(job: Job, hosts_file: Path | None) -> Hosts:
-    path = hosts_file or job.distribution.hosts_config
-    if path is None:
-        raise ConfigError(f"{job.name}: no hosts file", remedy="Name one with --hosts, or set hosts_config.")
-    return load_hosts(path)
+def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
+    """The one beside config.ini. Raises ConfigError."""
+    path = shown((config.parent / HOSTS_FILE).absolute())
+    if not path.is_file():
+        what = f"{job.name}: no hosts file: neither --hosts, nor hosts_config in the profile, nor {path}"
+        remedy = f"Write it: cp {EXAMPLE} {path}, and put your own machines in it. Or run: python wizard.py"
+        raise ConfigError(what, remedy=remedy)
+    console.print(f"hosts file: {path}", soft_wrap=True)
+    return path
 
 
 def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, dry_run: bool = False) -> None:

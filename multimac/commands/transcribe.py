@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from distributed.hosts.keep_awake import awake
 from multimac.commands.runs import folders_of
 from multimac.view.models import model_named
+from multimac.view.progress import progress, share, working
 from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
 from whisper_tuner.files import write_shared
+from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 from whisper_tuner.settings import nearest
 
@@ -27,6 +33,7 @@ AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc", ".caf"),
     *(".wma", ".amr", ".webm", ".mp4", ".mov"),
 )
+STDIN = Path("-")
 
 
 @awake()
@@ -41,25 +48,36 @@ def transcribe(
         raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
     model_path = model_named(model, lambda: folders_of(config, None))
     _make_folder(out)
+    with _from_stdin() if STDIN in written else contextlib.nullcontext(STDIN) as spooled:
+        return _transcribe_all(written, spooled, model_path, form=form, language=language, force=force)
+
+
+def _transcribe_all(
+    written: dict[Path, Path | None], spooled: Path, model_path: str, *, form: str, language: str, force: bool
+) -> ExitStatus:
+    """written: see _files. spooled: the file that has what came from stdin."""
     console = Console(stderr=True, highlight=False, markup=False)
     heard = _listener(console, model_path, language)
     failed = 0
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with progress(console, share) as bar:
         for number, (audio, file) in enumerate(written.items(), start=1):
-            task = bar.add_task(f"{number}/{len(written)} {audio.name[-40:]}", total=None)
+            name = "stdin" if audio == STDIN else str(audio)
+            task = bar.add_task(f"{number}/{len(written)} {Path(name).name[-40:]}", total=None)
             try:
                 if file and file.exists() and not force:
                     raise DataError(f"{file} exists already", remedy="Remove it, or overwrite it with --force.")
-                recording = heard(audio, partial(bar.update, task))
+                recording = heard(spooled if audio == STDIN else audio, partial(bar.update, task))
                 if file:
                     _write(file, rendered(recording, form, audio))
-                    console.print(f"{audio} -> {file}", soft_wrap=True)
+                    console.print(f"{name} -> {file}", soft_wrap=True)
+                elif form != "text":
+                    print(rendered(recording, form, audio), end="", flush=True)
                 else:
-                    print(f"{audio}: {recording.text}" if len(written) > 1 else recording.text, flush=True)
+                    print(f"{name}: {recording.text}" if len(written) > 1 else recording.text, flush=True)
             except TunerError as error:
                 failed += 1
-                console.print(f"not transcribed: {error}", soft_wrap=True)
+                told = str(error).replace(str(spooled), name) if audio == STDIN else error
+                console.print(f"not transcribed: {told}", soft_wrap=True)
             bar.remove_task(task)
     if failed and len(written) > 1:
         console.print(f"{len(written) - failed} of {len(written)} recordings transcribed")
@@ -81,7 +99,7 @@ def _listener(console: Console, model_path: str, language: str) -> Callable[...,
     language = language or (origin.language if origin else "")
     asked = {"language": language_code(language) if language else None, "task": origin.task if origin else None}
     fetch_model(model_path)
-    with console.status("loading the model"):
+    with working(console, "loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())
 
@@ -90,6 +108,25 @@ def _listener(console: Console, model_path: str, language: str) -> Callable[...,
         return transcribe_recording(model, processor, audio, progress=lambda s: update(completed=s), **asked)
 
     return heard
+
+
+@contextlib.contextmanager
+def _from_stdin() -> Iterator[Path]:
+    """A file with what comes from stdin, which is removed in the end, also where the terminal is closed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        what = "- means audio from stdin, but nothing is piped into it"
+        raise ConfigError(what, remedy="For example: cat interview.m4a | python cli_typer.py transcribe - --model last")
+    with as_ctrl_c(signal.SIGHUP), tempfile.TemporaryDirectory(prefix="multimac-stdin-") as folder:
+        spooled = Path(folder) / "stdin"
+        try:
+            with spooled.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        except OSError as error:
+            remedy = "Give it room: TMPDIR names another folder."
+            raise DataError(f"stdin cannot be copied to {folder}: {error.strerror}", remedy=remedy) from None
+        if not spooled.stat().st_size:
+            raise DataError("no audio came from stdin", remedy="See what the program before the pipe says.")
+        yield spooled
 
 
 def _make_folder(folder: Path | None) -> None:
@@ -109,16 +146,16 @@ def _write(file: Path, text: str) -> None:
 
 
 def _files(paths: Sequence[Path], form: str, out: Path | None) -> dict[Path, Path | None]:
-    """Every recording, and a file of its own for its text; plain text goes to the terminal without --out."""
+    """Every recording, and a file of its own for its text; None for stdout: without --out, text, or of stdin."""
     found: dict[Path, Path | None] = {}
     taken: set[Path] = set()
     for audio, name in _recordings(paths):
         if audio in found:
             continue
-        if form == "text" and out is None:
+        if out is None and (form == "text" or audio == STDIN):
             found[audio] = None
             continue
-        whole = (out / name) if out else audio
+        whole = out / name if out else audio
         written = whole.with_suffix(SUFFIXES[form])
         if written in taken:  # a.wav beside a.mp3
             written = whole.with_name(whole.name + SUFFIXES[form])
@@ -132,10 +169,17 @@ def _files(paths: Sequence[Path], form: str, out: Path | None) -> dict[Path, Pat
 def _recordings(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     """(recording, its name relative to the folder that was named)."""
     for path in paths:
-        if not path.is_dir():
+        if path == STDIN:
+            yield path, Path("stdin")
+        elif not path.is_dir():
             yield path, Path(path.name)
-            continue
-        for file in sorted(path.rglob("*")):
-            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)  # ._x.wav on a Mac's USB stick
-            if file.suffix.lower() in AUDIO_SUFFIXES and not hidden and file.is_file():
-                yield file, file.relative_to(path)
+        else:
+            yield from _below(path)
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, Path]]:
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)  # ._x.wav on a Mac's USB stick
+        if file.suffix.lower() in AUDIO_SUFFIXES and not hidden and file.is_file():
+            yield file, name

@@ -14,6 +14,8 @@ from distributed.run_dir.run_view import RunView
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.text import duration, size
 
+from .progress import can_move
+
 
 class _Live:
     def __init__(self, live: Live):
@@ -28,7 +30,7 @@ class _Live:
 
 def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
     """See launcher.follow."""
-    if not console.is_terminal:
+    if not can_move(console):
         return follower.follow(run_dir, launch, PlainScreen(), position=position)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         return follower.follow(run_dir, launch, _Live(live), position=position)

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bars
+from rich.progress import TaskID
 
 from distributed.hosts.code import PRUNED, SyncItem
 from distributed.hosts.keep_awake import hosts_awake
@@ -17,6 +16,8 @@ from distributed.ssh.connection import Remote
 from whisper_tuner.hub import HUB_ID, model_file, model_folder
 from whisper_tuner.paths import expanded
 from whisper_tuner.text import size
+
+from .progress import progress, transfer
 
 
 def fetch_model(name: str) -> None:
@@ -28,9 +29,8 @@ def fetch_model(name: str) -> None:
 @contextlib.contextmanager
 def transfers(console: Console) -> Iterator[Progress]:
     """A bar for each host; gives the progress callback of sync and setup."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=console, transient=True) as bars:
+    with progress(console, transfer) as bars:
 
         def show(host: str, done: int, total: int, file: str) -> None:
             if host not in tasks:

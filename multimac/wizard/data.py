@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
+from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
@@ -48,7 +49,7 @@ Manifests = dict[str, Path]  # by kind: one to train on, and those that belong t
 
 
 def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data:
-    with console.status("looking for manifests"):
+    with working(console, "looking for manifests"):
         offers = _offers(config)
         options = [_option(name, data) for name, data in offers.items()]
     while True:
@@ -159,7 +160,7 @@ def _check(text: str) -> None:
 def _read(data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
     for kind, path in data.manifests.items():
-        with console.status(f"reading {shown(path)}"):
+        with working(console, f"reading {shown(path)}"):
             manifest = load_manifest(path)
         check_usable(manifest)
         data.samples[kind] = manifest.samples

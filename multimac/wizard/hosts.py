@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from distributed.hosts.interfaces import route_to
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.plan.rendezvous import check_is_this_machine
 from distributed.preflight.report import Report, unique
 from distributed.preflight.run import preflight
 from distributed.ssh.host import Host, Hosts
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show
+from multimac.view.progress import working
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 from whisper_tuner.paths import expanded
 
 from .draft import Draft, Group, numbered
 from .questions import Option, Questions
 
-HOSTS_FILE = "distributed_hosts.json"
 CURED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
 AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")
@@ -133,7 +133,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
 def _look(draft: Draft, group: Group, console: Console) -> Report:
     """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
     job = draft.job().with_profile(train=draft.data.manifests["train"], validation=None, test=None)
-    with console.status("checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+    with working(console, "checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
         pass
     show(console, report, errors=False)
     return report

@@ -116,11 +116,38 @@ MISTAKES = {
         ("config.ini:6 [distributed:both]", "outer_momentum"),
         "config show both",
     ),
+    "--set of an unknown key": (
+        PROFILE,
+        "finetune mine --set batchsize=8",
+        "error: --set batchsize: unknown key 'batchsize', did you mean 'batch_size'?",
+        "Keys of strategy allreduce",
+    ),
+    "--set of a word for a number": (
+        TOGETHER,
+        "distributed-train both --set epochs=many",
+        "error: --set epochs: epochs = many: expected a whole number",
+        "passes over the training clips",
+    ),
+    "--set of a strategy's setting out of range": (
+        TOGETHER,
+        "distributed-train both --set outer_momentum=2",
+        "error: --set outer_momentum: outer_momentum = 2",
+        "config show both",
+    ),
+    "--set of a model that is not there": (
+        PROFILE + "[model:small]\n",
+        "finetune mine --set model=smal",
+        "error: --set model: there is no [model:smal], did you mean 'small'?",
+        "Known: small",
+    ),
+    "--set without a value": (PROFILE, "finetune mine --set epochs", "error: --set epochs: not a setting", "KEY=VALUE"),
+    "--set twice": (PROFILE, "finetune mine --set epochs=1 --set epochs=2", "--set epochs: it is set twice", "Leave"),
+    "--set of a run that is resumed": (PROFILE, "finetune --resume last --set epochs=1", "--set is for", "Leave"),
     "a distributed run without hosts": (
         TOGETHER,
         "distributed-train both",
-        "both: no hosts file",
-        ("--hosts", "hosts_config"),
+        ("both: no hosts file", "--hosts", "hosts_config", "nor distributed_hosts.json"),
+        ("cp distributed_hosts.example.json distributed_hosts.json", "python wizard.py"),
     ),
 }
 

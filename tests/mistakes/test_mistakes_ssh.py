@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ PYTHON = sys.executable
 CHECK = "hosts check --hosts hosts.json"
 TRAIN = "distributed-train both --hosts hosts.json"
 REMOVE = ("Remove ", "/venv there, and run: multimac hosts setup --hosts hosts.json")
+NO_SSH = ("127.0.0.1: port ", "answers, but not as an SSH server does")
 SETUP = "Run: multimac hosts setup --hosts hosts.json"
 
 
@@ -48,8 +52,25 @@ def host(desk, ssh_server, no_torch) -> Host:
     return host
 
 
+class WebPage(BaseHTTPRequestHandler):
+    def log_message(self, *_about) -> None:
+        """Its words on stderr would count as ours."""
+
+
 def port_closed(host: Host) -> None:
     host.write(ssh_port=1)
+
+
+def no_ssh_there(host: Host) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), WebPage)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host.write(ssh_port=server.server_port)
+
+
+def silent_there(host: Host) -> None:
+    host.desk.silent = socket.create_server(("127.0.0.1", 0))  # the system takes connections, nobody reads them
+    host.write(ssh_port=host.desk.silent.getsockname()[1])
 
 
 def name_unknown(host: Host) -> None:
@@ -162,6 +183,11 @@ def large(host: Host) -> None:
 # name: (what is wrong; command; exit status; the message names; the remedy says)
 MISTAKES = {
     "SSH is off": (port_closed, TRAIN, 5, "127.0.0.1: port 1: Connection refused", ("Remote Login", "openssh-server")),
+    "a web server answers at the port": (no_ssh_there, TRAIN, 5, NO_SSH, ("ssh_port", "Try: ssh -p ")),
+    "a web server answers hosts check": (no_ssh_there, CHECK, 5, NO_SSH, ("ssh_port", "Try: ssh -p ")),
+    "a web server answers hosts setup": (no_ssh_there, "hosts setup --hosts hosts.json", 5, NO_SSH, "ssh_port"),
+    "a web server answers hosts sync": (no_ssh_there, "hosts sync both --hosts hosts.json", 5, NO_SSH, "ssh_port"),
+    "nothing is said at the port": (silent_there, TRAIN, 5, NO_SSH, ("ssh_port", "Try: ssh -p ")),
     "the name is not known": (name_unknown, TRAIN, 5, "no-such-host.invalid: the name no-such-host.invalid", "ping"),
     "the key is not accepted": (strange_key, TRAIN, 5, ("127.0.0.1: no key was accepted", "strange"), "ssh-copy-id"),
     "the key file is not there": (

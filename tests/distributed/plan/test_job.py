@@ -1,5 +1,6 @@
 import pytest
 
+from distributed.plan.automatic import open_settings
 from distributed.plan.job import resolve
 from exogym.config import OptimSpec
 from whisper_tuner.config import ConfigFile
@@ -81,3 +82,20 @@ def test_an_unknown_name_lists_profiles_and_distributed_profiles(job):
 def test_what_is_only_wrong_alone_is_not_blamed(job):
     with pytest.raises(ConfigError, match=r"config.ini:12 .*: outer_momentum = 2: .*, not 2"):
         job(TEXT + "nesterov = true\nouter_momentum = 2\n")
+
+
+def test_what_is_set_by_hand_wins_and_is_not_chosen_automatically(tmp_path):
+    (tmp_path / "config.ini").write_text(TEXT + "[model:other]\nlora_r = 4\nlearning_rate = 1\n")
+    by_hand = ("batch_size=4", " wire = int8 ", "train=b/c.csv", "model=other", "min_hosts=2", "language=")
+    found = resolve(ConfigFile(tmp_path / "config.ini"), "three", settings=by_hand)
+    assert (found.profile.batch_size, found.profile.lora_r, found.profile.train) == (4, 4, tmp_path / "b/c.csv")
+    assert found.profile.learning_rate == 3e-5  # the profile's own goes before its model's
+    assert found.distribution.min_hosts == 2 and found.strategy_settings == {"wire": "int8"}
+    assert found.origin["batch_size"] == "--set batch_size" and "wire" not in open_settings(found)
+    assert "overlap_steps" in open_settings(found)
+
+
+def test_a_plain_profile_takes_the_settings_of_a_strategy_by_hand(tmp_path):
+    (tmp_path / "config.ini").write_text(TEXT)
+    found = resolve(ConfigFile(tmp_path / "config.ini"), "mine", settings=["strategy=allreduce", "epochs=2"])
+    assert (found.distribution.strategy, found.profile.epochs) == ("allreduce", 2)

@@ -1,7 +1,11 @@
 """`transcribe` as a user calls it, on the bundled model."""
 
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +121,49 @@ def test_mistakes(tmp_path, monkeypatch, capsys, arguments, status, words):
     assert cli_typer.main(["transcribe", *(a.format(model=MODEL) for a in arguments)]) == status
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said
+
+
+def piped(audio: bytes, *arguments: object, folder: Path) -> subprocess.CompletedProcess:
+    """What a shell does with `cat audio | python cli_typer.py transcribe -`; temporary files go below `folder`."""
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "transcribe", *map(str, arguments), "--model", str(MODEL)]
+    environment = os.environ | {"TMPDIR": str(folder)}
+    return subprocess.run(command, input=audio, capture_output=True, cwd=folder, env=environment, timeout=120)
+
+
+def test_audio_from_stdin_is_written_to_stdout_and_leaves_nothing(tmp_path, capsys):
+    clip = CLIPS / "001.ogg"
+    assert run(clip) == 0
+    text = capsys.readouterr().out
+    samples, rate = soundfile.read(clip)
+    soundfile.write(tmp_path / "a.wav", samples, rate)
+    wav = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").unlink()
+    for audio in (clip.read_bytes(), wav):
+        done = piped(audio, "-", folder=tmp_path)
+        assert (done.returncode, done.stdout.decode()) == (0, text), done.stderr
+    done = piped(clip.read_bytes(), "-", "--format", "srt", folder=tmp_path)
+    assert done.stdout.startswith(b"1\n00:00:00,000 --> 00:00:03,120\n")
+    assert list(tmp_path.iterdir()) == []
+    done = piped(clip.read_bytes(), "-", clip, "--format", "vtt", "--out", "out", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["001.vtt", "out", "stdin.vtt"]
+
+
+@pytest.mark.parametrize(
+    ("audio", "words"),
+    [(b"", "error: no audio came from stdin"), (b"no audio", "not transcribed: stdin cannot be decoded")],
+)
+def test_stdin_without_audio_is_one_message(tmp_path, audio, words):
+    done = piped(audio, "-", folder=tmp_path)
+    said = done.stderr.decode()
+    assert done.returncode == 4 and done.stdout == b"" and said.startswith(words) and said.count("\n") == 2, said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_as_stdin_is_one_message(tmp_path):
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "transcribe", "-", "--model", str(MODEL)]
+    master, slave = pty.openpty()
+    done = subprocess.run(command, stdin=slave, capture_output=True, text=True, timeout=60)
+    os.close(master)
+    os.close(slave)
+    assert done.returncode == 3 and done.stderr.startswith("error: - means audio from stdin") and "cat " in done.stderr

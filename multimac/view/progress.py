@@ -1,0 +1,97 @@
+"""What a long phase is at: a moving bar on a terminal, elsewhere a plain line now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from distributed.launcher.follow import LINE_EVERY_S
+from whisper_tuner.text import duration, size
+
+SHORT_S = 1.0  # what took less needs no last line
+Figure = Callable[[Task], str]
+
+
+def count(task: Task) -> str:
+    return f"{task.completed:.0f}/{task.total or 0:.0f}"
+
+
+def share(task: Task) -> str:
+    return f"{task.percentage:.0f} %"
+
+
+def transfer(task: Task) -> str:
+    speed = f", {size(task.speed)}/s" if task.speed else ""
+    return f"{size(task.completed)} of {size(task.total or 0)}{speed}"
+
+
+def can_move(console: Console) -> bool:
+    """Whether lines can be written over: not in a file or a pipe, nor where TERM=dumb."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def progress(console: Console, figure: Figure = count) -> Progress:
+    """To be used as rich's own. figure: how far a task is, in words."""
+    if not can_move(console):
+        return PlainProgress(console, figure)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Column(figure), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+class PlainProgress(Progress):
+    """A line about each task every ten seconds, and when it is done."""
+
+    def __init__(self, console: Console, figure: Figure, get_time: Callable[[], float] = time.monotonic):
+        super().__init__(console=console, disable=True, get_time=get_time)
+        self._figure = figure
+        self._told: dict[TaskID, float] = {}
+
+    def update(self, task_id: TaskID, **values) -> None:
+        task = self._tasks[task_id]
+        was_finished, now = task.finished, self.get_time()
+        super().update(task_id, **values)
+        since = self._told.setdefault(task_id, now - (task.elapsed or 0))
+        ends = task.finished and not was_finished and task.elapsed >= SHORT_S
+        if ends or (not task.finished and now - since >= LINE_EVERY_S):
+            self._told[task_id] = now
+            took, left = duration(task.elapsed), duration(task.time_remaining)
+            when = f"took {took}" if task.finished else f"{left} left" if left else ""
+            line = ", ".join(filter(None, [self._figure(task), when]))
+            self.console.print(f"{task.description}: {line}", markup=False, soft_wrap=True)
+
+
+class _Column(ProgressColumn):
+    def __init__(self, figure: Figure):
+        super().__init__()
+        self._figure = figure
+
+    def render(self, task: Task) -> Text:
+        return Text(self._figure(task))
+
+
+@contextlib.contextmanager
+def working(console: Console, text: str = "", *, every_s: float = LINE_EVERY_S) -> Iterator[Callable[[str], None]]:
+    """Says that something goes on of which nobody knows how far it is; gives a function that changes what is said."""
+    if can_move(console):
+        with console.status(Text(text)) as status:
+            yield lambda changed: status.update(Text(changed))
+        return
+    said, over, began = [text], threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(every_s):
+            console.print(f"{said[0]}: {duration(time.monotonic() - began)} so far", markup=False, soft_wrap=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield lambda changed: said.__setitem__(0, changed)
+    finally:
+        over.set()
+        thread.join()

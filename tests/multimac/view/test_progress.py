@@ -1,0 +1,94 @@
+"""Bars on a terminal, lines elsewhere; no escape sequence where a terminal is dumb."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from multimac.view.progress import PlainProgress, count, progress, share, transfer, working
+
+PROJECT = Path(__file__).parents[3]
+MODEL, CLIP = PROJECT / "bundled" / "model", PROJECT / "bundled" / "data" / "test" / "001.ogg"
+
+
+def test_a_line_every_ten_seconds_and_one_at_the_end():
+    said, now = io.StringIO(), [0.0]
+    with PlainProgress(Console(file=said), count, lambda: now[0]) as bars:
+        task = bars.add_task("[base] test.csv", total=40)
+        for done in range(1, 41):
+            now[0] += 1.0
+            bars.update(task, completed=done)
+    lines = said.getvalue().splitlines()
+    assert lines == [
+        "[base] test.csv: 10/40, 0:30 left",
+        "[base] test.csv: 20/40, 0:20 left",
+        "[base] test.csv: 30/40, 0:10 left",
+        "[base] test.csv: 40/40, took 0:40",
+    ]
+
+
+def test_a_short_task_and_one_that_stands_still_say_nothing():
+    said, now = io.StringIO(), [0.0]
+    with PlainProgress(Console(file=said), transfer, lambda: now[0]) as bars:
+        short, slow = bars.add_task("short", total=1), bars.add_task("slow")
+        bars.update(short, completed=1)
+        now[0] = 11.0
+        bars.update(slow, total=4_000_000, completed=2_000_000)
+    assert said.getvalue().startswith("slow: 2.0 MB of 4.0 MB") and said.getvalue().count("\n") == 1
+
+
+def test_what_cannot_be_measured_says_that_it_goes_on():
+    said = io.StringIO()
+    with working(Console(file=said), "loading [the] model", every_s=0.05) as tell:
+        time.sleep(0.12)
+        tell("writing")
+        time.sleep(0.1)
+    lines = said.getvalue().splitlines()
+    assert lines[0] == "loading [the] model: 0:00 so far" and lines[-1] == "writing: 0:00 so far"
+
+
+@pytest.mark.parametrize(("term", "moves"), [("xterm", True), ("dumb", False)])
+def test_only_a_terminal_that_can_gets_a_bar(term, moves):
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, _environ={"TERM": term})
+    with progress(console, share) as bars, working(console, "loading"):
+        bars.update(bars.add_task("a.wav", total=2), completed=1)
+    assert ("50 %" in said.getvalue() and "\x1b[" in said.getvalue()) == moves
+    assert moves or said.getvalue() == ""
+
+
+def on_a_terminal(*arguments: object, **environment: str) -> str:
+    """All that a command writes to a terminal of its own."""
+    master, slave = pty.openpty()
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), *map(str, arguments)]
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | environment
+    process = subprocess.Popen(command, env=env, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    said = b""
+    with contextlib.suppress(OSError):  # EIO is the end
+        while part := os.read(master, 4096):
+            said += part
+    process.wait(60)
+    os.close(master)
+    return said.decode()
+
+
+def test_a_dumb_terminal_gets_neither_colours_nor_cursor_movement(tmp_path):
+    said = on_a_terminal("transcribe", CLIP, "--model", MODEL, TERM="dumb")
+    assert said.strip() and "\x1b" not in said and said.count("\r") == said.count("\r\n")
+    assert "\x1b" not in on_a_terminal("config", "show", "--config", tmp_path / "no.ini", TERM="dumb")
+
+
+def test_no_color_is_heeded_by_messages(tmp_path):
+    asked = ("config", "show", "--config", tmp_path / "no.ini")
+    assert "\x1b[31m" in on_a_terminal(*asked, TERM="xterm")
+    assert "\x1b" not in on_a_terminal(*asked, TERM="xterm", NO_COLOR="1")
