@@ -171,13 +171,18 @@ def transcribe(
     audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, folders of them, or - for stdin.")],
     model: Annotated[str, typer.Option("--model", help=MODEL)],
     form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
+    words: Annotated[
+        bool, typer.Option("--words", help="When each word is said: in JSON, and for the times of subtitles.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     config: Config = CONFIG,
 ) -> int:
     """Transcribe recordings: text on the terminal, or files with times. What came from stdin goes to stdout."""
-    return commands.transcribe.transcribe(config, audio, model, form=form, out=out, language=language, force=force)
+    return commands.transcribe.transcribe(
+        config, audio, model, form=form, words=words, out=out, language=language, force=force
+    )
 
 
 @app.command()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -50,7 +51,6 @@ FIGURES = {
     "wer_greedy": "WER\ngreedy",
     "cer": "CER",
     "wer_raw": "WER as\nwritten",
-    "cer_raw": "CER as\nwritten",
 }
 NAMED = 8  # clips of a kind
 KINDS = {
@@ -123,6 +123,8 @@ def evaluate(
         if not one.model.untouched or len(chosen) == 1:
             _name_doubtful(console, one)
             _show_worst(console, one, worst_rows)
+    if kept := dict.fromkeys(one.model.name for one in measured if one.record["cached"]):
+        console.print(f"cached, from an earlier evaluation: {', '.join(kept)}", soft_wrap=True)
     for one in measured:
         console.print(f"predictions: {one.record['predictions']}", soft_wrap=True)
     return ExitStatus.OK
@@ -255,14 +257,16 @@ def _rounded(interval: Interval | None) -> list[float] | None:
 
 
 def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
-    """A section for each test set; the rate columns come right after the model, as scripts expect."""
+    """A section for each test set."""
     explained = (
         "per cent; WER and CER after Whisper's text normaliser, WER with its interval of 95 %; greedy: before a text "
         "that repeats itself or is improbable was decoded again; loops: clips in whose text a phrase repeats itself"
     )
-    table = Table(header_style="bold", caption=f"{explained}; speed: audio s/s; {way}")
-    for column in ("model", *FIGURES.values(), "clips", "loops", "speed"):
-        table.add_column(column, justify="left" if column == "model" else "right", overflow="fold")
+    caption = f"{explained}; {way}"
+    table = Table(header_style="bold", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("model", overflow="fold")
+    for column in (*FIGURES.values(), "loops"):
+        table.add_column(column, justify="right", no_wrap=True)
     for manifest in manifests:
         seconds = sum(sample.duration_s for sample in manifest.samples)
         if len(manifests) == 1:
@@ -275,9 +279,7 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str
                 rates = [f"{one.record[key]:.1f}" for key in FIGURES]
                 if between := one.record["wer_interval"]:
                     rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
-                numbers = [str(one.record["clips"]), str(one.record["loops"])]
-                speed = "cached" if one.record["cached"] else f"{one.record['speed']:.1f}"
-                table.add_row(one.model.name, *rates, *numbers, speed)
+                table.add_row(one.model.name, *rates, str(one.record["loops"]))
     return table
 
 

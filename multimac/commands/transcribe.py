@@ -38,26 +38,43 @@ STDIN = Path("-")
 
 @awake()
 def transcribe(
-    config: Path, paths: Sequence[Path], model: str, *, form: str, out: Path | None, language: str, force: bool
+    config: Path,
+    paths: Sequence[Path],
+    model: str,
+    *,
+    form: str,
+    words: bool = False,
+    out: Path | None,
+    language: str,
+    force: bool,
 ) -> ExitStatus:
     if form not in SUFFIXES:
         what = f"--format {form}: no such format{nearest(form, SUFFIXES)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(SUFFIXES)}.")
+    if words and form == "text":
+        raise ConfigError("--words: plain text has no times", remedy="Add --format json, srt or vtt.")
     written = _files(paths, form, out)
     if not written:
         raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
     model_path = model_named(model, lambda: folders_of(config, None))
     _make_folder(out)
     with _from_stdin() if STDIN in written else contextlib.nullcontext(STDIN) as spooled:
-        return _transcribe_all(written, spooled, model_path, form=form, language=language, force=force)
+        return _transcribe_all(written, spooled, model_path, form=form, words=words, language=language, force=force)
 
 
 def _transcribe_all(
-    written: dict[Path, Path | None], spooled: Path, model_path: str, *, form: str, language: str, force: bool
+    written: dict[Path, Path | None],
+    spooled: Path,
+    model_path: str,
+    *,
+    form: str,
+    words: bool,
+    language: str,
+    force: bool,
 ) -> ExitStatus:
     """written: see _files. spooled: the file that has what came from stdin."""
     console = Console(stderr=True, highlight=False, markup=False)
-    heard = _listener(console, model_path, language)
+    heard = _listener(console, model_path, language, words=words)
     failed = 0
     with progress(console, share) as bar:
         for number, (audio, file) in enumerate(written.items(), start=1):
@@ -84,7 +101,7 @@ def _transcribe_all(
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 
-def _listener(console: Console, model_path: str, language: str) -> Callable[..., Recording]:
+def _listener(console: Console, model_path: str, language: str, *, words: bool) -> Callable[..., Recording]:
     """A function of a file and of `update(total=, completed=)` of its progress bar; the model is loaded here.
 
     Without `language` the model does what the run that made it trained it for.
@@ -92,8 +109,9 @@ def _listener(console: Console, model_path: str, language: str) -> Callable[...,
     from exogym import device as devices
     from multimac.view.comparison import origin_of
     from whisper_tuner.data.audio import duration
-    from whisper_tuner.eval.transcription import transcribe_recording
+    from whisper_tuner.eval.transcription import require_alignment, transcribe_recording
     from whisper_tuner.export.final import load_model
+    from whisper_tuner.model.base_model import whisper_of
 
     origin = origin_of(model_path)
     language = language or (origin.language if origin else "")
@@ -102,6 +120,9 @@ def _listener(console: Console, model_path: str, language: str) -> Callable[...,
     with working(console, "loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())
+    if words:
+        require_alignment(whisper_of(model))
+    asked["words"] = words
 
     def heard(audio: Path, update: Callable[..., None]) -> Recording:
         update(total=duration(audio))

@@ -167,3 +167,10 @@ def test_a_terminal_as_stdin_is_one_message(tmp_path):
     os.close(master)
     os.close(slave)
     assert done.returncode == 3 and done.stderr.startswith("error: - means audio from stdin") and "cat " in done.stderr
+
+
+def test_words_need_times_and_a_model_that_can_tell_them(capsys):
+    assert run(CLIPS / "001.ogg", "--words") == 3
+    assert "--words: plain text has no times" in capsys.readouterr().err
+    assert run(CLIPS / "001.ogg", "--words", "--format", "json", "--force") != 0
+    assert "Leave out --words" in capsys.readouterr().err and not (CLIPS / "001.json").exists()
