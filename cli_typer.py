@@ -375,7 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
         with as_ctrl_c(signal.SIGTERM), warnings.catch_warnings():
             if not sys.warnoptions:  # `python -W default` shows what libraries warn of
                 warnings.simplefilter("ignore")
-            status = app(arguments, standalone_mode=False)
+            status = app(arguments, prog_name="multimac", standalone_mode=False)
         return int(status or ExitStatus.OK)
     except TunerError as error:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"

@@ -63,7 +63,7 @@ class Launch:
     def resume_command(self, run_dir: Path) -> str:
         command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"
         run = self.run_id if run_dir.parent == PROJECT / "runs" else run_dir
-        return f"python cli_typer.py {command} --resume {run}"
+        return f"multimac {command} --resume {run}"
 
 
 def environment(project: str | Path) -> dict[str, str]:

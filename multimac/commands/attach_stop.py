@@ -10,12 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from distributed.launcher.follow import FINISHING, Attached, start_launcher
+from distributed.launcher.follow import FINISHING, Attached, Starter, start_launcher
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.log import read_events
 from distributed.run_dir.summary import read_run
 from multimac.view.console import follow
+from multimac.view.run_tables import next_commands
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 
@@ -25,7 +26,7 @@ def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool
     _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
     launch = partial(start_launcher, run_dir, resume=resume, report="multimac.report")
     if not detach:
-        return follow(run_dir, launch, console, position=position)
+        return _followed(console, run_dir, launch, position=position)
     with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
         launcher = launch()
         while launcher_pid(run_dir) is None:
@@ -33,7 +34,7 @@ def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool
                 launcher.send_signal(signal.SIGTERM)
                 return ExitStatus.INTERRUPTED
             if launcher.poll() is not None:  # its last words, or that there are none
-                return follow(run_dir, lambda: launcher, console, position=position)
+                return _followed(console, run_dir, lambda: launcher, position=position)
             time.sleep(0.05)
     console.print(f"running without this terminal; to follow it: multimac runs attach {run_dir.name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
@@ -43,7 +44,16 @@ def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool
 def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
     """Follow a run from its first line to its end; Ctrl-C stops it, as in its own terminal."""
     run_dir, launcher = _going_on(folders, name)
-    return follow(run_dir, lambda: launcher, Console(highlight=False, markup=False))
+    return _followed(Console(highlight=False, markup=False), run_dir, lambda: launcher)
+
+
+def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int = 0) -> ExitStatus:
+    """To its end; then what can be done with the model."""
+    status = follow(run_dir, launch, console, position=position)
+    run = read_run(run_dir)
+    if status == ExitStatus.OK and run.model:
+        console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(run))]), soft_wrap=True)
+    return status
 
 
 def runs_stop(folders: Sequence[Path], name: str, *, now: bool) -> ExitStatus:

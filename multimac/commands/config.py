@@ -10,6 +10,7 @@ from rich.table import Table
 
 from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
+from multimac.view.narrow import USUAL_WIDTH, fitting
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
 
@@ -35,7 +36,7 @@ def config_show(path: Path, name: str) -> ExitStatus:
         if field.name in chosen:
             value, origin = "", "chosen at the start"
         table.add_row(field.name, value, origin, field.metadata["help"])
-    console.print(table)
+    console.print(fitting(console, table, below=USUAL_WIDTH))
     return ExitStatus.OK
 
 

@@ -13,6 +13,7 @@ from distributed.run_dir.clean import Removal, age, named_removals, removals, re
 from distributed.run_dir.find import find_run, run_dirs, speed_ups
 from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RunSummary, read_run
 from multimac.view import run_tables
+from multimac.view.narrow import USUAL_WIDTH, fitting
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown
@@ -48,7 +49,7 @@ def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> Ex
     if not rows:
         console.print(f"no run in {', '.join(map(str, folders))}")
         return ExitStatus.OK
-    console.print(run_tables.list_table(rows, console.width))
+    console.print(fitting(console, run_tables.list_table(rows, console.width), below=USUAL_WIDTH))
     for run in runs:
         if run.state == BROKEN:
             console.print(f"{run.id}: {run.message}", style="red", soft_wrap=True)
@@ -70,7 +71,7 @@ def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatu
     console.print(run_tables.facts_table(run, speed_up))
     if any(host.steps for host in run.per_host):
         console.print()
-        console.print(run_tables.host_table(run))
+        console.print(fitting(console, run_tables.host_table(run)))
     problems = [*([run.left_out] if run.left_out else []), *run.problems]
     if len(problems) > SHOWN_PROBLEMS:
         problems[SHOWN_PROBLEMS:] = [f"and {len(problems) - SHOWN_PROBLEMS} more, in {run.path / 'events.jsonl'}"]

@@ -136,7 +136,7 @@ def _from_stdin() -> Iterator[Path]:
     """A file with what comes from stdin, which is removed in the end, also where the terminal is closed."""
     if sys.stdin is None or sys.stdin.isatty():
         what = "- means audio from stdin, but nothing is piped into it"
-        raise ConfigError(what, remedy="For example: cat interview.m4a | python cli_typer.py transcribe - --model last")
+        raise ConfigError(what, remedy="For example: cat interview.m4a | multimac transcribe - --model last")
     with as_ctrl_c(signal.SIGHUP), tempfile.TemporaryDirectory(prefix="multimac-stdin-") as folder:
         spooled = Path(folder) / "stdin"
         try:

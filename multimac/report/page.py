@@ -41,7 +41,7 @@ FLAGS = {  # of predictions.csv
     "hallucination": "far more than was said",
     "too-short": "far less than was said",
 }
-COMMAND = "python cli_typer.py"
+COMMAND = "multimac"
 
 
 @dataclass(frozen=True, kw_only=True)

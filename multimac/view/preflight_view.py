@@ -8,6 +8,8 @@ from rich.text import Text
 
 from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Report
 
+from .narrow import USUAL_WIDTH, fitting
+
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
 COLUMN = {"folder": "disk", "system": "python", "files": "disk", "rivals": "packages"}
@@ -17,10 +19,10 @@ MARK = {ERROR: "✗", WARNING: "!"}
 
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
     """errors=False: they follow as the report's exception."""
-    console.print(_hosts(report))
+    console.print(fitting(console, _hosts(report), heads=2, below=USUAL_WIDTH))
     if report.pairs:
         console.print()
-        console.print(_links(report))
+        console.print(fitting(console, _links(report)))
     if report.network:
         console.print(report.network, soft_wrap=True)
     console.print()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -14,6 +15,7 @@ from distributed.plan.launch import Launch
 from distributed.run_dir.figures import HostFigures
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
 from whisper_tuner.errors import RunError
+from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
 
 from .curves import Curve, plot
@@ -135,7 +137,7 @@ def curve_lines(run: RunSummary, width: int) -> list[str]:
 def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
     """One column for each run: figures first, then the settings that differ."""
     table = _table()
-    table.add_column("", no_wrap=True, max_width=28)
+    table.add_column("", max_width=28, overflow="fold")
     for number, run in enumerate(runs):
         table.add_column(f"{mark(number)} {run.id}", overflow="fold")
     known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
@@ -158,7 +160,9 @@ def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:
 
 
 def next_commands(run: RunSummary) -> list[str]:
-    command = "python cli_typer.py"
+    command, name = "multimac", run.id
+    if shown(run.path.absolute().parent) != Path("runs"):  # other commands would not find it by its id
+        name = str(shown(run.path.absolute()))
     if run.state == RUNNING:
         return [f"{command} runs attach {run.id}", f"{command} runs stop {run.id}"]
     commands = []
@@ -166,11 +170,9 @@ def next_commands(run: RunSummary) -> list[str]:
         kind = "distributed-train" if run.over_ssh else "finetune"
         commands.append(f"{command} {kind} --resume {run.id}")
     if run.model:
-        language = f" --language {run.language}" if run.language else ""
-        data = f" --data {run.test}" if run.test else " --data test.csv"
-        commands.append(f"{command} evaluate {run.model}{data}{language}")
-        commands.append(f"{command} transcribe recording.wav --model {run.model}{language}")
-        commands.append(f"{command} export {run.id} --to transformers")
+        commands.append(f"{command} evaluate {name}" + ("" if run.test else " --data test.csv"))
+        commands.append(f"{command} transcribe recording.wav --model {name}")
+        commands.append(f"{command} export {name} --to transformers")
     if run.state in (FAILED, BROKEN) and (run.path / "launcher.log").exists():
         commands.append(f"less {run.path / 'launcher.log'}")
     return commands

@@ -17,7 +17,6 @@ from rich.table import Table
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.interrupts import as_ctrl_c
-from whisper_tuner.paths import shown
 
 from .data import ask_data
 from .draft import Draft, numbered, read_text
@@ -128,14 +127,14 @@ def _show(draft: Draft, console: Console) -> None:
         addresses = ", ".join(host.address for host in draft.group.hosts.all)
         table.add_row("machines", escape(addresses), escape(draft.group.path.name))
     console.print(table)
-    console.print("Everything else has its default; `python cli_typer.py config show` lists all settings.")
+    console.print("Everything else has its default; `multimac config show` lists all settings.")
     headers = ", ".join(f"[{header}]" for header, _ in draft.sections())
     console.print(f"To be written to {draft.config_path.name}: {headers}", markup=False, soft_wrap=True)
 
 
 def _command(draft: Draft) -> str:
     command = "distributed-train" if draft.group else "finetune"
-    return f"python cli_typer.py {command} {draft.run_name}{_config(draft)}"
+    return f"multimac {command} {draft.run_name}{_config(draft)}"
 
 
 def _config(draft: Draft) -> str:
@@ -152,20 +151,6 @@ def _run(draft: Draft, console: Console) -> ExitStatus:
         status = distributed_train(draft.config_path, draft.run_name, draft.group.path)
     else:
         status = finetune(draft.config_path, draft.run_name)
-    for run in set(runs.glob("*")) - before:
-        if (run / "final").is_dir():
-            _tell_next(draft, shown(run) / "final", console)
+    if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
+        console.print(f"  {_command(draft)}   (the same again)", markup=False, soft_wrap=True)
     return status
-
-
-def _tell_next(draft: Draft, model: Path, console: Console) -> None:
-    language = f" --language {draft.language}" if draft.language else ""
-    lines = [
-        f"Model: {model}",
-        "",
-        "Next:",
-        f"  python cli_typer.py transcribe FILE --model {model}{language}",
-        f"  python cli_typer.py evaluate {model} --profile {draft.name}{_config(draft)}",
-        f"  {_command(draft)}   (the same again)",
-    ]
-    console.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -175,7 +175,7 @@ def test_a_run_without_test_set_validation_or_more_than_one_step(made):
     page = page_of(made.write())
     assert "The run has no validation set." in page.text and "1 of 1 steps" in page.text
     assert "the run has no test set" in page.text
-    assert "python cli_typer.py evaluate 20260101-000000-mine --data test.csv" in page.text
+    assert "multimac evaluate 20260101-000000-mine --data test.csv" in page.text
     dots = [about for about in page.all("path") if "dot" in about["class"]]
     assert [about["d"] for about in dots] == ["M500 500h0"] * 2
 
@@ -191,14 +191,14 @@ def test_a_run_that_was_never_begun(made):
 def test_an_interrupted_run_says_so_and_how_to_go_on(made):
     made.begin()
     made.steps([1, 2])
-    made.tell("end", 9, status=130, message="stopped at once\n  Go on with: python cli_typer.py finetune --resume x")
+    made.tell("end", 9, status=130, message="stopped at once\n  Go on with: multimac finetune --resume x")
     run = made.write()
     shutil.rmtree(run / "final")
     (run / "checkpoints" / "0000001").mkdir(parents=True)
     (run / "checkpoints" / "0000001" / "a.json").write_text("{}")
     page = page_of(run)
     assert "The run was interrupted. It had trained 2 of 10 steps. The reason: stopped at once" in page.text
-    assert "python cli_typer.py finetune --resume 20260101-000000-mine" in page.text
+    assert "multimac finetune --resume 20260101-000000-mine" in page.text
 
 
 def test_curves_have_a_gap_where_a_run_was_resumed(made):
@@ -303,7 +303,7 @@ def test_rates_whose_predictions_are_gone(made):
     made.end()
     page = page_of(made.write())
     assert "50.0 → 25.0" in page.text and "is not here any more" in page.text
-    assert "python cli_typer.py evaluate 20260101-000000-mine && python cli_typer.py report" in page.text
+    assert "multimac evaluate 20260101-000000-mine && multimac report" in page.text
 
 
 def test_what_an_earlier_model_was_measured_at_is_called_so(made):

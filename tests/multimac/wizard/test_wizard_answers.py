@@ -66,7 +66,7 @@ def test_all_defaults_are_saved_as_a_profile_and_the_rest_stays(folder):
     assert (profile.method, profile.epochs, profile.seed) == ("full", 5, 7)
     parts = [load_manifest(folder / name).samples for name in sorted(new)]
     assert sorted(sample.id for part in parts for sample in part) == [f"train-{n:03}" for n in range(24)]
-    assert "python cli_typer.py finetune clips-full" in done.stdout
+    assert "multimac finetune clips-full" in done.stdout
 
 
 def test_saved_answers_give_the_same_again(folder, tmp_path):
@@ -138,7 +138,7 @@ def test_a_run_alone_ends_with_wer_and_the_next_commands(folder):
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (folder / "runs").iterdir()
     assert (run / "final" / "model.safetensors").exists()
-    for words in ("before", "after", f"Model: runs/{run.name}/final", "transcribe FILE", "--profile quick"):
+    for words in ("before", "after", f"multimac evaluate {run.name}", "finetune quick   (the same again)"):
         assert words in done.stdout
 
 
