@@ -271,10 +271,11 @@ def hosts_sync(
 def hosts_check(
     hosts: HostsFile = HOSTS,
     profile: Annotated[str, typer.Option(help="Also check what this [distributed:NAME] or [profile:NAME] needs.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> int:
     """Check all hosts and the links between them, and report everything that would stop a run."""
-    return commands.hosts.hosts_check(hosts, config, profile)
+    return commands.hosts.hosts_check(hosts, config, profile, as_json=as_json)
 
 
 @config_app.command("show")
@@ -282,10 +283,11 @@ def config_show(
     name: Annotated[
         str, typer.Argument(help="A [profile:NAME] or [distributed:NAME]; without it, all are listed.")
     ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     config: Config = CONFIG,
 ) -> int:
     """Print every setting of a profile: its value, where it comes from, what it means."""
-    return commands.config.config_show(config, name)
+    return commands.config.config_show(config, name, as_json=as_json)
 
 
 @runs_app.command("list")
@@ -317,11 +319,12 @@ def runs_show(
 @runs_app.command("compare")
 def runs_compare(
     runs: Annotated[list[str], typer.Argument(help="Two or more runs.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with curves and settings.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> int:
     """Put runs side by side: figures, settings that differ, losses."""
-    return commands.runs.runs_compare(commands.runs.folders_of(config, runs_dir), runs)
+    return commands.runs.runs_compare(commands.runs.folders_of(config, runs_dir), runs, as_json=as_json)
 
 
 @runs_app.command("attach")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,17 +16,30 @@ from multimac.view.narrow import USUAL_WIDTH, fitting
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
 
+COLUMNS = ("setting", "value", "from", "meaning")
 
-def config_show(path: Path, name: str) -> ExitStatus:
+
+def config_show(path: Path, name: str, *, as_json: bool = False) -> ExitStatus:
     config, console = ConfigFile(path), Console(markup=False)
-    if not name:
+    if as_json:
+        told = _settings(config, name) if name else {kind: config.names(kind) for kind in KINDS}
+        print(json.dumps(told, indent=2, default=str))
+    elif name:
+        table = Table(title=f"{name} ({path})", header_style="bold")
+        for column in COLUMNS:
+            table.add_column(column, overflow="fold", no_wrap=column == COLUMNS[0])
+        for row in _settings(config, name):
+            table.add_row(*map(_text, row.values()))
+        console.print(fitting(console, table, below=USUAL_WIDTH))
+    else:
         for kind in KINDS:
             console.print(f"{kind}: {', '.join(config.names(kind)) or 'none'}", highlight=False)
-        return ExitStatus.OK
-    job = resolve(config, name)
-    table = Table(title=f"{name} ({path})", header_style="bold")
-    for column in ("setting", "value", "from", "meaning"):
-        table.add_column(column, overflow="fold")
+    return ExitStatus.OK
+
+
+def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
+    """A row for each setting, by COLUMNS."""
+    job, rows = resolve(config, name), []
     shown = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
     if config.has("distributed", name):
         strategy = job.strategy_config(total_steps=1_000_000)
@@ -32,13 +47,12 @@ def config_show(path: Path, name: str) -> ExitStatus:
         shown |= {field: strategy for field in dataclasses.fields(strategy) if field.name not in FROM_PROFILE}
     chosen = open_settings(job) if config.has("distributed", name) else ()
     for field, part in shown.items():
-        value, origin = _text(getattr(part, field.name)), job.origin.get(field.name, "default")
+        value, origin = getattr(part, field.name), job.origin.get(field.name, "default")
         if field.name in chosen:
-            value, origin = "", "chosen at the start"
-        table.add_row(field.name, value, origin, field.metadata["help"])
-    console.print(fitting(console, table, below=USUAL_WIDTH))
-    return ExitStatus.OK
+            value, origin = None, "chosen at the start"
+        rows.append(dict(zip(COLUMNS, (field.name, value, origin, field.metadata["help"]), strict=True)))
+    return rows
 
 
-def _text(value) -> str:
+def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,6 +20,7 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
 from distributed.plan.rendezvous import check_is_this_machine
+from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
@@ -50,16 +54,25 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
     return ExitStatus.OK
 
 
-def hosts_check(hosts_file: Path, config: Path, name: str = "") -> ExitStatus:
+def hosts_check(hosts_file: Path, config: Path, name: str = "", *, as_json: bool = False) -> ExitStatus:
     """The preflight; with a profile, also of what its run would need."""
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, quiet=as_json)
     hosts = load_hosts(hosts_file)
     job = resolve(ConfigFile(config), name) if name else None
     console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
     with preflight(job, hosts, hosts_file=hosts_file) as report:
-        show(console, report, errors=False)
+        if as_json:
+            print(json.dumps(_as_json(report), indent=2, default=str))
+        else:
+            show(console, report, errors=False)
         report.raise_if_errors()
     return ExitStatus.OK
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    """Without its connections."""
+    parts = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
+    return parts | {"network": report.network, "seconds": round(report.seconds, 1)}
 
 
 @contextlib.contextmanager

@@ -91,12 +91,17 @@ def _print_block(console: Console, lines: Sequence[str], *, style: str = "") -> 
         console.print(line, style=style, soft_wrap=True)
 
 
-def runs_compare(folders: Sequence[Path], names: Sequence[str]) -> ExitStatus:
+def runs_compare(folders: Sequence[Path], names: Sequence[str], *, as_json: bool) -> ExitStatus:
     console = Console(highlight=False, markup=False)
     runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
     if len(runs) < 2:
         raise ConfigError("a comparison needs two runs", remedy="Name two or more: multimac runs compare RUN RUN")
-    console.print(run_tables.comparison(runs, speed_ups(runs)))
+    found = speed_ups(runs)
+    if as_json:
+        whole = [to_json(*pair, whole=True) for pair in zip(runs, found, strict=True)]
+        print(json.dumps({"runs": whole, "settings that differ": run_tables.differing(runs)}, indent=2, default=str))
+        return ExitStatus.OK
+    console.print(run_tables.comparison(runs, found))
     _print_block(console, run_tables.compared_losses(runs, console.width - 1))
     return ExitStatus.OK
 

@@ -143,14 +143,18 @@ def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) ->
     known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
     for label in dict.fromkeys(label for pairs in known for label in pairs):
         table.add_row(label, *(pairs.get(label, "") for pairs in known))
-    settings = {name: [_text(run.settings.get(name)) for run in runs] for run in runs for name in run.settings}
-    differing = {name: values for name, values in settings.items() if len(set(values)) > 1}
-    if differing:
+    if found := differing(runs):
         table.add_section()
         table.add_row("settings that differ", style="bold")
-    for name, values in differing.items():
-        table.add_row(name, *values)
+    for name, values in found.items():
+        table.add_row(name, *map(_text, values))
     return table
+
+
+def differing(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all runs, with the value of each run; None where it has none."""
+    settings = {name: [run.settings.get(name) for run in runs] for run in runs for name in run.settings}
+    return {name: values for name, values in settings.items() if len(set(map(_text, values))) > 1}
 
 
 def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:

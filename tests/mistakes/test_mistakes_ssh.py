@@ -290,6 +290,17 @@ def test_hosts(desk, host, make, command, status, place, remedy):
     assert (isinstance(had, list) or there.exists() == had) and not [path for path in new if ".sync" not in path.parts]
 
 
+def test_hosts_check_as_json_tells_the_same_problem(desk, host):
+    host.write(ssh_port=1)
+    said = desk.refuses(f"{CHECK} --json", 5, "127.0.0.1: port 1: Connection refused", "Remote Login")
+    status, out, err = desk.run(f"{CHECK} --json")
+    found = json.loads(out)
+    assert (status, err) == (5, said)
+    assert [facts["reached"] for facts in found["hosts"]] == [True, False]
+    [problem] = [problem for problem in found["problems"] if problem["severity"] == "error"]
+    assert (problem["hosts"], problem["check"]) == (["127.0.0.1"], "ssh")
+
+
 def test_a_gpu_that_is_not_there(desk, ssh_server, monkeypatch):
     """torch must be asked, however busy the machine is."""
     for name, seconds in {"look.TORCH_ALARM_S": 20, "run.TORCH_BY": 22.0, "run.LINKS_BY": 24.0}.items():

@@ -394,6 +394,16 @@ def test_compare_shows_the_settings_that_differ_and_both_curves(runs, cli):
     assert cli("runs", "compare", "last", "last")[0] == 3
 
 
+def test_compare_as_json_has_both_runs_and_what_differs(runs, cli):
+    runs.copy("20251120-101010-one")
+    runs.copy("20251121-101010-two", learning_rate=0.1)
+    status, said = cli("runs", "compare", "20251120", "last", "--json")
+    found = json.loads(said)
+    assert status == 0 and [run["id"] for run in found["runs"]] == ["20251120-101010-one", "20251121-101010-two"]
+    assert found["settings that differ"] == {"learning_rate": [3e-4, 0.1]}
+    assert all(run["curves"]["loss"] for run in found["runs"])
+
+
 def test_clean_lists_first_and_removes_with_yes(runs, cli):
     useless = runs.copy("20251101-101010-useless", final=False)
     runs.end(useless, 5, "mini: asleep")

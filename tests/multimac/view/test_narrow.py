@@ -1,9 +1,15 @@
 """Tables on a terminal that is too narrow for them."""
 
+import itertools
+
+import pytest
 from rich.console import Console
 from rich.table import Table
 
+from distributed.preflight.report import HostFacts, Pair, Problem, Report
+from distributed.ssh.host import Host
 from multimac.view.narrow import fitting
+from multimac.view.preflight_view import show
 
 
 def rendered(width: int, **options) -> list[str]:
@@ -37,3 +43,20 @@ def test_a_row_becomes_a_heading_with_its_cells_and_none_that_are_empty():
 
 def test_from_its_usual_width_on_a_table_folds():
     assert any("┃" in line for line in rendered(45, below=45))
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_preflight_of_eight_hosts_names_all_of_them_and_their_links(width):
+    names = [f"mac-mini-{number}-in-the-attic.local" for number in range(1, 9)]
+    hosts = [HostFacts(host=Host(address=name), reached=True, clock_ahead_s=0.0, device="mps") for name in names]
+    pairs = [
+        Pair(source=a, target=b, mbit=940.0, latency_s=3e-4, failed=None) for a, b in itertools.permutations(names, 2)
+    ]
+    problems = [Problem(hosts=(names[7],), what="its disk is full", severity="warning", check="disk")]
+    console = Console(width=width, highlight=False, markup=False)
+    with console.capture() as capture:
+        show(console, Report(hosts=hosts, pairs=pairs, problems=problems))
+    said = capture.get()
+    assert "…" not in said and max(map(len, said.splitlines())) <= width
+    assert said.count("940 / 0.3") >= 40 and "-> 8" in said
+    assert width > 60 or all(f"{number} {name}\n" in said for number, name in enumerate(names, 1))
