@@ -189,7 +189,7 @@ def transcribe(
 def export(
     model: Annotated[str, typer.Argument(help=MODEL)],
     to: Annotated[
-        list[str], typer.Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx or openai; several times.")
+        list[str], typer.Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx, onnx or openai.")
     ],
     precision: Annotated[
         str,

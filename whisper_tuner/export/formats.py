@@ -130,6 +130,17 @@ FORMATS = {
             running=("mlx_whisper",),
         ),
         Format(
+            name="onnx",
+            runtime="onnxruntime",
+            module="onnx",
+            precisions=("float32", "float16", "int8"),
+            extra="onnx",
+            writing=("onnx", "onnxscript"),
+            quantizing=("onnxruntime",),
+            running=("onnxruntime",),
+            knows_all_tokens=True,
+        ),
+        Format(
             name="openai",
             runtime="openai-whisper",
             module="openai",
