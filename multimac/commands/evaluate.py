@@ -20,7 +20,7 @@ from multimac.commands.runs import folders_of
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import Candidate, candidates, check_models, labels
 from multimac.view.models import model_named
-from multimac.view.progress import progress
+from multimac.view.progress import progress, working
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
@@ -102,7 +102,7 @@ def evaluate(
     manifests = _manifests(console, data or _test_sets(used, chosen))
     for model in chosen:
         fetch_model(model.path)
-    with console.status("loading the models"):
+    with working(console, "loading the models"):
         check_models(chosen)
     folders = _make_folders(chosen, manifests, out, audio_context)
     temperatures = FALLBACK if fallback else GREEDY
