@@ -42,7 +42,7 @@ def transfers(console: Console) -> Iterator[Progress]:
 
 def send(console: Console, items: Mapping[str, Sequence[SyncItem]], remotes: Sequence[Remote]) -> None:
     """Bring code, base model, manifests and each host's shard up to date. Raises DataError, HostError."""
-    with transfers(console) as show, hosts_awake(remotes):
+    with hosts_awake(remotes), transfers(console) as show:
         reports = sync(remotes, items, show, prune=PRUNED)
     for report in reports:
         said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"
