@@ -41,14 +41,14 @@ seed = {seed}
 def measured(model: Path, data: Path, parts: tuple[str, ...]) -> dict[str, list[float]]:
     """By the way of decoding: (WER in per cent, clips with a loop, clips)."""
     from whisper_tuner.data.dataset import load_manifest
-    from whisper_tuner.eval.evaluation import evaluate
+    from whisper_tuner.eval.evaluation import GREEDY, evaluate
     from whisper_tuner.export.final import load_model
 
     trained, processor = load_model(str(model))
     samples = [sample for part in parts for sample in load_manifest(data / f"{part}.csv").samples]
     found = {}
     for context in DECODED:
-        result = evaluate(trained, processor, samples, audio_context=context, batch_size=16)
+        result = evaluate(trained, processor, samples, audio_context=context, temperatures=GREEDY, batch_size=16)
         found[context] = [100 * result.normalized.wer, result.loops, len(result.rows)]
     return found
 

@@ -31,7 +31,7 @@ from benchmarks.results import current_commit, listed, table, write_section  # n
 from exogym import device as devices  # noqa: E402
 from whisper_tuner.data.audio import SAMPLE_RATE  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
-from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, evaluate, generation_settings  # noqa: E402
+from whisper_tuner.eval.evaluation import GREEDY, Evaluation, Transcript, compared, evaluate, generation_settings  # noqa: E402
 from whisper_tuner.eval.text_cache import Decoding, TextCache  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
 
@@ -118,7 +118,7 @@ def ways(
         return compared(samples, [Transcript(text.strip()) for text in heard], written, seconds)
 
     def own(name: str, samples: Sequence[Sample] = samples) -> Evaluation:
-        return evaluate(*models[name], samples, language=language, batch_size=batch_size)
+        return evaluate(*models[name], samples, language=language, temperatures=GREEDY, batch_size=batch_size)
 
     def plain() -> Evaluation:
         results = [plain_one(one) for one in models]

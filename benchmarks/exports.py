@@ -24,7 +24,7 @@ from benchmarks.results import current_commit, listed, table, write_section  # n
 from distributed.run_dir.folder import disk_use  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.errors import TunerError  # noqa: E402
-from whisper_tuner.eval.evaluation import Evaluation, evaluate  # noqa: E402
+from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate  # noqa: E402
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of  # noqa: E402
 from whisper_tuner.eval.intervals import Difference, counts, wer_difference, wer_interval  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
@@ -77,8 +77,9 @@ def measured(name: str, samples: Sequence[Sample], options: argparse.Namespace) 
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(done), encoding="utf-8")
 
+    asked = {"language": speech.language, "task": speech.task, "temperatures": GREEDY}
     if HERE not in done:
-        keep(HERE, evaluate(model, processor, samples, language=speech.language, task=speech.task), 0)
+        keep(HERE, evaluate(model, processor, samples, **asked), 0)
     rows, misses = [row(HERE, "float32", done[HERE], None)], []
     for which in FORMATS.values():
         for precision in which.precisions[: 1 if options.quick and which.name != "transformers" else None]:

@@ -146,7 +146,7 @@ class Bench:
     def wer(self, folder: str, base: list[str], test: Path) -> dict:
         ours = subprocess.run(
             [sys.executable, "cli_typer.py", "evaluate", folder, "--data", str(test), "--language", self.args.language,
-             "--no-base", "--json", "--out", str(self.state / "evaluation")],
+             "--no-base", "--no-fallback", "--json", "--out", str(self.state / "evaluation")],
             cwd=PROJECT, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
         ).stdout  # fmt: skip
         script = PROJECT / "benchmarks" / "plain_wer.py"

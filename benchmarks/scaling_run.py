@@ -198,7 +198,7 @@ class Product:
 
 def wers(models: Sequence[Path], unseen: Path, language: str, folder: Path) -> list[float]:
     command = [sys.executable, "cli_typer.py", "evaluate", *map(str, models), "--data", str(unseen), "--no-base"]
-    command += ["--json", "--out", str(folder / "evaluation"), "--language", language]
+    command += ["--no-fallback", "--json", "--out", str(folder / "evaluation"), "--language", language]
     env = os.environ | {"PYTHONPATH": ENV["PYTHONPATH"]}
     done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
     if done.returncode:
