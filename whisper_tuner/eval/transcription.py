@@ -34,6 +34,7 @@ THRESHOLDS = {
     "no_speech_threshold": NO_SPEECH,
 }
 UNSPACED_SCRIPTS = (("\u0e00", "\u0eff"), ("\u1000", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u9fff"))
+LONGEST_LETTER = 4  # tokens: as many as UTF-8 has bytes. After them it was none
 _QUIET_FRAME_S = 0.02
 _QUIET_FRAMES = 10  # the length of the pause that a cut looks for
 
@@ -213,7 +214,7 @@ def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], sta
         since = since if pending else before
         pending.append(token)
         text = processor.tokenizer.decode(pending, skip_special_tokens=True)
-        if "\ufffd" in text:
+        if "\ufffd" in text and len(pending) < LONGEST_LETTER:
             continue
         pending = []
         if found and not text.startswith(" ") and not _begins_word(text):
