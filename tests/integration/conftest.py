@@ -91,12 +91,12 @@ class Runner:
     def run_dir(self) -> Path | None:
         return max(self.folder.glob("runs/*"), default=None)
 
-    def events(self, kind: str) -> list[dict]:
+    def events(self, kind: str = "") -> list[dict]:
         path = self.run_dir / "events.jsonl" if self.run_dir else None
         if path is None or not path.exists():
             return []
         lines = path.read_text().split("\n")[:-1]  # the last one may be half written
-        return [event for event in map(json.loads, lines) if event["type"] == kind]
+        return [event for event in map(json.loads, lines) if kind in ("", event["type"])]
 
     def left_over(self) -> list[str]:
         """Workers and launchers that still live, on any host."""
