@@ -46,7 +46,7 @@ class PlainScreen:
 
     def update(self, view: RunView) -> None:
         now = time.monotonic()
-        if view.progress != self._progress and now - self._progress_at >= LINE_EVERY_S:
+        if view.progress not in ("", self._progress) and now - self._progress_at >= LINE_EVERY_S:
             self._progress, self._progress_at = view.progress, now
             self.print(view.progress)
         for host in view.hosts.values():

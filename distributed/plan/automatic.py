@@ -23,9 +23,9 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 HIDDEN = 0.7
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
-# Rounds in which each second moment travels once, at first and later: those of exogym/strategy/moments.py, which needs
-# torch.
-OFTEN, EVERY = 4, 16
+# Rounds in which each second moment travels once, at first and later; and how many travel at once at first. They are
+# those of exogym/strategy/moments.py, which needs torch.
+OFTEN, EVERY, FEW = 4, 16, 2**20
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
@@ -70,7 +70,8 @@ class Conditions:
         return self.round_bytes(config) / self.bytes_s
 
     def longest_s(self, config: DiLoCoConfig) -> float:
-        return self.round_bytes(config, moments_in=OFTEN) / self.bytes_s
+        moments_in = min(OFTEN, max(1, math.ceil(self.parameters / FEW)))
+        return self.round_bytes(config, moments_in=moments_in) / self.bytes_s
 
     def waiting(self, config: DiLoCoConfig) -> float:
         """The part of the time that hosts wait for the link."""

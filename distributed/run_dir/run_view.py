@@ -101,6 +101,8 @@ class RunView:
                 self._host(name).state = "paused" if kind == "paused" else "not reached"
         elif kind == "evaluating":
             self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips"
+        elif kind == "evaluation":
+            self.progress = ""
         elif kind == "end":
             self.end = event
         if kind == "validation":

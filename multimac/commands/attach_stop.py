@@ -50,8 +50,7 @@ def runs_attach(folders: Sequence[Path], name: str) -> ExitStatus:
 def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int = 0) -> ExitStatus:
     """To its end; then what can be done with the model."""
     status = follow(run_dir, launch, console, position=position)
-    run = read_run(run_dir)
-    if status == ExitStatus.OK and run.model:
+    if status == ExitStatus.OK and (run := read_run(run_dir)).model:
         console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(run))]), soft_wrap=True)
     return status
 

@@ -104,8 +104,9 @@ def evaluate(
         fetch_model(model.path)
     with working(console, "loading the models"):
         check_models(chosen)
-    folders = _make_folders(chosen, manifests, out, audio_context)
     temperatures = FALLBACK if fallback else GREEDY
+    other_way = ("" if fallback else "-greedy") + ("" if audio_context == "full" else f"-{audio_context}")
+    folders = _make_folders(chosen, manifests, out, other_way)
     measured = []
     for model in chosen:
         for manifest, result in _results(console, model, manifests, asked, batch_size, audio_context, temperatures):
@@ -150,13 +151,15 @@ def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
 
 
 def _make_folders(
-    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None, audio_context: str
+    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None, other_way: str
 ) -> dict[tuple[Candidate, Path], Path]:
-    """The folder for the predictions of each model on each manifest, made before hours are spent on them."""
+    """The folder for the predictions of each model on each manifest, made before hours are spent on them.
+
+    other_way: of decoding, at the end of the folders' names, since the predictions of the usual way stay.
+    """
     names = labels([manifest.path for manifest in manifests])
     folders = {(model, path): model.predictions_folder(out, path, names[path]) for model in chosen for path in names}
-    if audio_context != "full":  # those of the usual way stay
-        folders = {which: folder.with_name(f"{folder.name}-{audio_context}") for which, folder in folders.items()}
+    folders = {which: folder.with_name(folder.name + other_way) for which, folder in folders.items()}
     for folder in folders.values():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +287,8 @@ def _table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str
 
 
 def _name_doubtful(console: Console, measured: Measured) -> None:
-    found = {"was in doubt and decoded again": [row for row in measured.predictions if row.was_in_doubt]}
+    again = [row for row in measured.predictions if row.was_in_doubt]
+    found = {"in doubt, so decoded again, or left empty as silence": again}
     found |= {what: [row for row in measured.predictions if flag in row.flags] for flag, what in KINDS.items()}
     for what, rows in found.items():
         if rows:

@@ -58,13 +58,13 @@ class Watched:
         """Live ranks agreed bit for bit after each round and at the end, every clip counted once an epoch, and the
         model that was saved is what they agreed on.
         """
-        digests: dict[tuple[int, int], set] = {}
-        generation = 0  # a round that is made again may be that of other hosts
+        digests: dict[tuple, set] = {}
+        hosts: tuple = ()  # a round that is made again may be that of others
         for event in self.runner.events():
             if event["type"] == "generation":
-                generation = event["number"]
+                hosts = tuple(event["hosts"])
             elif event["type"] == "round":
-                digests.setdefault((generation, event["round"]), set()).add(event["digest"])
+                digests.setdefault((hosts, event["round"]), set()).add(event["digest"])
         assert bool(digests) == self.has_rounds and all(len(of_round) == 1 for of_round in digests.values())
         counted = Counter(
             (epoch, clip)

@@ -190,12 +190,13 @@ def transcribe(
     arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
+    no_speech = no_speech_token(whisper, processor)
     batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
     with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:
         coming = reader.submit(next, batches, None)
         while batch := coming.result():
             coming = reader.submit(next, batches, None)
-            heard = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures)
+            heard = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech)
             for window, transcript in zip(batch, heard, strict=True):
                 pieces[window.clip][window.piece] = transcript
             progress(sum(map(bool, pieces)), len(audio))
@@ -258,6 +259,7 @@ def _heard(
     mels: Sequence[np.ndarray],
     arguments: dict[str, object],
     temperatures: Sequence[float],
+    no_speech: int | None,
 ) -> list[Transcript]:
     """What is said in log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
     inputs = _encoded(whisper, mels)
@@ -265,7 +267,7 @@ def _heard(
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
         seeds = [zlib.crc32(mels[row]) for row in again] if temperature else ()
-        decoder = Decoder(temperature, seeds, no_speech_token(whisper, processor))
+        decoder = Decoder(temperature, seeds, no_speech)
         ids = whisper.generate(**_rows(inputs, again), **arguments, custom_generate=decoder)
         texts = [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
         if not found:

@@ -8,7 +8,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whisper_tuner.eval.transcription import Recording, Segment, Word
 
 LINE = 42  # letters; one of Chinese or Japanese counts as two
+SPACES = 2  # at the ends of two lines, which are not shown
 SENTENCE, PART = ".?!…。？！", ",;:—–、，；："  # signs after which it is good, and fair, to cut
 SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
 
@@ -64,6 +65,7 @@ def _ends(segment: Segment, parts: Sequence[str]) -> Iterator[float]:
         yield segment.end if number == len(parts) else segment.words[last].end
 
 
+@lru_cache(10_000)  # each word is looked at for many cuts
 def width(text: str) -> int:
     """In columns."""
     return sum(2 if _is_wide(letter) else not unicodedata.combining(letter) for letter in text)
@@ -92,7 +94,6 @@ def _cut(units: Sequence[str]) -> list[Sequence[str]]:
     widths = [0, *accumulate(map(width, units))]
     wanted = widths[-1] / max(1, math.ceil(widths[-1] / (2 * LINE)))
 
-    @cache
     def price(start: int, end: int) -> float:
         if end - start > 1 and _split(units[start:end]) is None:
             return math.inf
@@ -101,9 +102,11 @@ def _cut(units: Sequence[str]) -> list[Sequence[str]]:
 
     # The cheapest way to cut the first n units, by the place of its last cut.
     best: list[tuple[float, int]] = [(0.0, 0)]
+    first = 0  # what is before it does not fit into two lines with unit `end`
     for end in range(1, len(units) + 1):
-        nearest = range(max(0, end - 2 * LINE), end)
-        best.append(min((best[start][0] + price(start, end), start) for start in nearest))
+        while first < end - 1 and widths[end] - widths[first] > 2 * LINE + SPACES:
+            first += 1
+        best.append(min((best[start][0] + price(start, end), start) for start in range(first, end)))
     places = [len(units)]
     while places[-1]:
         places.append(best[places[-1]][1])
@@ -112,27 +115,21 @@ def _cut(units: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _unwelcome(unit: str, *, is_last: bool = False) -> float:
-    """A cut after it: the less it interrupts, the less."""
+    """The price of a cut after this unit: low where the text pauses."""
     sign = unit.rstrip().rstrip("\"'»”’)")[-1:]
     return 0.0 if is_last or (sign and sign in SENTENCE) else 0.5 if sign and sign in PART else 1.0
 
 
 def _split(units: Sequence[str]) -> int | None:
     """Where the second line begins, len(units) for none; None if two lines do not hold them."""
-    widths = [width("".join(units[:place]).rstrip()) for place in range(len(units) + 1)]
-    if widths[-1] <= LINE:
+    begins = [0, *accumulate(map(width, units))]
+    # Of the first line, if it ends with this unit: without the space at its end.
+    ends = [begin + width(unit.rstrip()) for begin, unit in zip(begins, units, strict=False)]
+    whole = ends[-1]
+    if whole <= LINE:
         return len(units)
-    whole = width("".join(units).rstrip())
-    places = [
-        place
-        for place in range(1, len(units))
-        if widths[place] <= LINE and width("".join(units[place:]).rstrip()) <= LINE
-    ]
-    return min(
-        places,
-        key=lambda place: abs(2 * widths[place] - whole) / LINE + _unwelcome(units[place - 1]),
-        default=None,
-    )
+    places = [n for n in range(1, len(units)) if ends[n - 1] <= LINE and whole - begins[n] <= LINE]
+    return min(places, key=lambda n: abs(2 * ends[n - 1] - whole) / LINE + _unwelcome(units[n - 1]), default=None)
 
 
 def _lines(units: Sequence[str]) -> str:

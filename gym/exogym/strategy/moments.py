@@ -20,7 +20,8 @@ FEW = 2**20  # moments, of which so many travel at once in the first EVERY excha
 
 
 def due(exchanges: int, count: int) -> slice:
-    """Of `count` moments those that travel after so many exchanges: a quarter of them, and later a sixteenth, in turn.
+    """Of `count` moments those that travel after so many exchanges: a quarter of them or FEW, and later a sixteenth, in
+    turn.
 
     So no round takes much longer than another. Moments come to change slowly, with torch's betas over a thousand steps.
     """

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.plan import automatic
 from distributed.plan.automatic import (
     FEWEST_ROUNDS,
     HIDDEN,
@@ -17,6 +16,7 @@ from distributed.plan.automatic import (
 )
 from distributed.plan.job import resolve
 from distributed.plan.strategy_memory import more_bytes
+from exogym.config import DiLoCoConfig
 from exogym.strategy import moments
 from whisper_tuner.config import ConfigFile
 
@@ -131,7 +131,12 @@ def test_what_memory_does_not_allow_is_left(job):
 
 
 def test_moments_travel_as_often_as_is_reckoned_with():
-    assert (automatic.OFTEN, automatic.EVERY) == (moments.OFTEN, moments.EVERY)
+    for count in (1000, moments.FEW, moments.FEW + 1, LORA, FULL):
+        conditions = Conditions(parameters=count, hosts=2, steps=1, measured=Measured(bytes_s=1.0))
+        config = DiLoCoConfig(share_moments=True)
+        for exchanges, seconds in ((0, conditions.longest_s(config)), (16, conditions.exchange_s(config))):
+            part = moments.due(exchanges, count)
+            assert seconds - 4 * count == pytest.approx(part.stop - part.start, abs=1)
 
 
 @given(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from distributed.plan.run_spec import RunSpec
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import candidates, labels
 from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.eval.evaluation import Transcript, compared
 from whisper_tuner.export import final
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base
@@ -107,6 +109,36 @@ def test_the_table_and_the_worst_rows(few, capsys, tmp_path, monkeypatch):
     assert f"predictions: {Path('o/few/bundled-model/predictions.csv')}" in said
     table = said[said.index("few.csv") : said.index("per cent;")]
     assert max(map(len, table.splitlines())) <= 60 and "…" not in table
+
+
+def test_clips_in_doubt_are_named_and_both_figures_stand(few, capsys, monkeypatch):
+    """The first loops at first, the second is empty, and far too much is heard of the third."""
+    monkeypatch.setenv("COLUMNS", "60")
+
+    def heard(model, processor, samples, **_):
+        said, loop = [sample.text for sample in samples], "on and " * 40
+        texts = [Transcript(said[0], temperature=0.4, greedy=loop), Transcript(""), Transcript(f"{said[2]} again " * 3)]
+        return compared(samples, texts, "en", 1.0)
+
+    monkeypatch.setattr("multimac.commands.evaluate.evaluate_model", heard)
+    assert cli_typer.main(["evaluate", str(MODEL), "--data", str(few), "--out", "o"]) == 0
+    said = capsys.readouterr().out
+    for number, words in enumerate(("in doubt, so decoded again", "nothing was heard", "far more was heard than said")):
+        [line] = [line for line in said.splitlines() if words in line]
+        assert line.endswith(f": test-00{number}")
+    [(wer, greedy, *_)] = [found for line in said.splitlines() if len(found := re.findall(r"\d+\.\d", line)) == 4]
+    assert float(greedy) > 3 * float(wer)
+
+
+def test_greedy_figures_leave_the_usual_predictions_alone(few, capsys):
+    ask = ["evaluate", str(MODEL), "--data", str(few), "--out", "o", "--json"]
+    assert cli_typer.main(ask) == 0
+    [usual] = json.loads(capsys.readouterr().out)
+    assert cli_typer.main([*ask, "--no-fallback"]) == 0
+    [greedy] = json.loads(capsys.readouterr().out)
+    assert greedy["wer"] == greedy["wer_greedy"] == usual["wer_greedy"] and greedy["decoded_again"] == 0
+    assert Path(usual["predictions"]).parent.name == "bundled-model"
+    assert Path(greedy["predictions"]).parent.name == "bundled-model-greedy"
 
 
 def test_a_run_brings_its_own_test_set_and_its_base_can_be_left_out(run_folder, capsys):

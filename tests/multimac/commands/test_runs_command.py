@@ -175,7 +175,8 @@ def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeyp
         monkeypatch.setenv("COLUMNS", str(width))
         status, said = cli("runs", "list")
         assert status == 0 and max(map(len, said.splitlines())) <= width
-        assert re.search(r"20251121-101010-tiny.+2025-11-21.+finished", said, re.DOTALL)
+        assert re.search(r"20251121-101010-tiny +2025-11-21 +finished", said) or width < 80
+        assert all(words in said for words in ("20251121-101010-tiny", "2025-11-21", "finished"))
     status, said = cli("runs", "show")
     for words in ("3 of 3", "allreduce", "clips/s", "loss (· training, ◆ validation)", "learning rate", "next:"):
         assert words in said

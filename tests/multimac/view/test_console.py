@@ -218,6 +218,22 @@ def test_plain_lines_tell_of_long_preparations(capsys):
     assert capsys.readouterr().out == "h1: preparing 1/5 clips\n"
 
 
+def test_how_far_an_evaluation_is_is_told_before_its_result_alone(capsys, monkeypatch):
+    now = iter(range(0, 1000, 100))
+    monkeypatch.setattr("distributed.launcher.follow.time.monotonic", lambda: float(next(now)))
+    view, screen = RunView(), PlainScreen()
+    for event in (
+        {"type": "evaluating", "model": "after", "done": 4, "total": 60},
+        {"type": "evaluating", "model": "after", "done": 60, "total": 60},
+        {"type": "evaluation", "when": "after", "wer": 15.0},
+    ):
+        view.take(event)
+        if event.get("done") != 60:  # the last two come at once
+            screen.update(view)
+    screen.update(view)
+    assert capsys.readouterr().out == "evaluating after: 4/60 clips\n"
+
+
 def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path):
     with pytest.raises(RunError, match="h2: asleep") as raised:
         show(tmp_path, [*EVENTS, {"type": "end", "status": 6, "message": "h2: asleep"}])
