@@ -59,16 +59,21 @@ class Watched:
         model that was saved is what they agreed on.
         """
         digests: dict[tuple, set] = {}
+        commits: list[dict] = []
         hosts: tuple = ()  # a round that is made again may be that of others
         for event in self.runner.events():
             if event["type"] == "generation":
                 hosts = tuple(event["hosts"])
             elif event["type"] == "round":
                 digests.setdefault((hosts, event["round"]), set()).add(event["digest"])
+            elif event["type"] == "commit":
+                commits.append(event)
+            elif event["type"] == "resume":  # what no checkpoint had yet is trained again
+                commits = [commit for commit in commits if commit["round"] <= event["round"]]
         assert bool(digests) == self.has_rounds and all(len(of_round) == 1 for of_round in digests.values())
         counted = Counter(
             (epoch, clip)
-            for commit in self.of("commit")
+            for commit in commits
             for epochs in commit["samples"].values()
             for epoch, clips in epochs.items()
             for clip in clips
