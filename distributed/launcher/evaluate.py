@@ -1,71 +1,176 @@
-"""WER before and after: the untouched base model and the trained one, on the same test clips."""
+"""WER before and after: the untouched base model and the trained one, on the same test clips.
+
+This machine begins; where that would take long, the hosts of the run transcribe clips beside it. A clip's text depends
+on nothing but the clip, so the figures are those of one machine, if all compute on the same kind of device.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from distributed.plan.decode_spec import AFTER, BEFORE
+from distributed.plan.launch import Rank
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
+from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.errors import RunError
-from whisper_tuner.eval.evaluation import Evaluation, evaluate
+from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, compared, generation_settings, transcribe
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
 from whisper_tuner.files import write_atomically
+from whisper_tuner.model.base_model import whisper_of
+
+from .dealer import Dealer
+from .decoding_hosts import DecodingHosts
 
 # Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
 # for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325). A CPU is no faster with more
 # (8, 16 or 32: within 5 %); a card of NVIDIA's, which waits for its next small kernel at each token, is.
 WINDOWS_AT_ONCE = 16
 REMEDY = "The model is in final/. Close other programs; `multimac evaluate --batch-size 1` measures it."
+WORTH_S = 20.0  # of this machine alone, still to come: on a host, torch and the model take half as long to load
+NAMES = {BEFORE: "base", AFTER: "final"}  # of the folders with predictions
 
 
-def evaluate_run(spec: RunSpec, test: Path, events: Callable[[dict], None]) -> None:
-    """Events `evaluating` as it goes, `evaluation` with `when` = before | after; also written to run_dir/wer.json."""
-    profile = spec.profile
+def evaluate_run(
+    spec: RunSpec,
+    test: Path,
+    events: Callable[[dict], None],
+    helpers: Sequence[Rank] = (),
+    *,
+    worth_s: float = WORTH_S,
+) -> None:
+    """Events `evaluating` as it goes, `evaluation` with `when` = before | after; also written to run_dir/wer.json.
+
+    helpers: ranks on other hosts, which transcribe too once more than worth_s is left to do.
+    """
+    profile, events = spec.profile, _one_at_a_time(events)
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
-    samples = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech).samples
-    device = devices.choose(spec.wanted_device)
-    decoding = Decoding(device=device.type, language=profile.language or None, task=profile.task)
-    texts = TextCache(Path(spec.cache_dir) / TEXTS)
-    warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
-    figures, folder, base = {}, Path(spec.run_dir), None
-    at_once = profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE)
-    for when, path in (("before", profile.base_model), ("after", str(folder / "final"))):
-        key = texts.key(path, samples, decoding)
-        if (result := texts.read(key, samples)) is None:
-            model, processor = load_model(path, base)
-            with _out_of_memory_told():
-                result = evaluate(
-                    model.to(device),
-                    processor,
-                    samples,
-                    language=decoding.language,
-                    task=decoding.task,
-                    batch_size=at_once,
-                    features=FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn),
-                    progress=lambda done, total, when=when: events(
-                        {"type": "evaluating", "model": when, "done": done, "total": total}
-                    ),
-                )
-            texts.write(key, result)
-            base = model  # what an adapter is added to
-        for problem in result.problems:
-            events({"type": "problem", "what": str(problem)})
-        name = "base" if when == "before" else "final"
-        write_predictions(folder / "evaluation" / test.stem / name / PREDICTIONS, result.rows)
-        figures[when] = summary(result)
-        events({"type": "evaluation", "when": when, **figures[when], "cached": result.cached})
+    manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech)
+    figures, folder = {}, Path(spec.run_dir)
+    with _Evaluations(spec, manifest, events, helpers, worth_s) as evaluations:
+        for when, result in evaluations:
+            for problem in result.problems:
+                events({"type": "problem", "what": str(problem)})
+            write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
+            figures[when] = summary(result)
+            told = {"when": when, **figures[when], "cached": result.cached}
+            events({"type": "evaluation", **told, **evaluations.counts(when)})
     write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
+
+
+def _one_at_a_time(events: Callable[[dict], None]) -> Callable[[dict], None]:
+    """Hosts are told of by threads of their own."""
+    lock = threading.Lock()
+
+    def tell(event: dict) -> None:
+        with lock:
+            events(event)
+
+    return tell
+
+
+class _Evaluations:
+    """Iterates over (when, Evaluation)."""
+
+    def __init__(self, spec: RunSpec, manifest: Manifest, events, helpers: Sequence[Rank], worth_s: float):
+        self._spec, self._manifest, self._events, self._worth_s = spec, manifest, events, worth_s
+        self._samples = manifest.samples
+        self._device = devices.choose(spec.wanted_device)
+        most = spec.profile.batch_size
+        self._at_once = most if self._device.type == "cuda" else min(most, WINDOWS_AT_ONCE)
+        one_each = {rank.host.address: rank for rank in reversed(helpers)}
+        self._helpers, self._hosts = tuple(one_each.values()), None
+        self._dealers: dict[str, Dealer] = {}
+        self._final = Path(spec.run_dir) / "final"
+
+    def __enter__(self) -> _Evaluations:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._hosts:
+            self._hosts.close()
+
+    def __iter__(self) -> Iterator[tuple[str, Evaluation]]:
+        profile, texts = self._spec.profile, TextCache(Path(self._spec.cache_dir) / TEXTS)
+        decoding = Decoding(device=self._device.type, language=profile.language or None, task=profile.task)
+        paths = {BEFORE: profile.base_model, AFTER: str(self._final)}
+        keys = {when: texts.key(path, self._samples, decoding) for when, path in paths.items()}
+        known = {when: result for when, key in keys.items() if (result := texts.read(key, self._samples))}
+        self._dealers = {when: Dealer(self._groups()) for when in paths if when not in known}
+        base = None
+        for when, path in paths.items():
+            if not (result := known.get(when)):
+                model, processor = load_model(path, base)
+                base = model  # what an adapter is added to
+                result = self._evaluated(when, model.to(self._device), processor)
+                if not self._hosts or self._hosts.devices <= {self._device.type}:
+                    texts.write(keys[when], result)
+            yield when, result
+
+    def _groups(self) -> list[list[int]]:
+        """The longest first. For this machine alone one group is enough: it reads while it computes."""
+        places = sorted(range(len(self._samples)), key=lambda place: -self._samples[place].duration_s)
+        size = self._at_once if self._helpers else max(len(places), 1)
+        return [places[start : start + size] for start in range(0, len(places), size)]
+
+    def _evaluated(self, when: str, model, processor) -> Evaluation:
+        began, dealer, profile = time.perf_counter(), self._dealers[when], self._spec.profile
+        warn = lambda what: self._events({"type": "warning", "what": what})  # noqa: E731
+        features = FeatureStore(Path(self._spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
+        about = {"language": profile.language or None, "task": profile.task, "temperatures": FALLBACK}
+        while (group := dealer.take_here()) is not None:
+            group_began = time.monotonic()
+            with _out_of_memory_told():
+                heard = transcribe(
+                    model,
+                    processor,
+                    [self._samples[place].audio for place in group],
+                    batch_size=self._at_once,
+                    features=features,
+                    progress=lambda done, _: self._tell(when, dealer.done + done),
+                    **about,
+                )
+            dealer.heard_here(group, heard, self._spec.name, group_began)
+            self._ask_for_help(when, time.perf_counter() - began)
+        self._tell(when, len(self._samples))
+        in_order = [dealer.transcripts[place] for place in range(len(self._samples))]
+        _, written = generation_settings(whisper_of(model), about["language"], about["task"])
+        return compared(self._samples, in_order, written, time.perf_counter() - began)
+
+    def _tell(self, when: str, done: int) -> None:
+        total = len(self._samples)
+        self._events({"type": "evaluating", "model": when, "done": min(done, total), "total": total})
+
+    def _ask_for_help(self, when: str, seconds: float) -> None:
+        """Once it is known how long this machine would take by itself."""
+        if self._hosts or not self._helpers:
+            return
+        to_do = sum(len(self._samples) - dealer.done for dealer in self._dealers.values())
+        if seconds / self._dealers[when].done * to_do > self._worth_s:
+            self._hosts = DecodingHosts(self._helpers, self._manifest, self._final, self._warn)
+            for model, dealer in self._dealers.items():
+                self._hosts.deal(model, dealer)
+
+    def _warn(self, host: str, what: str) -> None:
+        self._events({"type": "warning", "host": host, "what": what})
+
+    def counts(self, when: str) -> dict[str, dict[str, int]]:
+        """How many clips each machine has transcribed, if there were several."""
+        dealer = self._dealers.get(when)
+        return {"clips_of": dealer.counts} if dealer and len(dealer.counts) > 1 else {}
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class HostSpawner:
         with Remote.connect(self.host) as remote:
             for names in _groups(files, known):
                 items = [known[name] for name in names if name in known]
-                unsent = _bring(remote, items, go_on)
+                unsent = bring(remote, items, go_on)
                 yield len(names), [name for name in names if name in unsent or name not in known]
 
     def fetch(self, folder: str) -> None:
@@ -193,14 +193,14 @@ def _groups(files: Sequence[str], known: Mapping[str, SyncItem]) -> Iterator[lis
         yield group
 
 
-def _bring(remote: Remote, items: Sequence[SyncItem], progress: Progress) -> list[str]:
+def bring(remote: Remote, items: Sequence[SyncItem], progress: Progress) -> list[str]:
     """Returns those that cannot be read here: they do not keep the others. Raises HostError."""
     try:
         sync([remote], {remote.name: items}, progress)
     except DataError:
         if len(items) == 1:
             return [items[0].remote]
-        return [name for item in items for name in _bring(remote, [item], progress)]
+        return [name for item in items for name in bring(remote, [item], progress)]
     return []
 
 

@@ -132,7 +132,8 @@ class Launcher:
         from .evaluate import evaluate_run
 
         self.events({"type": "phase", "phase": "evaluate"})
-        evaluate_run(self.launch.ranks[0].spec, Path(self.launch.test), self.events)
+        helpers = [rank for rank in self.launch.ranks if rank.host]
+        evaluate_run(self.launch.ranks[0].spec, Path(self.launch.test), self.events, helpers)
 
 
 def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> HostSpawner | LocalSpawner:

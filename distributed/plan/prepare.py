@@ -213,7 +213,7 @@ def _ranks(
             ranks.append(Rank(label=label, spec=own, host=host))
         else:
             ranks.append(Rank(label=label, spec=_for_this_machine(own, host, run_dir)))
-    save_items(run_dir, items, [item for kind, manifest in manifests.items() for item in _audio(kind, manifest)])
+    save_items(run_dir, items, [item for kind, manifest in manifests.items() for item in audio_items(kind, manifest)])
     return tuple(ranks), items
 
 
@@ -241,7 +241,7 @@ def for_host(
     for kind, manifest in manifests.items():
         listing = _list_for_hosts(kind, manifest, run_dir)
         audio = {sample.audio for sample in shard[kind]}
-        items += [listing, *(item for item in _audio(kind, manifest) if item.local in audio)]
+        items += [listing, *(item for item in audio_items(kind, manifest) if item.local in audio)]
         lists[kind] = Path(listing.remote)
     profile = dataclasses.replace(
         spec.profile,
@@ -272,7 +272,8 @@ def _folder_on_hosts(kind: str, manifest: Manifest) -> str:
     return f"{STORE}/data/{kind}-{_short_hash(str(manifest.path.absolute()))}"
 
 
-def _audio(kind: str, manifest: Manifest) -> list[SyncItem]:
+def audio_items(kind: str, manifest: Manifest) -> list[SyncItem]:
+    """The clips of a manifest, in its order."""
     folder = _folder_on_hosts(kind, manifest)
     return [SyncItem(local=s.audio, remote=f"{folder}/{_name_on_host(s, manifest)}") for s in manifest.samples]
 

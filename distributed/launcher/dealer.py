@@ -1,0 +1,98 @@
+"""Shares a test set among machines: each takes the next group of clips when it has finished one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from whisper_tuner.eval.evaluation import Transcript
+
+LATE = 2.0  # of this machine's own time for a group: after that it no longer waits for another's
+
+
+class Dealer:
+    """Groups of a test set's clips, by their places in it. Called from several threads.
+
+    A group that is given back, and one that a host takes too long for, is decoded by another machine; what comes first
+    counts. `transcripts` holds each clip's, once all is done; `counts`, how many each machine has transcribed.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[int]]):
+        self._waiting, self._dealt = list(groups), {}  # group: when it was dealt
+        self._changed = threading.Condition()
+        self._for_this_machine: list[int] = []  # clips that a host cannot read
+        self._clips = sum(map(len, groups))
+        self._own_s = 0.0  # of the longest group that this machine has had
+        self._closed = False
+        self.transcripts: dict[int, Transcript] = {}
+        self.counts: dict[str, int] = {}
+
+    @property
+    def done(self) -> int:
+        return len(self.transcripts)
+
+    @property
+    def is_done(self) -> bool:
+        return self.done == self._clips
+
+    def take(self) -> tuple[int, ...] | None:
+        """For a host: the next group, as soon as there is one; None once there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.is_done or self._closed)
+            return None if self.is_done or self._closed else self._deal()
+
+    def take_here(self) -> tuple[int, ...] | None:
+        """For this machine, which also gets what hosts cannot read and what they take too long for; None at the end."""
+        with self._changed:
+            while not self.is_done:
+                if self._for_this_machine:
+                    group, self._for_this_machine = tuple(self._for_this_machine), []
+                    return group
+                if self._waiting:
+                    return self._deal()
+                oldest = min(self._dealt, key=lambda group: self._dealt[group])
+                left = self._dealt[oldest] + LATE * self._own_s - time.monotonic()
+                if left <= 0:
+                    self._dealt[oldest] = time.monotonic()
+                    return oldest
+                self._changed.wait(left)
+            return None
+
+    def _deal(self) -> tuple[int, ...]:
+        group = tuple(self._waiting.pop(0))
+        self._dealt[group] = time.monotonic()
+        return group
+
+    def give_back(self, group: tuple[int, ...]) -> None:
+        """Its machine does not transcribe it."""
+        with self._changed:
+            if self._dealt.pop(group, None) is not None:
+                self._waiting.insert(0, group)
+                self._changed.notify_all()
+
+    def heard(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str) -> None:
+        """From a host. What it could not read may be readable here, or is told with the path that the user knows."""
+        with self._changed:
+            failed = [clip for clip, one in zip(group, transcripts, strict=True) if one.problem]
+            self._for_this_machine += [clip for clip in failed if clip not in self.transcripts]
+            self._keep(group, transcripts, machine, problems=False)
+
+    def heard_here(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, began: float) -> None:
+        with self._changed:
+            self._own_s = max(self._own_s, time.monotonic() - began)
+            self._keep(group, transcripts, machine, problems=True)
+
+    def _keep(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, *, problems: bool) -> None:
+        self._dealt.pop(group, None)
+        for clip, one in zip(group, transcripts, strict=True):
+            if clip not in self.transcripts and (problems or not one.problem):
+                self.transcripts[clip] = one
+                self.counts[machine] = self.counts.get(machine, 0) + 1
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """Hosts get no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,180 @@
+"""The hosts of a run transcribe test clips beside this machine, each through a process of its own over SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from distributed.control.messages import split_line
+from distributed.hosts.code import SyncItem, folder_items
+from distributed.hosts.paths import STORE
+from distributed.hosts.sync import sync
+from distributed.plan.decode_spec import AFTER, DecodeSpec
+from distributed.plan.launch import Rank, environment
+from distributed.plan.prepare import audio_items
+from distributed.ssh.connection import Remote
+from distributed.ssh.process import RemoteProcess
+from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.errors import HostError, TunerError
+from whisper_tuner.eval.evaluation import Transcript
+
+from .background import side_by_side
+from .dealer import Dealer
+from .host_spawner import bring
+
+DECODER = "distributed.worker.decode"
+BEAT_S = 5.0  # an empty line so often: a decoder ends itself after launcher_silence_s without one
+LEAVE_S = 4.0  # for the end of all hosts' decoders
+
+
+class DecodingHosts:
+    """A thread for each host, which takes groups from the Dealer of `deal` until `close`.
+
+    A host that fails is told once, by `warn`, and left out from then on: others transcribe its clips.
+    final: the trained model's folder here. devices: the kinds of those that have transcribed anything.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], manifest: Manifest, final: Path, warn: Callable[[str, str], None]):
+        self.devices: set[str] = set()
+        self._warn, self._dealers, self._closed = warn, [], False
+        items = audio_items("test", manifest)
+        self._hosts = [_Host(rank, items, final) for rank in ranks]
+        for host in self._hosts:
+            threading.Thread(target=self._work, args=(host,), daemon=True).start()
+
+    def deal(self, model: str, dealer: Dealer) -> None:
+        """Let the hosts take from this one too, after those before."""
+        self._dealers.append(dealer)
+        for host in self._hosts:
+            host.deals.put((model, dealer))
+
+    def close(self) -> None:
+        self._closed = True
+        for dealer in self._dealers:
+            dealer.close()
+        side_by_side([host.close for host in self._hosts], LEAVE_S)
+
+    def _work(self, host: _Host) -> None:
+        try:
+            host.start()
+            while not self._closed:
+                self._transcribe(host, *host.deals.get())
+        except TunerError as error:
+            if not self._closed:
+                self._warn(host.name, f"transcribes no more test clips: {error}")
+        finally:
+            host.close()
+
+    def _transcribe(self, host: _Host, model: str, dealer: Dealer) -> None:
+        while group := dealer.take():
+            try:
+                transcripts = host.hears(model, group)
+            except BaseException:
+                dealer.give_back(group)
+                raise
+            self.devices.add(host.device)
+            dealer.heard(group, transcripts, host.name)
+
+
+class _Host:
+    """The decoder on one host. Raises HostError; `close` may come from any thread, and ends whatever it is doing."""
+
+    def __init__(self, rank: Rank, clips: Sequence[SyncItem], final: Path):
+        self.name, self.device = rank.label, ""
+        self.deals: queue.SimpleQueue[tuple[str, Dealer]] = queue.SimpleQueue()
+        self._host, self._clips, self._final = rank.host, clips, final
+        spec = rank.spec
+        self._tuned = f"{STORE}/evaluated/{spec.run_id}"
+        self._spec = DecodeSpec(
+            before=str(spec.profile.base_model),
+            after=self._tuned,
+            cache_dir=spec.cache_dir,
+            device=spec.wanted_device,
+            language=spec.profile.language or None,
+            task=spec.profile.task,
+            batch_size=spec.profile.batch_size,
+            num_threads=spec.profile.num_threads,
+        )
+        self._remote: Remote | None = None
+        self._process: RemoteProcess | None = None
+        self._has_tuned = self._closed = False
+        self._said = ""
+        self._writing = threading.Lock()
+
+    def start(self) -> None:
+        self._remote = Remote.connect(self._host)
+        if self._closed:
+            self._remote.close()
+        project = self._remote.expand(self._host.project_path)
+        command = [self._remote.expand(self._host.python), "-m", DECODER]
+        self._process = self._remote.start(command, env=environment(project), cwd=project)
+        self._events = self._listen()
+        self._write(self._spec.to_json())
+        threading.Thread(target=self._beat, daemon=True).start()
+        self.device = str(self._next("ready").get("device"))
+
+    def hears(self, model: str, group: Sequence[int]) -> list[Transcript]:
+        if model == AFTER and not self._has_tuned:
+            self._has_tuned = True
+            sync([self._remote], {self.name: folder_items(self._final, self._tuned)})
+        items = [self._clips[clip] for clip in group]
+        bring(self._remote, items, self._go_on)  # of a clip that cannot be read here, the host says that it lacks it
+        self._write(json.dumps({"model": model, "clips": [item.remote for item in items]}))
+        texts = self._next("texts").get("texts")
+        if not isinstance(texts, list) or len(texts) != len(group):
+            raise HostError(self.name, f"its decoder answers with no texts for {len(group)} clips")
+        return [_transcript(text, self.name) for text in texts]
+
+    def _go_on(self, *_progress) -> None:
+        if self._closed:
+            raise HostError(self.name, "nobody waits for its texts any more")
+
+    def _next(self, kind: str) -> dict:
+        for event in self._events:
+            if event["type"] == "failed":
+                raise HostError(self.name, str(event.get("message")))
+            if event["type"] == kind:
+                return event
+        raise HostError(self.name, f"its decoder has ended{f': {self._said[-300:]}' if self._said else ''}")
+
+    def _listen(self) -> Iterator[dict]:
+        for line in self._process.lines():
+            text, event = split_line(line)
+            self._said = text.strip() or self._said
+            if event:
+                yield event
+
+    def _write(self, line: str) -> None:
+        with self._writing:
+            self._process.write(line.encode() + b"\n")
+
+    def _beat(self) -> None:
+        waiting = threading.Event()
+        with contextlib.suppress(HostError):
+            while not waiting.wait(BEAT_S) and not self._closed:
+                self._write("")
+
+    def close(self) -> None:
+        """The decoder, and the trained model there, are gone afterwards, if the host can be reached."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._remote is None:
+            return
+        with contextlib.suppress(TunerError):
+            if self._process:
+                self._process.kill()
+            if self._has_tuned:
+                sync([self._remote], {self.name: []}, prune=[self._tuned])
+        self._remote.close()
+
+
+def _transcript(text: object, host: str) -> Transcript:
+    match text:
+        case [str() as written, str() as problem, float() | int() as temperature, str() | None as greedy]:
+            return Transcript(written, problem, float(temperature), greedy)
+    raise HostError(host, f"no transcript: {str(text)[:80]}")

@@ -1,0 +1,93 @@
+"""A host's part of an evaluation: `python -m distributed.worker.decode`, started by the launcher after training.
+
+The first line of stdin is a DecodeSpec, each further one a group of clips: `model` ("before" or "after") and `clips`.
+What is heard in a group is one event, `texts`. The end of stdin ends the process, and so does a long silence.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distributed.control.messages import send_event
+from distributed.control.timeouts import Timeouts
+from distributed.hosts.keep_awake import keep_awake
+from distributed.plan.decode_spec import AFTER, DecodeSpec
+from whisper_tuner.json_text import parse_json
+
+if TYPE_CHECKING:
+    from whisper_tuner.eval.evaluation import Transcript
+
+Hears = Callable[[str, list[Path]], "list[Transcript]"]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
+    alarm()
+    spec = DecodeSpec.from_json(sys.stdin.buffer.readline().decode())
+    groups: queue.SimpleQueue[dict] = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(groups,), daemon=True).start()
+    keep_awake(os.getpid())
+    hears = decoder(spec)
+    while True:
+        group = groups.get()
+        heard = hears(group["model"], [Path(name) for name in group["clips"]])
+        texts = [[one.text, one.problem, one.temperature, one.greedy] for one in heard]
+        send_event({"type": "texts", "texts": texts})
+
+
+def alarm() -> None:
+    """Its default action ends the process, whatever this does then: nobody is left to stop it."""
+    signal.alarm(int(Timeouts().launcher_silence_s))
+
+
+def listen(groups: queue.SimpleQueue) -> None:
+    for line in sys.stdin.buffer:
+        alarm()
+        if line.strip():
+            groups.put(parse_json(line.decode()))
+    os._exit(0)  # the launcher has what it needs, or is gone
+
+
+def decoder(spec: DecodeSpec) -> Hears:
+    """hears(model, clips): what that model writes, one Transcript for each clip."""
+    import torch  # seconds, in which stdin is already watched
+
+    from exogym import device as devices
+    from whisper_tuner.data.feature_store import FeatureStore
+    from whisper_tuner.eval.evaluation import FALLBACK, transcribe
+    from whisper_tuner.export.final import load_model
+
+    if spec.num_threads:
+        torch.set_num_threads(spec.num_threads)
+    device = devices.choose(spec.device)
+    send_event({"type": "ready", "device": device.type})
+    loaded = {}  # one model at a time
+
+    def hears(name: str, clips: list[Path]) -> list[Transcript]:
+        if name not in loaded:
+            base = next((model for model, *_ in loaded.values()), spec.before)
+            loaded.clear()
+            model, processor = load_model(spec.after if name == AFTER else spec.before, base)
+            store = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor)
+            loaded[name] = model.to(device), processor, store
+        model, processor, store = loaded[name]
+        about = {"language": spec.language, "task": spec.task, "temperatures": FALLBACK}
+        return transcribe(model, processor, clips, batch_size=spec.batch_size, features=store, **about)
+
+    return hears
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:  # the boundary: whatever it is, the launcher tells it and goes on without this host
+        send_event({"type": "failed", "message": f"{type(error).__name__}: {error}"[:500]})
+    sys.stdout.flush()
+    os._exit(1)
