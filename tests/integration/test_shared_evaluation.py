@@ -95,7 +95,8 @@ def test_all_hosts_transcribe_and_the_texts_are_those_of_one(trained, alone, tmp
         assert not list((home / f"project-{name}" / ".multimac").glob("evaluated/*"))
 
 
-@pytest.mark.parametrize("fault", ["killed", *(pytest.param(f, marks=pytest.mark.slow) for f in ("frozen", "cut off"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
 def test_a_host_that_is_lost_meanwhile_costs_no_clip(trained, alone, tmp_path, fault):
     lab = trained.lab
     evaluation = Evaluation(trained, tmp_path, 1.5)
