@@ -153,7 +153,7 @@ read as if it stood in the profile, is kept with the run, and holds when that is
 In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
 of them. `model = NAME` and `dataset = NAME` belong in a profile only.
 
-A manifest has an audio and a text column. It may have `id`, `duration_s` and `language`: a row with a language, as a
+A manifest has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: a row with a language, as a
 code or an English name, is trained with that one in place of the profile's. English-only models ignore it. The profile
 still needs a `language`, which the trained model then assumes.
 

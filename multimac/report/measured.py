@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
-from whisper_tuner.data.dataset import ID_COLUMNS, LANGUAGE_COLUMNS
+from whisper_tuner.data.dataset import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS
 from whisper_tuner.data.formats import AUDIO_COLUMNS, READERS, BadRow, cell, manifest_rows
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.intervals import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.paths import expanded
 
-SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 SPEAKERS_SHOWN = 40
 BASE, FINAL = "base", "final"
 CROPPED = "-cropped"  # ends a folder of `evaluate --audio-context cropped`

@@ -3,7 +3,14 @@ import os
 
 import pytest
 
-from whisper_tuner.data.dataset import AUDIO_COLUMNS, TEXT_COLUMNS, Sample, load_manifest, write_manifest
+from whisper_tuner.data.dataset import (
+    AUDIO_COLUMNS,
+    SPEAKER_COLUMNS,
+    TEXT_COLUMNS,
+    Sample,
+    load_manifest,
+    write_manifest,
+)
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 
@@ -154,3 +161,12 @@ def test_languages_and_clips_without_speech_are_written_and_read_back(folder):
 def test_without_languages_a_written_manifest_has_no_column_for_them(folder):
     write_manifest(folder / "out.csv", [Sample(id="a", audio=folder / "audio/a.wav", text="a", duration_s=0.5)])
     assert (folder / "out.csv").read_text().splitlines()[0] == "id,audio_path,transcription,duration_s"
+
+
+@pytest.mark.parametrize("column", SPEAKER_COLUMNS)
+def test_speakers_are_read_and_written(folder, column):
+    loaded = load_manifest(manifest(folder, f"audio,text,{column}\naudio/a.wav,oui,Anna\naudio/b.flac,non,\n"))
+    assert [sample.speaker for sample in loaded.samples] == ["Anna", ""]
+    write_manifest(folder / "out.csv", loaded.samples)
+    assert [sample.speaker for sample in load_manifest(folder / "out.csv").samples] == ["Anna", ""]
+    assert (folder / "out.csv").read_text().splitlines()[0] == "id,audio_path,transcription,duration_s,speaker"
