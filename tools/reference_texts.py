@@ -153,9 +153,9 @@ read as if it stood in the profile, is kept with the run, and holds when that is
 In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
 of them. `model = NAME` and `dataset = NAME` belong in a profile only.
 
-A manifest has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: a row with a language, as a
-code or an English name, is trained with that one in place of the profile's. English-only models ignore it. The profile
-still needs a `language`, which the trained model then assumes.
+A manifest has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: a row with a
+language, as a code or an English name, is trained with that one in place of the profile's. English-only models ignore
+it. The profile still needs a `language`, which the trained model then assumes.
 
 `speed_perturbation`, `mask_time_prob`, `mask_feature_prob`, `timestamps_share` and `previous_text_share` change clips
 anew in each epoch. All is drawn from the seed, the epoch and the clip's id, so that a clip is the same on whichever
