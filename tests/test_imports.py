@@ -36,8 +36,8 @@ LAYERS = [
     ["exogym.strategy", "whisper_tuner.model"],
     ["exogym.elastic_sampler"],
     ["exogym.comm", "whisper_tuner.data"],
-    ["exogym.membership"],
-    ["exogym.batches"],
+    ["exogym.membership", "whisper_tuner.data.formats"],
+    ["exogym.batches", "whisper_tuner.data.problems"],
     ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
     ["exogym.errors", "exogym.files", "exogym.mean", "whisper_tuner"],
 ]

@@ -29,9 +29,16 @@ class Profile:
         choices=("transcribe", "translate"),
     )
 
-    train: Path = setting(help="manifest (CSV or JSON lines) of the training clips")
-    validation: Path | None = setting(None, "manifest for the loss after each epoch")
-    test: Path | None = setting(None, "manifest for WER before and after")
+    train: Path = setting(help="training clips: a manifest (CSV, JSON), or a data set of another layout (data.md)")
+    validation: Path | None = setting(None, "clips for the loss after each epoch; without this key, those beside train")
+    test: Path | None = setting(None, "clips for WER before and after; without this key, those beside train")
+    layout: str = setting("", "layout of the data set, where its files fit several (data.md)")
+    audio_column: str = setting("", "column of the audio's names; without a header, its number")
+    text_column: str = setting("", "column of the text; without a header, its number")
+    encoding: str = setting("", "encoding of texts that are not UTF-8, e.g. cp1251")
+    delimiter: str = setting(
+        "", "what stands between columns, where that cannot be told", choices=("", "comma", "semicolon", "tab", "bar")
+    )
     max_duration_s: float = setting(30.0, "seconds; longer clips are skipped", low=0.1, high=30.0)
 
     bad_rows: str = setting(

@@ -22,6 +22,7 @@ from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.feature_store import FeatureStore
+from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, compared, generation_settings, transcribe
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
@@ -58,7 +59,8 @@ def evaluate_run(
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
-    manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech)
+    reading = Reading.of(profile)
+    manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
     figures, folder = {}, Path(spec.run_dir)
     with _Evaluations(spec, manifest, events, helpers, worth_s) as evaluations:
         for when, result in evaluations:

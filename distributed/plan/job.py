@@ -9,10 +9,13 @@ from pathlib import Path
 from exogym.config import STRATEGIES, StrategyConfig, strategy_config
 from exogym.errors import SettingError
 from whisper_tuner.config import INHERITED, ConfigFile, Profile, Resolved, set_by_hand
+from whisper_tuner.data.formats.rows import Reading
+from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.settings import nearest, setting, validate
 
 # Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
+BESIDE = "beside train"  # where a test set was found that no section names
 FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H")
 
 
@@ -124,6 +127,11 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
         remedy = f"Remove it; then `multimac config show {name}` explains every setting."
         raise ConfigError(f"{place}: {error}", remedy=remedy) from None
     origin = merged.origin | section.origin
+    found = with_siblings(profile.train, Reading.of(profile))
+    # Not where a section has the key: `test =` says that there is none.
+    beside = {kind: path for kind, path in found.items() if kind not in merged.values}
+    profile = dataclasses.replace(profile, **beside, train=found["train"])
+    origin |= dict.fromkeys(beside, BESIDE)
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
 
 

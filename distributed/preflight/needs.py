@@ -15,6 +15,7 @@ from distributed.plan.strategy_memory import more_bytes
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError, TunerError
 from whisper_tuner.model.check import check_model
 from whisper_tuner.model.memory import profile_memory, shape_of, trained_parameters
@@ -86,17 +87,26 @@ def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Man
         check_model(profile)
     except TunerError as error:
         wrong(error)
-    for path in dict.fromkeys(filter(None, (profile.train, profile.validation, profile.test))):
+    paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
+    for kind, path in paths.items():
         try:
             no_speech = profile.no_speech == "train"
-            manifest = check_manifest(path, profile.max_duration_s, PROJECT / STORE, stop, no_speech=no_speech)
+            manifest = check_manifest(
+                path,
+                profile.max_duration_s,
+                PROJECT / STORE,
+                stop,
+                no_speech=no_speech,
+                reading=Reading.of(profile),
+                kind=kind,
+            )
             check_usable(manifest)
             audio = [sample.audio for sample in manifest.samples]
             _try_to_open(dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]]))
         except TunerError as error:
             wrong(error)
             continue
-        if path != profile.test:
+        if kind != "test":
             manifests.append(manifest)
     return manifests, problems
 

@@ -25,6 +25,7 @@ from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
+from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
@@ -99,7 +100,9 @@ def evaluate(
     used = ConfigFile(config).profile(profile) if profile else None
     asked = {"language": language or (used.language if used else ""), "task": used.task if used else ""}
     chosen = candidates([model_named(name, lambda: folders_of(config, None)) for name in models], with_base=base)
-    manifests = _manifests(console, data or _test_sets(used, chosen))
+    origin = next((model.origin for model in chosen if model.origin), None)
+    reading = Reading.of(used or (origin.settings if origin and not data else {}))
+    manifests = _manifests(console, data or _test_sets(used, chosen), reading)
     for model in chosen:
         fetch_model(model.path)
     with working(console, "loading the models"):
@@ -141,10 +144,15 @@ def _test_sets(profile: Profile | None, chosen: Sequence[Candidate]) -> list[Pat
     return found
 
 
-def _manifests(console: Console, data: Sequence[Path]) -> list[Manifest]:
-    manifests = [check_manifest(path, MAX_DURATION_S, PROJECT / STORE) for path in dict.fromkeys(data)]
+def _manifests(console: Console, data: Sequence[Path], reading: Reading) -> list[Manifest]:
+    store = PROJECT / STORE
+    manifests = [
+        check_manifest(path, MAX_DURATION_S, store, reading=reading, kind="test") for path in dict.fromkeys(data)
+    ]
     for manifest in manifests:
         check_usable(manifest)
+        for note in manifest.notes:
+            console.print(note, soft_wrap=True)
         if manifest.problems:
             console.print(f"{manifest.path}: {described(manifest.problems)}", soft_wrap=True)
     return manifests

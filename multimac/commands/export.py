@@ -24,6 +24,7 @@ from multimac.view.progress import progress, working
 from multimac.view.transfers import fetch_model
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
+from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate
@@ -90,7 +91,8 @@ def _manifest(data: Path | None, origin: RunSummary | None) -> Manifest:
     path = data or (Path(origin.test) if origin and origin.test else None)
     if path is None:
         raise ConfigError("nothing to verify with", remedy="Name a manifest of test clips with --data.")
-    manifest = check_manifest(path, MAX_DURATION_S, PROJECT / STORE)
+    reading = Reading.of(origin.settings if origin and not data else {})
+    manifest = check_manifest(path, MAX_DURATION_S, PROJECT / STORE, reading=reading, kind="test")
     check_usable(manifest)
     return manifest
 

@@ -15,7 +15,7 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.automatic import Measured, may_choose
 from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
-from distributed.plan.job import Job, resolve
+from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
 from distributed.preflight.report import Report
@@ -28,6 +28,7 @@ from multimac.view.progress import working
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
+from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
@@ -105,7 +106,10 @@ def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> f
     what = "measuring three training steps on each host, once for hosts and a profile like these"
     console.print(f"{what}; this usually takes less than a minute", soft_wrap=True)
     try:
-        samples = check_manifest(job.profile.train, job.profile.max_duration_s, PROJECT / STORE).samples
+        reading = Reading.of(job.profile)
+        samples = check_manifest(
+            job.profile.train, job.profile.max_duration_s, PROJECT / STORE, reading=reading
+        ).samples
         with tempfile.TemporaryDirectory() as scratch, transfers(console) as show:
             speeds = measure(job, samples, hosts, report.remotes, Path(scratch), show, report.machine_workers)
         remember(job, hosts, speeds)
@@ -158,7 +162,12 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     clips = sum(len(shard) for shard in prepared.shards)
     steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
     console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
+    for kind in ("validation", "test"):
+        if job.origin.get(kind) == BESIDE:
+            console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)
     for manifest in prepared.manifests:
+        for note in manifest.notes:
+            console.print(note, style="yellow", soft_wrap=True)
         if manifest.problems:
             console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:

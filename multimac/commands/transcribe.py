@@ -24,15 +24,12 @@ from whisper_tuner.eval.subtitles import SUFFIXES, rendered
 from whisper_tuner.files import write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
+from whisper_tuner.paths import AUDIO_SUFFIXES
 from whisper_tuner.settings import nearest
 
 if TYPE_CHECKING:
     from whisper_tuner.eval.transcription import Recording
 
-AUDIO_SUFFIXES = (
-    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc", ".caf"),
-    *(".wma", ".amr", ".webm", ".mp4", ".mov"),
-)
 STDIN = Path("-")
 
 

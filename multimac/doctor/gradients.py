@@ -26,6 +26,7 @@ from exogym import device as devices
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import Lengths, bucket_edges, equal_part, window_edges
 from whisper_tuner.data.dataset import Sample, load_manifest
+from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError
 from whisper_tuner.model.base_model import full_frames, load_base, prepare, whisper_of
 from whisper_tuner.model.wide_layers import split_wide_layers
@@ -218,8 +219,10 @@ def _samples(profile: Profile | None) -> tuple[Sequence[Sample], str]:
     """A profile's clips, or the bundled ones where it has none that can be used; and whose they are."""
     with contextlib.suppress(DataError):
         if profile:
+            reading = Reading.of(profile)
             # Where the manifest states no durations the audio itself is looked at.
-            samples = load_manifest(profile.train, check_audio=False).samples or load_manifest(profile.train).samples
+            samples = load_manifest(profile.train, check_audio=False, reading=reading).samples
+            samples = samples or load_manifest(profile.train, reading=reading).samples
             if samples:
                 return samples, "the profile"
     return load_manifest(BUNDLED / "data" / "train.csv", check_audio=False).samples, "the bundled data"

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
-from whisper_tuner.data.dataset import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS
-from whisper_tuner.data.formats import AUDIO_COLUMNS, READERS, BadRow, cell, manifest_rows
+from whisper_tuner.data.formats import part_of
+from whisper_tuner.data.formats.lists import SUFFIXES
+from whisper_tuner.data.formats.rows import (
+    ID_COLUMNS,
+    LANGUAGE_COLUMNS,
+    SPEAKER_COLUMNS,
+    BadRow,
+    cell,
+)
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.intervals import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
@@ -217,7 +224,7 @@ def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRate
 def manifest_of(clips: Sequence[Clip], stem: str) -> Path | None:
     """A list named `stem` in a folder that a clip lies in: most manifests name their audio from there."""
     folders = clips[0].audio.parents
-    paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in READERS)
+    paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -228,11 +235,12 @@ Told = dict[str, tuple[str, str]]
 def _told_by(manifest: Path, clips: Sequence[Clip]) -> Told:
     found: Told = {}
     with contextlib.suppress(DataError, OSError):
-        for _, row in manifest_rows(manifest):
+        part = part_of(manifest, kind="test")
+        for row in part.rows():
             with contextlib.suppress(BadRow):
-                if isinstance(row, dict):
-                    told = cell(row, SPEAKER_COLUMNS), cell(row, LANGUAGE_COLUMNS)
-                    found[cell(row, ID_COLUMNS) or str(expanded(cell(row, AUDIO_COLUMNS)))] = told
+                if isinstance(cells := row.cells, dict):
+                    told = cell(cells, SPEAKER_COLUMNS), cell(cells, LANGUAGE_COLUMNS)
+                    found[cell(cells, ID_COLUMNS) or str(expanded(cell(cells, part.reading.audio_names)))] = told
     return found
 
 

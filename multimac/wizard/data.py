@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +21,9 @@ from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
-from whisper_tuner.data.formats import READERS, BadRow
-from whisper_tuner.errors import DataError, TunerError
+from whisper_tuner.data.formats.lists import STEM, is_list
+from whisper_tuner.data.formats.place import KIND_OF
+from whisper_tuner.errors import TunerError
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
 
@@ -33,15 +33,7 @@ from .questions import Option, Questions
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 DEPTH = 4  # levels of folders below the current one
 SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
-HEADER_BYTES = 1 << 16  # a header longer than this is no header
 SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
-KIND_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "eval"),
-}
-KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
-STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 PART = 0.1  # of the clips, for validation and for test each
 SHOWN = 3  # clips
 AGAIN = Option(value="again", title="choose other data (or fix this first, then choose it again)")
@@ -67,26 +59,14 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
 
 def find(folder: Path) -> list[Manifests]:
     """The nearest first; after SEARCH_S seconds, those found by then."""
-    return [files for files in _grouped(filter(is_manifest, _files(folder))) if "train" in files]
+    return [files for files in _grouped(filter(is_list, _files(folder))) if "train" in files]
 
 
 def beside(manifest: Path) -> Manifests:
     """The manifest that the user named, to train on, with those of its format that belong to it by name."""
     same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
-    groups = _grouped([manifest, *filter(is_manifest, same)])
+    groups = _grouped([manifest, *filter(is_list, same)])
     return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
-
-
-def is_manifest(path: Path) -> bool:
-    """Whether its first line names an audio and a text column."""
-    try:
-        with path.open("rb") as file:
-            line = file.read(HEADER_BYTES).split(b"\n")[0].decode("utf-8-sig")
-        read = READERS.get(path.suffix.lower(), READERS[".csv"])
-        row = next(read(path, line), None)
-    except (OSError, ValueError, DataError):
-        return False
-    return row is None or not isinstance(row[1], BadRow)
 
 
 def rows(path: Path) -> int:

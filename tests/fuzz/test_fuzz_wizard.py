@@ -11,11 +11,11 @@ from hypothesis import example
 from test_fuzz_config import CONFIG
 from test_fuzz_manifests import CSV, LINES
 
-from multimac.wizard.data import is_manifest
 from multimac.wizard.model import offered, options
 from multimac.wizard.questions import KEYS, load_answers, save_answers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.formats.lists import is_list
 from whisper_tuner.errors import DataError
 
 ANSWERS = {"model": "demo", "data": "clips.csv", "split": True, "epochs": 3, "workers": ["10.0.0.2", "10.0.0.3"]}
@@ -70,10 +70,10 @@ def test_any_file_may_be_found(folder: Path, data: bytes):
     """What is offered has the columns that a manifest needs; the reader of manifests never says that one is missing."""
     for name in ("found.csv", "found.tsv", "found.jsonl"):
         (folder / name).write_bytes(data)
-        offered = outcome(is_manifest, folder / name)
+        offered = outcome(is_list, folder / name)
         first = data.split(b"\n")[0]
         if first in (CSV.split(b"\n")[0], LINES.split(b"\n")[0]):
-            assert offered == ((name == "found.csv") == (first == CSV.split(b"\n")[0]) and name != "found.tsv")
+            assert offered == ((name == "found.jsonl") == (first != CSV.split(b"\n")[0]))
         if offered:
             try:
                 load_manifest(folder / name, check_audio=False)

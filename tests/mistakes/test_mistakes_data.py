@@ -81,14 +81,20 @@ MISTAKES = {
     "a header alone": (manifest(HEADER), TRAIN, 4, "clips.csv: no usable row", "It has no rows"),
     "no audio column": (manifest("id,file,text\n"), TRAIN, 4, "no audio column; found: id, file, text", "audio_path"),
     "no text column": (manifest("audio,words\n"), TRAIN, 4, "no text column; found: audio, words", "transcription"),
-    "semicolons for commas": (
+    "semicolons, and no audio": (
         manifest("audio;text\na.wav;hello\n"),
         TRAIN,
         4,
-        "clips.csv has no audio column; found: audio;text",
-        "commas",
+        "clips.csv: no usable row",
+        ("line 2", "no such audio file"),
     ),
-    "not UTF-8": (manifest(f"{HEADER}a,x.wav,caf\xe9,1\n".encode("latin-1")), TRAIN, 4, "line 2", "Save it as UTF-8"),
+    "one line that is not UTF-8": (
+        manifest(f"{HEADER}a,x.wav,d\xe9j\xe0,1\n".encode() + b"b,y.wav,caf\xe9,1\n"),
+        TRAIN,
+        4,
+        "line 3), though other lines are",
+        "encoding = NAME",
+    ),
     "a quote that is never closed": (
         manifest(HEADER + 'a,audio/000.ogg,"Remove the,2\n'),
         TRAIN,

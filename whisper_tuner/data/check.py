@@ -11,7 +11,8 @@ from pathlib import Path
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.audio_check import AudioIndex
-from whisper_tuner.data.dataset import Manifest, load_manifest
+from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_limit
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
 from whisper_tuner.errors import DataError
@@ -29,8 +30,10 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     """
     paths = {kind: path for kind in ("train", "validation", "test") if (path := getattr(profile, kind))}
     no_speech = profile.no_speech == "train"
+    reading = Reading.of(profile)
     manifests = {
-        kind: check_manifest(path, profile.max_duration_s, store, no_speech=no_speech) for kind, path in paths.items()
+        kind: check_manifest(path, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind=kind)
+        for kind, path in paths.items()
     }
     limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
     check_special_tokens(profile)
@@ -48,17 +51,27 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
 
 
 def check_manifest(
-    path: Path, max_duration_s: float, store: Path, stop: threading.Event | None = None, *, no_speech: bool = False
+    path: Path,
+    max_duration_s: float,
+    store: Path,
+    stop: threading.Event | None = None,
+    *,
+    no_speech: bool = False,
+    reading: Reading = AS_IT_IS,
+    kind: str = "train",
 ) -> Manifest:
     """A manifest without its unusable rows and without copies of a recording that it has already.
 
-    no_speech: see `load_manifest`. Raises Stopped once `stop` is set; the headers read by then are kept.
+    no_speech, reading, kind: see `load_manifest`. Raises Stopped once `stop` is set; the headers read by then are kept.
     """
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
     index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
     try:
         return _without_twins(
-            load_manifest(path, max_duration_s=max_duration_s, index=index, no_speech=no_speech), index
+            load_manifest(
+                path, max_duration_s=max_duration_s, index=index, no_speech=no_speech, reading=reading, kind=kind
+            ),
+            index,
         )
     finally:
         index.save()
@@ -92,26 +105,31 @@ def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
     for audio, first in index.twins(by_audio).items():
         sample, other = by_audio[audio], by_audio[first]
         same = sample.text == other.text
-        what = f"{audio.name} holds the same audio {'and text ' if same else ''}as {first.name} of line {other.line}"
-        problems.append(Problem(sample.line, what, Kind.SAME_ROW if same else Kind.SAME_AUDIO))
+        where = f"{other.file} line {other.line}".strip()
+        what = f"{audio.name} holds the same audio {'and text ' if same else ''}as {first.name} of {where}"
+        problems.append(_problem(sample, what, Kind.SAME_ROW if same else Kind.SAME_AUDIO))
     return _without(manifest, problems)
 
 
 def _in_known_languages(manifest: Manifest, limit: TokenLimit) -> Manifest:
     unknown = [sample for sample in manifest.samples if sample.language and not limit.knows(sample.language)]
     what = "the model does not know the language"
-    return _without(manifest, [Problem(s.line, f"{s.id}: {what} '{s.language}'", Kind.LANGUAGE) for s in unknown])
+    return _without(manifest, [_problem(s, f"{s.id}: {what} '{s.language}'", Kind.LANGUAGE) for s in unknown])
 
 
 def _encodable(manifest: Manifest, limit: TokenLimit) -> Manifest:
     found = ((sample, limit.excess(sample.text, sample.language)) for sample in manifest.samples)
-    return _without(manifest, [Problem(s.line, f"{s.id}: {excess}", Kind.TOKENS) for s, excess in found if excess])
+    return _without(manifest, [_problem(s, f"{s.id}: {excess}", Kind.TOKENS) for s, excess in found if excess])
+
+
+def _problem(sample: Sample, what: str, kind: Kind) -> Problem:
+    return Problem(sample.line, what, kind, sample.file)
 
 
 def _without(manifest: Manifest, problems: Sequence[Problem]) -> Manifest:
-    bad = {problem.line for problem in problems}
-    kept = tuple(sample for sample in manifest.samples if sample.line not in bad)
-    every = tuple(sorted([*manifest.problems, *problems], key=attrgetter("line")))
+    bad = {(problem.file, problem.line) for problem in problems}
+    kept = tuple(sample for sample in manifest.samples if (sample.file, sample.line) not in bad)
+    every = tuple(sorted([*manifest.problems, *problems], key=attrgetter("file", "line")))
     return replace(manifest, samples=kept, problems=every)
 
 

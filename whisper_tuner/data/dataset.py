@@ -9,30 +9,48 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
-from whisper_tuner.data.formats import AUDIO_COLUMNS, TEXT_COLUMNS, BadRow, cell, manifest_rows
+from whisper_tuner.data.formats import part_of
+from whisper_tuner.data.formats.audio_names import AudioNames
+from whisper_tuner.data.formats.rows import (
+    AS_IT_IS,
+    DURATION_COLUMNS,
+    ID_COLUMNS,
+    LANGUAGE_COLUMNS,
+    OFFSET_COLUMNS,
+    SPEAKER_COLUMNS,
+    BadRow,
+    Cells,
+    Part,
+    Reading,
+    Row,
+    cell,
+)
 from whisper_tuner.data.problems import Kind, Problem
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import write_shared
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded
 
-DURATION_COLUMNS = ("duration_s", "duration")
-ID_COLUMNS = ("id",)
-LANGUAGE_COLUMNS = ("language",)
-SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
+PARTS = "its rows are parts of longer recordings (offset)"
+AT_ONCE = 2000  # rows whose audio is looked at together
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One clip and its transcript; `line` is where its manifest names it.
+    """One clip and its transcript; `line` is where its manifest names it, in `file` if it is of several files.
 
     An empty text says that there is no speech. language: the code of this clip's, "" if it is the profile's.
     speaker: who speaks, in the manifest's own words; "" if it does not say.
@@ -45,13 +63,17 @@ class Sample:
     line: int = 0
     language: str = ""
     speaker: str = ""
+    file: str = ""
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """notes: what its reader decided by itself, and its user must know."""
+
     path: Path
     samples: tuple[Sample, ...]
     problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
 
 
 def load_manifest(
@@ -61,45 +83,127 @@ def load_manifest(
     check_audio: bool = True,
     index: AudioIndex | None = None,
     no_speech: bool = False,
+    reading: Reading = AS_IT_IS,
+    kind: str = "train",
 ) -> Manifest:
-    """Read a manifest; audio paths are relative to its folder. Every audio file's header is read, through `index`.
+    """Read a data set of any layout whose audio can be used where it lies. Every header is read, through `index`.
 
-    no_speech: a row without text is a clip without speech. Else it cannot be used.
+    no_speech: a row without text is a clip without speech. Else it cannot be used. reading: what the user says of it.
+    kind: which part of a folder that has several.
 
     With `check_audio=False` no audio file is opened: a host has only its own shard of them. Then each row must state
     its duration.
-    Raises DataError for a missing or unreadable file, or a header without an audio and a text column.
+    Raises DataError for what cannot be read as a whole, as a header without an audio and a text column.
     """
-    path = Path(path)
-    rows = list(manifest_rows(path))
+    part = part_of(Path(path), reading, kind)
+    if part.cut:
+        raise _must_be_imported(path, part.cut)
     index = (index or AudioIndex()) if check_audio else None
-    if index is not None:
-        index.fill(path.parent / name for _, row in rows if (name := _audio_of(row)))
+    reader = PartReader(part, index, max_duration_s=max_duration_s, no_speech=no_speech)
     samples: list[Sample] = []
-    problems = []
-    seen: dict[tuple[str, str], Sample] = {}
-    for line, row in rows:
-        try:
-            if isinstance(row, BadRow):
-                raise row
-            sample = _sample(row, line, path.parent, max_duration_s, index, no_speech=no_speech)
-            _check_unseen(sample, seen)
-            samples.append(sample)
-        except BadRow as reason:
-            problems.append(Problem(line, str(reason), reason.kind))
-    return Manifest(path, tuple(samples), tuple(problems))
+    problems: list[Problem] = []
+    for found in reader.read(part.rows()):
+        (samples if isinstance(found, Sample) else problems).append(found)
+    return Manifest(part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes))
 
 
-def _check_unseen(sample: Sample, seen: dict[tuple[str, str], Sample]) -> None:
-    """Raise BadRow for the id or the audio of an earlier row; else remember both."""
-    own_id, audio = ("id", sample.id), ("audio", os.path.normpath(sample.audio))
-    if (first := seen.get(audio)) and first.text == sample.text:
-        raise BadRow(Kind.SAME_ROW, f"the same audio and text as line {first.line}")
-    if first:
-        raise BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on line {first.line}")
-    if first := seen.get(own_id):
-        raise BadRow(Kind.SAME_ID, f"id '{sample.id}' was already used on line {first.line}")
-    seen[own_id] = seen[audio] = sample
+def _must_be_imported(path: str | Path, why: str) -> DataError:
+    return DataError(
+        f"{path}: {why}, and must be taken out first",
+        remedy=f"Run: multimac data import {shlex.quote(str(path))} --out NAME; then set train = NAME/train.csv.",
+    )
+
+
+class PartReader:
+    """Makes samples of the rows of a part. `index`: the headers of its audio; None if that is not here."""
+
+    def __init__(self, part: Part, index: AudioIndex | None, *, max_duration_s: float, no_speech: bool):
+        self._part, self._index = part, index
+        self._names = AudioNames((part.folder, *part.beside)) if index is not None else None
+        self._max_duration_s, self._no_speech = max_duration_s, no_speech
+        self._seen: dict[tuple[str, str], tuple[str, str]] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """How names of audio were understood that are not those of the files."""
+        changed = self._names.changed.most_common() if self._names else ()
+        return [f"{self._part.path.name}: {number} names of audio were {how}" for how, number in changed]
+
+    def read(self, rows: Iterable[Row]) -> Iterator[Sample | Problem]:
+        """In their order; headers are read for many rows at once."""
+        for some in _in_batches(rows, AT_ONCE):
+            found = [(row, _tried(lambda row=row: self._audio(row))) for row in some]
+            if self._index is not None:
+                self._index.fill(audio for _, audio in found if isinstance(audio, Path))
+            for row, audio in found:
+                try:
+                    if isinstance(audio, BadRow):
+                        raise audio
+                    sample = replace(self._sample(row.cells, audio), line=row.line, file=row.file)
+                    self._check_unseen(sample)
+                    yield sample
+                except BadRow as reason:
+                    yield Problem(row.line, str(reason), reason.kind, row.file)
+
+    def _audio(self, row: Row) -> Path:
+        if isinstance(row.cells, BadRow):
+            raise row.cells
+        if not (name := cell(row.cells, self._part.reading.audio_names)):
+            raise BadRow(Kind.NO_AUDIO, "no audio path")
+        return self._names.find(name) if self._names else self._part.folder / expanded(name)
+
+    def _sample(self, cells: Cells, audio: Path) -> Sample:
+        text, index = cell(cells, self._part.reading.text_names), self._index
+        if index is not None and (found := index[audio].kind):
+            raise BadRow(Kind(found), index[audio].what)
+        if not (text or self._no_speech):
+            raise BadRow(Kind.NO_TEXT, "empty text")
+        seconds = self._duration(cells, audio)
+        longest = max(seconds, index[audio].seconds) if index is not None else seconds
+        name = cell(cells, self._part.reading.audio_names)
+        if longest > self._max_duration_s:
+            raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {self._max_duration_s:g} s")
+        return Sample(
+            id=cell(cells, ID_COLUMNS) or str(expanded(name)),
+            audio=audio,
+            text=text,
+            duration_s=seconds,
+            language=_language(cell(cells, LANGUAGE_COLUMNS)),
+            speaker=cell(cells, SPEAKER_COLUMNS),
+        )
+
+    def _duration(self, cells: Cells, audio: Path) -> float:
+        """Seconds, as stated or else as measured."""
+        stated, index = cell(cells, DURATION_COLUMNS), self._index
+        offset = offset_of(cells)
+        if offset:
+            raise _must_be_imported(self._part.path, PARTS)
+        if not stated:
+            if index is None:
+                raise BadRow(Kind.DURATION, "no duration is stated, and its audio is not on this machine")
+            return index[audio].seconds
+        seconds = seconds_of(stated)
+        if not SHORTEST_S <= seconds < float("inf"):
+            raise BadRow(Kind.DURATION, f"{audio.name} lasts {seconds:g} s")
+        if index is not None:
+            measured = index[audio].seconds
+            if abs(seconds - measured) > max(DIFFERENT_S, DIFFERENT_SHARE * measured):
+                if offset is not None:
+                    raise _must_be_imported(self._part.path, PARTS)
+                raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, but the manifest says {seconds:g} s")
+        return seconds
+
+    def _check_unseen(self, sample: Sample) -> None:
+        """Raise BadRow for the id or the audio of an earlier row; else remember both."""
+        own_id, audio = ("id", sample.id), ("audio", os.path.normpath(sample.audio))
+        where = f"line {sample.line}" if not sample.file else f"{sample.file} line {sample.line}"
+        if first := self._seen.get(audio):
+            if first[1] == sample.text:
+                raise BadRow(Kind.SAME_ROW, f"the same audio and text as {first[0]}")
+            raise BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on {first[0]}")
+        if first := self._seen.get(own_id):
+            raise BadRow(Kind.SAME_ID, f"id '{sample.id}' was already used on {first[0]}")
+        self._seen[own_id] = self._seen[audio] = (where, sample.text)
 
 
 def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
@@ -118,36 +222,18 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     write_shared(path, listing.getvalue())
 
 
-def _sample(
-    row: dict[str, object],
-    line: int,
-    folder: Path,
-    max_duration_s: float,
-    index: AudioIndex | None,
-    *,
-    no_speech: bool,
-) -> Sample:
-    name, text = _audio_name(row), cell(row, TEXT_COLUMNS)
-    if not name:
-        raise BadRow(Kind.NO_AUDIO, "no audio path")
-    audio = folder / name
-    if index is not None and (found := index[audio].kind):
-        raise BadRow(Kind(found), index[audio].what)
-    if not (text or no_speech):
-        raise BadRow(Kind.NO_TEXT, "empty text")
-    seconds = _duration(cell(row, DURATION_COLUMNS), audio, index)
-    longest = max(seconds, index[audio].seconds) if index is not None else seconds
-    if longest > max_duration_s:
-        raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {max_duration_s:g} s")
-    return Sample(
-        id=cell(row, ID_COLUMNS) or str(name),
-        audio=audio,
-        text=text,
-        duration_s=seconds,
-        line=line,
-        language=_language(cell(row, LANGUAGE_COLUMNS)),
-        speaker=cell(row, SPEAKER_COLUMNS),
-    )
+def seconds_of(stated: str) -> float:
+    """Raises BadRow."""
+    try:
+        return float(stated)
+    except ValueError:
+        raise BadRow(Kind.DURATION, f"duration '{stated}' is not a number of seconds") from None
+
+
+def offset_of(cells: Cells) -> float | None:
+    """Where in its recording a clip begins, in s; None if its row does not say that it is a part. Raises BadRow."""
+    stated = cell(cells, OFFSET_COLUMNS)
+    return seconds_of(stated) if stated else None
 
 
 def _language(stated: str) -> str:
@@ -157,32 +243,14 @@ def _language(stated: str) -> str:
         raise BadRow(Kind.LANGUAGE, error.args[0]) from None
 
 
-def _duration(stated: str, audio: Path, index: AudioIndex | None) -> float:
-    """Seconds, as stated or else as measured."""
-    if not stated:
-        if index is None:
-            raise BadRow(Kind.DURATION, "no duration is stated, and its audio is not on this machine")
-        return index[audio].seconds
+def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    items = iter(items)
+    while some := list(islice(items, size)):
+        yield some
+
+
+def _tried(find: Callable[[], T]) -> T | BadRow:
     try:
-        seconds = float(stated)
-    except ValueError:
-        raise BadRow(Kind.DURATION, f"duration '{stated}' is not a number of seconds") from None
-    if not SHORTEST_S <= seconds < float("inf"):
-        raise BadRow(Kind.DURATION, f"{audio.name} lasts {seconds:g} s")
-    if index is not None:
-        measured = index[audio].seconds
-        if abs(seconds - measured) > max(DIFFERENT_S, DIFFERENT_SHARE * measured):
-            raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, but the manifest says {seconds:g} s")
-    return seconds
-
-
-def _audio_of(row: dict[str, object] | BadRow) -> Path | None:
-    try:
-        return _audio_name(row) if isinstance(row, dict) else None
-    except BadRow:
-        return None
-
-
-def _audio_name(row: dict[str, object]) -> Path | None:
-    name = cell(row, AUDIO_COLUMNS)
-    return expanded(name) if name else None
+        return find()
+    except BadRow as reason:
+        return reason

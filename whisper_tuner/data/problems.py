@@ -33,14 +33,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A row that was left out, and why; line 0 if its line is not known."""
+    """A row that was left out, and why; line 0 if its line is not known. file: see Sample."""
 
     line: int
     what: str
     kind: Kind = Kind.UNREADABLE
+    file: str = ""
 
     def __str__(self) -> str:
-        return f"line {self.line}: {self.what}" if self.line else self.what
+        place = " ".join(filter(None, [self.file, f"line {self.line}" if self.line else ""]))
+        return f"{place}: {self.what}" if place else self.what
 
 
 def counts(problems: Iterable[Problem]) -> str:
@@ -50,5 +52,5 @@ def counts(problems: Iterable[Problem]) -> str:
 
 def write_problems(path: Path, problems: Mapping[Path, Sequence[Problem]]) -> None:
     """Write a CSV with the columns manifest, line, kind, what."""
-    rows = ((manifest, p.line, p.kind, p.what) for manifest, found in problems.items() for p in found)
+    rows = ((manifest / p.file, p.line, p.kind, p.what) for manifest, found in problems.items() for p in found)
     write_table(path, ("manifest", "line", "kind", "what"), rows)

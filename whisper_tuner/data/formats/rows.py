@@ -1,0 +1,135 @@
+"""Rows of a data set: named cells, or why there are none; the names that columns go by; what a user says about them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from whisper_tuner.data.problems import Kind
+from whisper_tuner.errors import DataError
+from whisper_tuner.text import is_unicode
+
+AUDIO_COLUMNS = (
+    *("audio", "audio_filepath", "audio_path", "audio_file", "file_name", "filename", "path"),
+    *("wav", "wav_path", "wav_filename"),
+)
+TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
+DURATION_COLUMNS = ("duration_s", "duration")
+OFFSET_COLUMNS = ("offset",)
+ID_COLUMNS = ("id",)
+LANGUAGE_COLUMNS = ("language",)
+SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+
+Cells = dict[str, object]
+"""By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
+
+
+class BadRow(Exception):
+    """Why one row is left out."""
+
+    def __init__(self, kind: Kind, what: str):
+        super().__init__(what)
+        self.kind = kind
+
+
+class Row(NamedTuple):
+    """`line` is where it begins, in `file` if its data set has several."""
+
+    line: int
+    cells: Cells | BadRow
+    file: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the user says about a data set where it does not say it itself: keys of config.ini, options of import."""
+
+    layout: str = ""
+    audio_column: str = ""
+    text_column: str = ""
+    encoding: str = ""
+    delimiter: str = ""
+
+    @classmethod
+    def of(cls, settings: object) -> Reading:
+        """From a profile, or a run's record of it, which have the same keys."""
+        known = settings if isinstance(settings, Mapping) else vars(settings)
+        return cls(**{field.name: str(known.get(field.name) or "") for field in dataclasses.fields(cls)})
+
+    @property
+    def audio_names(self) -> tuple[str, ...]:
+        return (self.audio_column.lower(),) if self.audio_column else AUDIO_COLUMNS
+
+    @property
+    def text_names(self) -> tuple[str, ...]:
+        return (self.text_column.lower(),) if self.text_column else TEXT_COLUMNS
+
+
+AS_IT_IS = Reading()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """One list of clips, which trains, validates or tests. `path` names it, and would be understood alone.
+
+    folder: where names of audio begin; beside: other folders in which they may be. facts: how it was understood, for
+    the screen. notes: what nobody has asked for and must be told. cut: why its audio cannot be used where it lies.
+    """
+
+    path: Path
+    layout: str
+    rows: Callable[[], Iterator[Row]]
+    folder: Path
+    reading: Reading = AS_IT_IS
+    beside: tuple[Path, ...] = ()
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    cut: str = ""
+
+
+Parts = dict[str, Part]
+"""By kind: train, validation, test."""
+
+
+def cell(cells: Cells, names: tuple[str, ...]) -> str:
+    """The first filled one of these columns, as stripped text.
+
+    Raises BadRow where that is no text, or where several name different audio or texts.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        if text := _text(name, cells.get(name)):
+            found.setdefault(text, name)
+    key = {AUDIO_COLUMNS: "audio_column", TEXT_COLUMNS: "text_column"}.get(names)
+    if key and len(found) > 1:
+        said = ", ".join(f"{name} = {text[:40]}" for text, name in found.items())
+        raise BadRow(Kind.COLUMNS, f"two columns differ ({said}): say which with {key}")
+    return next(iter(found), "")
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, dict) and isinstance(value.get("path"), str):  # audio as the datasets library writes it
+        value = value["path"]
+    if isinstance(value, dict | list | bool):
+        raise BadRow(Kind.COLUMNS, f"{name} is not text: {str(value)[:40]}")
+    text = "" if value is None else str(value).strip()
+    if not is_unicode(text):
+        raise BadRow(Kind.COLUMNS, f"{name} holds half a character (a lone surrogate)")
+    return text
+
+
+def check_columns(path: Path, names: list[str], reading: Reading, as_read: str = "") -> None:
+    """Raises DataError unless there is an audio and a text column among them."""
+    for what, accepted in (("audio", reading.audio_names), ("text", reading.text_names)):
+        if not any(name in accepted for name in names):
+            found = ", ".join(names) or "nothing"
+            said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
+            read = f"; line 1 was read as: {as_read}" if as_read else ""
+            example = next((name for name in names if name), "NAME")
+            raise DataError(
+                f"{path} has no {what} column{said}; found: {found}{read}",
+                remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "
+                f"{what}_column = {example} in the dataset's section, --{what}-column {example} for an import.",
+            )

@@ -1,0 +1,213 @@
+"""Long recordings with subtitles beside them (talk.mp4, talk.srt or talk.vtt), cut at cues into clips of up to 30 s."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from whisper_tuner.data.formats.encoding import read_text
+from whisper_tuner.data.formats.pairs import in_folders
+from whisper_tuner.data.formats.place import Place
+from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
+from whisper_tuner.data.problems import Kind
+from whisper_tuner.errors import DataError
+from whisper_tuner.paths import AUDIO_SUFFIXES
+
+SUFFIXES = (".srt", ".vtt")
+LONGEST_S = 30.0  # what Whisper hears at once
+LONGEST_GAP_S = 1.0  # in a longer one something may be said that no cue has
+TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
+TIMES = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
+MARKUP = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")  # <i>, <c.yellow>, <00:00:01.000>; {\an8}
+NO_CUES = ("NOTE", "STYLE", "REGION")
+WHY_CUT = "its clips are parts of long recordings"
+
+
+@dataclass(frozen=True)
+class Cue:
+    """Seconds, the lines of text, and where they stand in the file."""
+
+    start: float
+    end: float
+    lines: tuple[str, ...]
+    line: int
+
+
+def recognises(place: Place) -> bool:
+    if place.is_file:
+        suffix = place.path.suffix.lower()
+        return suffix in SUFFIXES or (suffix in AUDIO_SUFFIXES and bool(_beside(place.path)))
+    audio = {file.with_suffix("") for file in place.files if file.suffix.lower() in AUDIO_SUFFIXES}
+    return any(_recording(file, audio) for file in place.files if file.suffix.lower() in SUFFIXES)
+
+
+def parts(place: Place, reading: Reading) -> Parts:
+    if place.is_file:
+        path, stem = place.path, _stem_of(place.path)
+        same = [file for file in sorted(path.parent.iterdir()) if file.name.startswith(f"{stem}.") and file.is_file()]
+        names = [PurePosixPath(file.name) for file in same if file == path or _other_half(path, file)]
+        return {"train": _part(path.parent, path, names, reading)}
+    ours = [file for file in place.files if file.suffix.lower() in (*AUDIO_SUFFIXES, *SUFFIXES)]
+    return in_folders(place, ours, partial(_part, place.path), reading)
+
+
+def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
+    """Those of an SRT or a WebVTT file; with its line, what looks like one and is none."""
+    lines = text.splitlines()
+    at = 0
+    while at < len(lines):
+        block = at
+        while at < len(lines) and lines[at].strip():
+            at += 1
+        if block < at:
+            yield from _cue(lines[block:at], block + 1)
+        at += 1
+
+
+def joined(found: Sequence[Cue]) -> Iterator[tuple[Cue, int]]:
+    """Neighbours as one, up to LONGEST_S, unless they are far apart; with the number of cues in each."""
+    group: list[Cue] = []
+    for cue in found:
+        if group and (cue.end - group[0].start > LONGEST_S or cue.start - group[-1].end > LONGEST_GAP_S):
+            yield _one(group), len(group)
+            group = []
+        group.append(cue)
+    if group:
+        yield _one(group), len(group)
+
+
+def _one(group: Sequence[Cue]) -> Cue:
+    lines = tuple(line for cue in group for line in cue.lines)
+    return Cue(group[0].start, max(cue.end for cue in group), lines, group[0].line)
+
+
+def _cue(block: list[str], first: int) -> Iterator[Cue | tuple[int, BadRow]]:
+    place = next((number for number, line in enumerate(block[:2]) if "-->" in line), None)
+    if place is None:
+        header = first == 1 and block[0].lstrip("\ufeff").startswith("WEBVTT")
+        if not (header or block[0].startswith(NO_CUES) or (block == [block[0]] and block[0].strip().isdigit())):
+            yield first, BadRow(Kind.COLUMNS, f"no times of a cue: {block[0].strip()[:60]}")
+        return
+    line = first + place
+    if not (match := TIMES.fullmatch(block[place])):
+        yield line, BadRow(Kind.COLUMNS, f"not the times of a cue: {block[place].strip()[:60]}")
+        return
+    start, end = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
+    words = (" ".join(html.unescape(MARKUP.sub("", text)).split()) for text in block[place + 1 :])
+    spoken = tuple(text for text in words if text)
+    if end <= start:
+        yield line, BadRow(Kind.DURATION, f"a cue that ends before it begins: {block[place].strip()[:60]}")
+    elif spoken:
+        yield Cue(start, end, spoken, line)
+
+
+def _seconds(parts: tuple[str | None, ...]) -> float:
+    hours, minutes, seconds, fraction = (part or "0" for part in parts)
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + int(fraction.ljust(3, "0")) / 1000
+
+
+def _without_rolling(found: Sequence[Cue]) -> list[Cue]:
+    """YouTube's own captions show each line twice, as it is said and above the next one: the first time counts."""
+    kept: list[Cue] = []
+    before: tuple[str, ...] = ()
+    for cue in found:
+        lines = cue.lines
+        if kept and lines[0] == before[-1] and cue.start - kept[-1].end <= LONGEST_GAP_S:
+            lines = lines[1:]
+        before = cue.lines
+        if lines:
+            kept.append(Cue(cue.start, cue.end, lines, cue.line))
+    return kept
+
+
+def _part(root: Path, path: Path, files: Sequence[PurePosixPath], reading: Reading) -> Part:
+    texts = sum(file.suffix.lower() in SUFFIXES for file in files)
+    return Part(
+        path=path,
+        layout="recordings with subtitles beside each",
+        rows=partial(_rows, root, files, reading),
+        folder=root,
+        facts={
+            "files": f"{len(files) - texts} recordings, {texts} files of subtitles",
+            "clips": f"neighbouring cues, joined up to {LONGEST_S:g} s where less than {LONGEST_GAP_S:g} s is between",
+        },
+        cut=WHY_CUT,
+    )
+
+
+def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Iterator[Row]:
+    recordings: dict[PurePosixPath, list[PurePosixPath]] = {}
+    for file in files:
+        if file.suffix.lower() in AUDIO_SUFFIXES:
+            recordings.setdefault(file.with_suffix(""), []).append(file)
+    texts: dict[PurePosixPath, list[PurePosixPath]] = {name: [] for name in recordings}
+    for file in files:
+        if file.suffix.lower() in SUFFIXES:
+            if name := _recording(file, recordings):
+                texts[name].append(file)
+            else:
+                yield Row(1, BadRow(Kind.NO_AUDIO, "there is no recording of this name beside it"), str(file))
+    for name, audio in recordings.items():
+        yield from _rows_of(root, audio, texts[name], reading)
+
+
+def _rows_of(root: Path, audio: list, texts: list, reading: Reading) -> Iterator[Row]:
+    file = str((texts or audio)[0])
+    if not texts:
+        yield Row(1, BadRow(Kind.NO_TEXT, "there are no subtitles of this name beside it"), file)
+        return
+    if len(audio) > 1 or len(texts) > 1:
+        several = ", ".join(one.name for one in (texts if len(texts) > 1 else audio))
+        yield Row(1, BadRow(Kind.COLUMNS, f"several files of this name ({several}): move all but one away"), file)
+        return
+    try:
+        text, _, _ = read_text(root / texts[0], reading)
+    except DataError as error:
+        yield Row(1, BadRow(Kind.NO_TEXT, " ".join(str(error).split())), file)
+        return
+    found = list(cues(text))
+    yield from (Row(one[0], one[1], file) for one in found if isinstance(one, tuple))
+    good = [one for one in found if isinstance(one, Cue)]
+    if not found:
+        yield Row(1, BadRow(Kind.NO_TEXT, "there is no cue in it"), file)
+    stem = audio[0].with_suffix("")
+    for cue, _ in joined(_without_rolling(sorted(good, key=lambda cue: cue.start))):
+        yield Row(
+            cue.line,
+            {
+                "id": f"{stem}-{round(cue.start * 1000):08d}",
+                "audio": str(audio[0]),
+                "offset": cue.start,
+                "duration": round(cue.end - cue.start, 3),
+                "text": " ".join(cue.lines),
+            },
+            file,
+        )
+
+
+def _recording(text: PurePosixPath, recordings) -> PurePosixPath | None:
+    """talk.srt and talk.en.srt both belong to talk.mp4."""
+    whole = text.with_suffix("")
+    return next((name for name in (whole, whole.with_suffix("")) if name in recordings), None)
+
+
+def _beside(recording: Path) -> list[Path]:
+    beside = (path for path in recording.parent.iterdir() if path.suffix.lower() in SUFFIXES)
+    stem = PurePosixPath(recording.stem)
+    return [path for path in beside if _recording(PurePosixPath(path.name), {stem})]
+
+
+def _stem_of(path: Path) -> str:
+    if path.suffix.lower() not in SUFFIXES or any(path.with_suffix(suffix).is_file() for suffix in AUDIO_SUFFIXES):
+        return path.stem
+    return Path(path.stem).stem
+
+
+def _other_half(named: Path, file: Path) -> bool:
+    """Whether it completes what was named: a recording its subtitles, subtitles their recording."""
+    wanted = AUDIO_SUFFIXES if named.suffix.lower() in SUFFIXES else SUFFIXES
+    return file.suffix.lower() in wanted
