@@ -36,7 +36,8 @@ app = typer.Typer(
 hosts_app = typer.Typer(help="Prepare and check the machines of a hosts file.", no_args_is_help=True)
 config_app = typer.Typer(help="Show the settings of config.ini.", no_args_is_help=True)
 runs_app = typer.Typer(help="List, compare, follow and stop runs; free disk space.", no_args_is_help=True)
-for name, group in {"hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
+data_app = typer.Typer(help="Bring in recordings of any usual layout.", no_args_is_help=True)
+for name, group in {"data": data_app, "hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
     app.add_typer(group, name=name)
 
 Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
@@ -276,6 +277,38 @@ def hosts_check(
 ) -> int:
     """Check all hosts and the links between them, and report everything that would stop a run."""
     return commands.hosts.hosts_check(hosts, config, profile, as_json=as_json)
+
+
+@data_app.command("import")
+def data_import(
+    source: Annotated[
+        str, typer.Argument(help="A file, a folder, or the id of a data set on the Hugging Face hub (owner/name).")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write: manifests, and clips where audio is cut.")],
+    layout: Annotated[str, typer.Option(help="Layout, where files fit several; docs/data.md lists them.")] = "",
+    audio_column: Annotated[str, typer.Option(help="Column of the audio's names; without a header, its number.")] = "",
+    text_column: Annotated[str, typer.Option(help="Column of the text; without a header, its number.")] = "",
+    encoding: Annotated[str, typer.Option(help="Encoding of texts that are not UTF-8, e.g. cp1251.")] = "",
+    delimiter: Annotated[str, typer.Option(help="Between columns: comma, semicolon, tab or bar.")] = "",
+    language: Annotated[str, typer.Option(help="Language of the speech, for the lines for config.ini.")] = "",
+    keep_empty: Annotated[
+        bool, typer.Option("--keep-empty", help="Keep rows without text, for no_speech = train.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+) -> int:
+    """Read recordings of any usual layout, and write manifests for config.ini. Importing again goes on."""
+    return commands.data.data_import(
+        source,
+        out,
+        layout=layout,
+        audio_column=audio_column,
+        text_column=text_column,
+        encoding=encoding,
+        delimiter=delimiter,
+        language=language,
+        keep_empty=keep_empty,
+        as_json=as_json,
+    )
 
 
 @config_app.command("show")

@@ -98,15 +98,20 @@ def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
     Channels stay as they are: ffmpeg's own mix to mono is louder than their mean, and can clip.
     """
     with tempfile.TemporaryDirectory(prefix="multimac-audio-") as folder:
-        wav = Path(folder) / "audio.wav"
-        result = subprocess.run(_conversion_command(path, wav, sample_rate, reason), **CAPTURED)
-        if result.returncode != 0 or not wav.exists():
-            said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
-            raise DataError(
-                f"{path} cannot be decoded: {said.removeprefix(f'file:{path}: ')}",
-                remedy="Convert it to WAV or FLAC, or remove it.",
-            )
+        wav = converted(path, Path(folder) / "audio.wav", sample_rate, reason)
         return soundfile.read(wav, dtype="float32", always_2d=True)[0]
+
+
+def converted(path: Path, wav: Path, sample_rate: int = SAMPLE_RATE, reason: str = "libsndfile cannot read it") -> Path:
+    """`wav`, with what an external program makes of `path`. Raises DataError, MissingProgram."""
+    result = subprocess.run(_conversion_command(path, wav, sample_rate, reason), **CAPTURED)
+    if result.returncode != 0 or not wav.exists():
+        said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
+        raise DataError(
+            f"{path} cannot be decoded: {said.removeprefix(f'file:{path}: ')}",
+            remedy="Convert it to WAV or FLAC, or remove it.",
+        )
+    return wav
 
 
 def _conversion_command(path: Path, wav: Path, sample_rate: int, reason: str) -> list[str]:

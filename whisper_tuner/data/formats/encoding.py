@@ -42,12 +42,14 @@ def read_bytes(path: Path) -> bytes:
             raise DataError(f"{path} is not a file", remedy=NAME_A_FILE)
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"no such manifest: {path}", remedy="Check the dataset's paths in config.ini.") from None
+        raise DataError(
+            f"no such manifest: {path}", remedy="Check the path; those of datasets are in config.ini."
+        ) from None
     except IsADirectoryError:
         raise DataError(f"{path} is a folder, not a manifest", remedy=NAME_A_FILE) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in its name
         reason = getattr(error, "strerror", None) or error
-        remedy = "Check its permissions, and the dataset's paths in config.ini."
+        remedy = "Check its permissions and the path; those of datasets are in config.ini."
         raise DataError(f"{path} cannot be read: {reason}", remedy=remedy) from None
 
 

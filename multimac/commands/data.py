@@ -1,0 +1,162 @@
+"""`multimac data import`: recordings of any usual layout become manifests of our own. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from distributed.hosts.keep_awake import awake
+from distributed.hosts.paths import PROJECT, STORE
+from multimac.view.progress import working
+from whisper_tuner.data.audio_check import AudioIndex
+from whisper_tuner.data.formats.rows import Reading
+from whisper_tuner.data.formats.table import DELIMITERS
+from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
+from whisper_tuner.data.problems import Problem, counts
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+from whisper_tuner.languages import language_code
+from whisper_tuner.paths import expanded, shown
+from whisper_tuner.settings import nearest
+from whisper_tuner.text import duration
+
+SHOWN = 5  # rows that were left out, of each part
+
+
+@awake()
+def data_import(
+    source: str,
+    out: Path,
+    *,
+    layout: str = "",
+    audio_column: str = "",
+    text_column: str = "",
+    encoding: str = "",
+    delimiter: str = "",
+    language: str = "",
+    keep_empty: bool = False,
+    as_json: bool = False,
+) -> ExitStatus:
+    if delimiter and delimiter not in DELIMITERS:
+        what = f"--delimiter {delimiter}: no such delimiter{nearest(delimiter, DELIMITERS)}"
+        raise ConfigError(what, remedy=f"Known: {', '.join(DELIMITERS)}.")
+    language = language_code(language) if language else ""
+    reading = Reading(
+        layout=layout, audio_column=audio_column, text_column=text_column, encoding=encoding, delimiter=delimiter
+    )
+    console = Console(highlight=False, markup=False, stderr=as_json)
+    path, out = expanded(source), expanded(out)
+    with working(console, f"reading {source}") as tell:
+        found = import_source(path, out, reading, keep_empty=keep_empty, index_of=_index, tell=tell)
+    unknown = read_corrections(out).unknown(found)
+    lines = _config_lines(out, found, language)
+    if as_json:
+        print(json.dumps(_record(source, found, unknown, lines), indent=2))
+    else:
+        console.print(f"{source}: {found[0].part.layout}", soft_wrap=True)
+        for one, before in zip(found, [None, *found], strict=False):
+            _show(console, one, told=before.part.facts if before else {})
+        if unknown:
+            console.print(f"blacklist.txt or patches.csv name ids that no row has: {', '.join(unknown[:SHOWN])}")
+        if any(one.problems for one in found):
+            console.print(f"all that was left out: {shown((out / LEFT_OUT).absolute())}", soft_wrap=True)
+    _check_usable(found)
+    if not as_json:
+        console.print()
+        console.print("For config.ini:")
+        console.print()
+        for line in lines:
+            console.print(f"    {line}", soft_wrap=True)
+    return ExitStatus.OK
+
+
+def _index(manifest: Path) -> AudioIndex:
+    """The same that training on this manifest uses, which then need not open the audio again."""
+    name = hashlib.sha256(str(manifest.absolute()).encode()).hexdigest()[:16]
+    return AudioIndex(PROJECT / STORE / "cache" / "headers" / f"{name}.json")
+
+
+def _show(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:
+    """`told`: what has been said of the part before."""
+    part = one.part
+    console.print()
+    console.print(f"{one.kind}: {shown(part.path.absolute())} -> {shown(one.manifest.absolute())}", soft_wrap=True)
+    for what, fact in part.facts.items():
+        if told.get(what) != fact:
+            console.print(f"  {what}: {fact}", soft_wrap=True)
+    for sample in one.samples[:1]:
+        text = f"{sample.text[:100]}..." if len(sample.text) > 100 else sample.text
+        console.print(f"  first clip: {sample.id} ({sample.duration_s:.1f} s): {text}", soft_wrap=True)
+    speakers = f"{one.speakers} speakers" if one.speakers else "speakers are not named"
+    clips = f"{len(one.samples)} clips, {duration(one.seconds)} of speech"
+    console.print(f"  {clips}, {speakers}", style="bold", soft_wrap=True)
+    if one.written or one.kept:
+        console.print(f"  cut to FLAC: {one.written} now, {one.kept} before", soft_wrap=True)
+    if one.blacklisted or one.patched:
+        corrected = f"{len(one.blacklisted)} left out by blacklist.txt, {len(one.patched)} texts from patches.csv"
+        console.print(f"  {corrected}", soft_wrap=True)
+    for note in one.notes:
+        console.print(f"  note: {note}", style="yellow", soft_wrap=True)
+    _show_problems(console, one)
+
+
+def _show_problems(console: Console, one: ImportedPart) -> None:
+    if not one.problems:
+        console.print("  0 rows left out")
+        return
+    rows = "1 row" if len(one.problems) == 1 else f"{len(one.problems)} rows"
+    console.print(f"  {rows} left out: {counts(one.problems)}", style="yellow", soft_wrap=True)
+    for problem in one.problems[:SHOWN]:
+        console.print(f"    {_place(one, problem)}: {problem.what}", soft_wrap=True)
+    if len(one.problems) > SHOWN:
+        console.print(f"    and {len(one.problems) - SHOWN} more")
+
+
+def _place(one: ImportedPart, problem: Problem) -> str:
+    return f"{problem.file or one.part.path.name}:{problem.line}"
+
+
+def _record(source: str, found: Sequence[ImportedPart], unknown: Sequence[str], lines: Sequence[str]) -> dict:
+    parts = [
+        {
+            "kind": one.kind,
+            "source": str(one.part.path),
+            "manifest": str(one.manifest),
+            "facts": dict(one.part.facts),
+            "notes": list(one.notes),
+            "clips": len(one.samples),
+            "seconds": round(one.seconds, 3),
+            "speakers": one.speakers,
+            "cut now": one.written,
+            "cut before": one.kept,
+            "blacklisted": len(one.blacklisted),
+            "patched": len(one.patched),
+            "left out": [{"place": _place(one, problem), **asdict(problem)} for problem in one.problems],
+        }
+        for one in found
+    ]
+    return {
+        "source": source,
+        "layout": found[0].part.layout,
+        "parts": parts,
+        "unknown ids": list(unknown),
+        "config": list(lines),
+    }
+
+
+def _config_lines(out: Path, found: Sequence[ImportedPart], language: str) -> list[str]:
+    lines = [f"[dataset:{out.name}]", *(f"{one.kind} = {shown(one.manifest.absolute())}" for one in found)]
+    return [*lines, f"language = {language}"] if language else lines
+
+
+def _check_usable(found: Sequence[ImportedPart]) -> None:
+    """Raises DataError without any clip to train on."""
+    train = next(one for one in found if one.kind == "train")
+    if not train.samples:
+        first = train.problems[0] if train.problems else None
+        reason = f"{_place(train, first)}: {first.what}" if first else "It has no rows."
+        raise DataError(f"{train.part.path}: no usable row", remedy=reason)

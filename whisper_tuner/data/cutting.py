@@ -1,0 +1,180 @@
+"""Clips taken out of longer recordings, and out of data sets that hold audio themselves; each becomes a FLAC."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, UNCOUNTED, converted, load_audio
+from whisper_tuner.data.audio_check import SHORTEST_S
+from whisper_tuner.data.dataset import offset_of, seconds_of
+from whisper_tuner.data.formats.audio_names import AudioNames
+from whisper_tuner.data.formats.rows import DURATION_COLUMNS, ID_COLUMNS, BadRow, Cells, Part, Row, cell
+from whisper_tuner.data.problems import Kind
+from whisper_tuner.errors import TunerError
+from whisper_tuner.files import atomic_path
+
+OVERHANG_S = 0.5  # a last cue may end a little after its recording
+STEM_LETTERS = 60
+
+
+class Recording:
+    """A long file, of which spans are read without decoding the rest where libsndfile can."""
+
+    def __init__(self, path: Path, scratch: Path):
+        """Raises DataError, MissingProgram."""
+        try:
+            file = soundfile.SoundFile(path)
+            known = file.frames != UNCOUNTED
+        except (*REFUSED, OSError):
+            known = False
+        self._file = file if known else soundfile.SoundFile(converted(path, scratch / "recording.wav"))
+        self.seconds = self._file.frames / self._file.samplerate
+
+    def span(self, start: float, seconds: float) -> np.ndarray:
+        """Mono float32 [n] at SAMPLE_RATE."""
+        rate = self._file.samplerate
+        self._file.seek(min(round(start * rate), self._file.frames))
+        samples = self._file.read(round(seconds * rate), dtype="float32", always_2d=True).mean(axis=1)
+        return samples if rate == SAMPLE_RATE else soxr.resample(samples, rate, SAMPLE_RATE, quality="HQ")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Cutter:
+    """Gives the rows of a part with a file of its own for each clip, below `folder`. Those that are there stay."""
+
+    def __init__(self, part: Part, folder: Path, max_duration_s: float):
+        self._part, self._folder, self._max_duration_s = part, folder, max_duration_s
+        self._names = AudioNames((part.folder, *part.beside))
+        self._open: tuple[Path, Recording] | None = None
+        self._refused: dict[Path, str] = {}
+        self.written = self.kept = 0
+
+    def rows(self) -> Iterator[Row]:
+        with tempfile.TemporaryDirectory(prefix="multimac-cut-") as scratch:
+            try:
+                for row in self._part.rows():
+                    yield row._replace(cells=self._tried(row.cells, Path(scratch)))
+            finally:
+                self._close()
+
+    def _tried(self, cells: Cells | BadRow, scratch: Path) -> Cells | BadRow:
+        try:
+            return cells if isinstance(cells, BadRow) else self._own(cells, scratch)
+        except BadRow as reason:
+            return reason
+
+    def _own(self, cells: Cells, scratch: Path) -> Cells:
+        held = next((cells[name] for name in self._part.reading.audio_names if cells.get(name)), None)
+        if isinstance(held, dict) and held.get("bytes"):
+            return self._with(cells, self._from_bytes(cells, held), cell(cells, ID_COLUMNS))
+        offset = offset_of(cells)
+        if offset is None:
+            return cells
+        name = cell(cells, self._part.reading.audio_names)
+        if not name:
+            raise BadRow(Kind.NO_AUDIO, "no audio path")
+        return self._with(
+            cells,
+            self._from_recording(cells, self._names.find(name), offset, scratch),
+            cell(cells, ID_COLUMNS) or f"{name}-{round(offset * 1000):08d}",
+        )
+
+    def _with(self, cells: Cells, clip: Path, own_id: str) -> Cells:
+        gone = {*DURATION_COLUMNS, "offset", *self._part.reading.audio_names}
+        named = {self._part.reading.audio_names[0]: str(clip.absolute()), "id": own_id or clip.stem}
+        return {name: value for name, value in cells.items() if name not in gone} | named
+
+    def _from_bytes(self, cells: Cells, held: dict) -> Path:
+        data = held["bytes"]
+        stem = Path(str(held.get("path") or cell(cells, ID_COLUMNS) or "clip")).stem
+        clip = self._clip(stem, hashlib.blake2b(data, digest_size=6).hexdigest())
+        if self._there(clip):
+            return clip
+        try:
+            samples = _decoded(data, Path(str(held.get("path") or "")).suffix)
+        except TunerError as error:
+            raise BadRow(Kind.UNREADABLE, f"its audio cannot be read: {_one_line(error)}") from None
+        self._check_length(stem, len(samples) / SAMPLE_RATE)
+        return self._write(clip, samples)
+
+    def _from_recording(self, cells: Cells, path: Path, offset: float, scratch: Path) -> Path:
+        stated = cell(cells, DURATION_COLUMNS)
+        if not path.is_file():
+            raise BadRow(Kind.NO_AUDIO, f"no such audio file: {path}")
+        if not stated:
+            raise BadRow(Kind.DURATION, "an offset without a duration: nobody knows where its clip ends")
+        seconds = seconds_of(stated)
+        if not (offset >= 0 and seconds >= SHORTEST_S):
+            raise BadRow(Kind.DURATION, f"a clip that begins at {offset:g} s and lasts {seconds:g} s")
+        self._check_length(path.name, seconds)
+        stat = path.stat()
+        source = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}".encode()
+        at = f"{round(offset * 1000):08d}-{round(seconds * 1000):05d}"
+        clip = self._clip(f"{path.stem[:STEM_LETTERS]}-{at}", hashlib.blake2b(source, digest_size=4).hexdigest())
+        if self._there(clip):
+            return clip
+        recording = self._recording(path, scratch)
+        over = offset + seconds - recording.seconds
+        if over > OVERHANG_S or offset + SHORTEST_S > recording.seconds:
+            ends = f"{path.name} ends at {recording.seconds:.2f} s"
+            raise BadRow(Kind.TRUNCATED, f"its clip ends at {offset + seconds:.2f} s, but {ends}")
+        return self._write(clip, recording.span(offset, seconds))
+
+    def _check_length(self, name: str, seconds: float) -> None:
+        if seconds > self._max_duration_s:
+            raise BadRow(Kind.TOO_LONG, f"{name} lasts {seconds:.1f} s, more than {self._max_duration_s:g} s")
+
+    def _recording(self, path: Path, scratch: Path) -> Recording:
+        if self._open and self._open[0] == path:
+            return self._open[1]
+        self._close()
+        if path not in self._refused:
+            try:
+                self._open = path, Recording(path, scratch)
+                return self._open[1]
+            except (TunerError, OSError) as error:
+                self._refused[path] = f"{path.name} cannot be read: {_one_line(error)}"
+        raise BadRow(Kind.UNREADABLE, self._refused[path])
+
+    def _close(self) -> None:
+        if self._open:
+            self._open[1].close()
+        self._open = None
+
+    def _clip(self, stem: str, digest: str) -> Path:
+        safe = re.sub(r"[^\w.-]+", "_", stem)[: STEM_LETTERS + 16].strip(".") or "clip"
+        return self._folder / f"{safe}-{digest}.flac"
+
+    def _there(self, clip: Path) -> bool:
+        there = clip.is_file()
+        self.kept += there
+        return there
+
+    def _write(self, clip: Path, samples: np.ndarray) -> Path:
+        clip.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(clip, durable=False, mode=0o644) as part:
+            soundfile.write(part, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        self.written += 1
+        return clip
+
+
+def _decoded(data: bytes, suffix: str) -> np.ndarray:
+    """Mono float32 [n] at SAMPLE_RATE. Raises DataError, MissingProgram."""
+    with tempfile.NamedTemporaryFile(suffix=suffix) as file:
+        file.write(data)
+        file.flush()
+        return load_audio(Path(file.name))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,196 @@
+"""A data set of any layout becomes a folder with manifests of our own; what is there is never destroyed."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from whisper_tuner.data.audio_check import AudioIndex
+from whisper_tuner.data.cutting import Cutter
+from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write_manifest
+from whisper_tuner.data.formats import parts_of
+from whisper_tuner.data.formats.encoding import read_text
+from whisper_tuner.data.formats.rows import AS_IT_IS, Part, Reading
+from whisper_tuner.data.problems import Problem, write_problems
+from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.files import write_shared
+from whisper_tuner.json_text import parse_json
+
+RECORD, LEFT_OUT, CLIPS = "import.json", "left-out.csv", "clips"
+BLACKLIST, PATCHES = "blacklist.txt", "patches.csv"
+TOLD_EVERY = 100  # clips
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ImportedPart:
+    """written, kept: clips that were cut now, and those that an earlier import had cut.
+
+    blacklisted, patched: ids that the user has left out, and whose text the user has replaced.
+    """
+
+    kind: str
+    part: Part
+    manifest: Path
+    samples: tuple[Sample, ...]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    written: int
+    kept: int
+    blacklisted: frozenset[str]
+    patched: frozenset[str]
+
+    @property
+    def seconds(self) -> float:
+        return sum(sample.duration_s for sample in self.samples)
+
+    @property
+    def speakers(self) -> int:
+        return len({sample.speaker for sample in self.samples if sample.speaker})
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What the user has decided about clips, by id. It outlives any import."""
+
+    left_out: frozenset[str]
+    texts: dict[str, str]
+
+    def unknown(self, parts: Iterable[ImportedPart]) -> list[str]:
+        """Ids that none of the parts has."""
+        used = {name for one in parts for name in (*one.blacklisted, *one.patched)}
+        return sorted((self.left_out | self.texts.keys()) - used)
+
+
+def import_source(
+    source: Path,
+    out: Path,
+    reading: Reading = AS_IT_IS,
+    *,
+    keep_empty: bool = False,
+    index_of: Callable[[Path], AudioIndex] = lambda manifest: AudioIndex(),
+    tell: Tell = lambda text: None,
+) -> list[ImportedPart]:
+    """Write out/train.csv, and validation.csv and test.csv where the source has such parts; out/clips if need be.
+
+    keep_empty: clips without text stay, for no_speech = train. index_of: keeps the headers of a manifest's audio.
+    Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read.
+    """
+    source, out = (source.absolute() if source.exists() else source), out.absolute()
+    record = _record(source, out, reading)
+    corrections = read_corrections(out)
+    parts = parts_of(source, reading)
+    out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for kind, part in parts.items():
+        index = index_of(out / f"{kind}.csv")
+        try:
+            imported = _import_part(kind, part, out, index, corrections, keep_empty=keep_empty, tell=tell)
+        finally:
+            index.save()
+        found.append(_write(imported, record))
+        write_shared(out / RECORD, json.dumps(record, indent=2) + "\n")  # after each part, so that the next go on
+    write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
+    return found
+
+
+def read_corrections(folder: Path) -> Corrections:
+    """Raises DataError."""
+    blacklist, patches = folder / BLACKLIST, folder / PATCHES
+    ids = read_text(blacklist, AS_IT_IS)[0].splitlines() if blacklist.exists() else []
+    return Corrections(frozenset(filter(None, map(str.strip, ids))), dict(_patches(patches)))
+
+
+def _patches(path: Path) -> Iterator[tuple[str, str]]:
+    if not path.exists():
+        return
+    table = csv.reader(io.StringIO(read_text(path, AS_IT_IS)[0], newline=""))
+    for number, cells in enumerate(table):
+        if number == 0 or not any(cells):
+            continue
+        if len(cells) != 2 or not all(cell.strip() for cell in cells):
+            raise DataError(
+                f"{path} line {table.line_num}: not an id and a text: {', '.join(cells)[:80]}",
+                remedy=f"Its columns are id,text. To leave a clip out, write its id into {BLACKLIST}.",
+            )
+        yield cells[0].strip(), cells[1].strip()
+
+
+def _import_part(
+    kind: str, part: Part, out: Path, index: AudioIndex, corrections: Corrections, *, keep_empty: bool, tell: Tell
+) -> ImportedPart:
+    cutter = Cutter(part, out / CLIPS, MAX_DURATION_S)
+    reader = PartReader(part, index, max_duration_s=MAX_DURATION_S, no_speech=keep_empty)
+    samples: list[Sample] = []
+    problems: list[Problem] = []
+    blacklisted, patched = set(), set()
+    for number, found in enumerate(reader.read(cutter.rows()), 1):
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif found.id in corrections.left_out:
+            blacklisted.add(found.id)
+        elif found.id in corrections.texts:
+            patched.add(found.id)
+            samples.append(replace(found, text=corrections.texts[found.id]))
+        else:
+            samples.append(found)
+        if number % TOLD_EVERY == 0:
+            tell(f"{kind}: {number} rows")
+    return ImportedPart(
+        kind=kind,
+        part=part,
+        manifest=out / f"{kind}.csv",
+        samples=tuple(samples),
+        problems=tuple(problems),
+        notes=(*part.notes, *reader.notes),
+        written=cutter.written,
+        kept=cutter.kept,
+        blacklisted=frozenset(blacklisted),
+        patched=frozenset(patched),
+    )
+
+
+def _record(source: Path, out: Path, reading: Reading) -> dict:
+    """What this import is of, with the hashes of the manifests that an earlier one has written. Raises ConfigError."""
+    own = {"source": str(source), "reading": asdict(reading), "written": {}}
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file", remedy="Choose another name.")
+    if source.is_dir() and out.is_relative_to(source):
+        raise ConfigError(f"--out {out} lies inside of the source", remedy="Choose a folder elsewhere.")
+    if not out.is_dir() or not any(path.name not in (BLACKLIST, PATCHES) for path in out.iterdir()):
+        return own
+    try:
+        before = parse_json((out / RECORD).read_text(encoding="utf-8"))
+        same, written = before["source"] == own["source"], dict(before["written"])
+    except FileNotFoundError:
+        what = f"--out {out} is a folder with other things in it"
+        raise ConfigError(what, remedy="Choose a new folder.") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        what = f"{out / RECORD} cannot be read"
+        raise ConfigError(what, remedy="Choose a new folder.") from None
+    if not same:
+        what = f"--out {out} holds the import of {before['source']}"
+        raise ConfigError(what, remedy="Choose another folder for this source.")
+    return own | {"written": written}
+
+
+def _write(imported: ImportedPart, record: dict) -> ImportedPart:
+    """The manifest; one that somebody has changed since is kept under another name."""
+    path, notes = imported.manifest, imported.notes
+    if path.exists() and _digest(path) != record["written"].get(path.name):
+        names = (path.with_name(f"{path.stem}-changed-{number}.csv") for number in range(1, 10_000))
+        kept = next(name for name in names if not name.exists())
+        path.rename(kept)
+        notes = (*notes, f"{path.name} had been changed since it was imported: it is kept as {kept.name}")
+    write_manifest(path, imported.samples)
+    record["written"][path.name] = _digest(path)
+    return replace(imported, notes=notes)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
