@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from whisper_tuner.data.formats import json_rows, table
+from whisper_tuner.data.formats import json_rows, subtitles, table
 from whisper_tuner.data.formats.encoding import read_text
 from whisper_tuner.data.formats.place import KIND_OF, Place, first_line
 from whisper_tuner.data.formats.rows import Part, Parts, Reading
@@ -19,7 +19,7 @@ STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 def recognises(place: Place) -> bool:
     if place.is_folder:
         return bool(_lists(place))
-    return place.path.suffix.lower() not in AUDIO_SUFFIXES
+    return place.path.suffix.lower() not in (*AUDIO_SUFFIXES, *subtitles.SUFFIXES)
 
 
 def parts(place: Place, reading: Reading) -> Parts:

@@ -90,7 +90,9 @@ def _cue(block: list[str], first: int) -> Iterator[Cue | tuple[int, BadRow]]:
     if place is None:
         header = first == 1 and block[0].lstrip("\ufeff").startswith("WEBVTT")
         if not (header or block[0].startswith(NO_CUES) or (block == [block[0]] and block[0].strip().isdigit())):
-            yield first, BadRow(Kind.COLUMNS, f"no times of a cue: {block[0].strip()[:60]}")
+            numbered = len(block) > 1 and block[0].strip().isdigit()
+            line = first + numbered
+            yield line, BadRow(Kind.COLUMNS, f"no times of a cue: {block[numbered].strip()[:60]}")
         return
     line = first + place
     if not (match := TIMES.fullmatch(block[place])):

@@ -1,0 +1,477 @@
+"""Each layout, as its real releases have it: columns, encodings, and the odd rows that they have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.formats import LAYOUTS, parts_of
+from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
+from whisper_tuner.data.importing import import_source
+from whisper_tuner.data.siblings import with_siblings
+from whisper_tuner.errors import DataError
+
+CV_HEADER = (
+    "client_id\tpath\tsentence_id\tsentence\tsentence_domain\tup_votes\tdown_votes\tage\tgender\taccents\tvariant\t"
+    "locale\tsegment"
+)
+
+
+@pytest.fixture
+def clip(audio_file):
+    """Makes a short file of audio, and its folder; each is of other noise."""
+    made = [0]
+
+    def make(path: Path, seconds: float = 0.5, rate: int = 16_000) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made[0] += 1
+        return audio_file(path, seconds=seconds, rate=rate, seed=made[0])
+
+    return make
+
+
+def texts(path: Path, reading: Reading = AS_IT_IS, kind: str = "train") -> dict[str, str]:
+    """By the name of the audio."""
+    return {sample.audio.name: sample.text for sample in load_manifest(path, reading=reading, kind=kind).samples}
+
+
+def write(path: Path, text: str | bytes, encoding: str = "utf-8") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+    return path
+
+
+ROWS = [("a.wav", "Élan, déjà vu"), ("b.wav", 'Er sagt: "ja"')]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "windows", "old-mac"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"], ids=["comma", "semicolon", "tab", "bar"])
+@pytest.mark.parametrize("name", ["list.csv", "list.tsv", "list.txt"])
+def test_tables_of_any_delimiter_encoding_and_line_end(tmp_path, clip, name, mark, encoding, end):
+    for audio, _ in ROWS:
+        clip(tmp_path / audio)
+    quoted = (f'{audio}{mark}"{text.replace(chr(34), chr(34) * 2)}"' for audio, text in ROWS)
+    write(tmp_path / name, end.join([f"audio{mark}text", *quoted, ""]), encoding)
+    loaded = load_manifest(tmp_path / name)
+    assert [(sample.audio.name, sample.text) for sample in loaded.samples] == ROWS
+    assert not loaded.problems
+    assert bool(loaded.notes) == (encoding == "cp1252")
+    if loaded.notes:
+        assert "Windows-1252" in loaded.notes[0] and "Élan" in loaded.notes[0]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"], ids=["comma", "semicolon", "tab", "bar"])
+@pytest.mark.parametrize("columns", ["audio, text", "text, audio", "audio, seconds, text"])
+def test_a_table_without_a_header_is_understood_by_what_is_in_it(tmp_path, clip, mark, columns):
+    lines = []
+    for number in range(3):
+        cells = {"audio": f"{number}.wav", "text": f"words {number}", "seconds": "0.5"}
+        clip(tmp_path / cells["audio"])
+        lines.append(mark.join(cells[name] for name in columns.split(", ")))
+    loaded = load_manifest(write(tmp_path / "list.csv", "\n".join(lines)))
+    assert [sample.text for sample in loaded.samples] == ["words 0", "words 1", "words 2"]
+    assert [sample.line for sample in loaded.samples] == [1, 2, 3]
+    assert "has no header: column" in loaded.notes[0]
+
+
+def test_columns_may_be_named_or_numbered(tmp_path, clip):
+    clip(tmp_path / "a.wav")
+    write(tmp_path / "named.csv", "Datei;Satz;Anmerkung\na.wav;hallo;x\n")
+    assert texts(tmp_path / "named.csv", Reading(audio_column="Datei", text_column="satz")) == {"a.wav": "hallo"}
+    write(tmp_path / "numbered.csv", "anna;hallo;a.wav\n")
+    assert texts(tmp_path / "numbered.csv", Reading(audio_column="3", text_column="2")) == {"a.wav": "hallo"}
+
+
+def test_excel_may_say_the_delimiter_itself(tmp_path, clip):
+    clip(tmp_path / "a.wav")
+    loaded = load_manifest(write(tmp_path / "list.csv", "sep=;\r\naudio;text\r\na.wav;ja, gut\r\n", "utf-8-sig"))
+    assert [(sample.text, sample.line) for sample in loaded.samples] == [("ja, gut", 3)]
+
+
+def test_a_table_with_tabs_may_be_without_any_quoting(tmp_path, clip):
+    for name in ("a.wav", "b.wav"):
+        clip(tmp_path / name)
+    write(tmp_path / "list.tsv", 'audio\ttext\na.wav\t"Ja" sagte er\nb.wav\t"Nein\n\n')
+    assert texts(tmp_path / "list.tsv") == {"a.wav": '"Ja" sagte er', "b.wav": '"Nein'}
+    assert "quotes are not closed" in load_manifest(tmp_path / "list.tsv").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "how"),
+    [
+        ("a", "a.flac", "without .flac"),
+        ("sub\\a.wav", "sub/a.wav", "with backslashes"),
+        ("sub\\a", "sub/a.wav", "with backslashes"),
+        (unicodedata.normalize("NFC", "é/ü.wav"), unicodedata.normalize("NFD", "é/ü.wav"), "another form of Unicode"),
+        (unicodedata.normalize("NFD", "ü.wav"), unicodedata.normalize("NFC", "ü.wav"), "another form of Unicode"),
+        ("a.b", "a.b.wav", "without .wav"),
+        ("a.wav", "clips/a.wav", "in clips/"),
+        ("a", "wavs/a.wav", "in wavs/"),
+    ],
+)
+def test_names_of_audio_need_not_be_those_of_the_files(tmp_path, clip, name, file, how):
+    clip(tmp_path / file)
+    loaded = load_manifest(write(tmp_path / "list.csv", f"audio,text\n{name},words\n"))
+    [sample] = loaded.samples
+    assert sample.audio.samefile(tmp_path / file)
+    assert any(how in note for note in loaded.notes)
+
+
+def test_a_name_that_fits_two_files_is_refused(tmp_path, clip):
+    clip(tmp_path / "a.wav")
+    clip(tmp_path / "a.flac")
+    clip(tmp_path / "b.wav")
+    loaded = load_manifest(write(tmp_path / "list.csv", "audio,text\na,one\nb,two\n"))
+    assert [str(problem) for problem in loaded.problems] == ["line 2: a may be a.flac or a.wav: write its extension"]
+
+
+def test_json_lines_and_lists(tmp_path, clip):
+    rows = [
+        {"audio": {"path": "a.wav"}, "sentence": "eins", "speaker_id": 7},
+        {"audio": "b.wav", "sentence": "zwei"},
+    ]
+    for row in ("a.wav", "b.wav"):
+        clip(tmp_path / row)
+    write(tmp_path / "lines.jsonl", "\n".join(map(json.dumps, rows)))
+    write(tmp_path / "list.json", json.dumps(rows, indent=2))
+    write(tmp_path / "short.json", json.dumps(rows))
+    for name in ("lines.jsonl", "list.json", "short.json"):
+        assert texts(tmp_path / name) == {"a.wav": "eins", "b.wav": "zwei"}
+        assert load_manifest(tmp_path / name).samples[0].speaker == "7"
+    assert [sample.line for sample in load_manifest(tmp_path / "list.json").samples] == [2, 9]
+
+
+@pytest.fixture
+def common_voice(tmp_path, clip) -> Path:
+    """A small release, as it is unpacked: no quoting, a speaker as a long hash, columns that nobody needs."""
+    folder = tmp_path / "cv-corpus-17.0-2024-03-15" / "fr"
+    number = 0
+    for part, sentences in {
+        "train": ["Il dit « oui ».", '"Non', '"""Jamais"" de la vie, dit-elle."', "Une apostrophe : l'eau"],
+        "dev": ["Bonjour."],
+        "test": ["Merci.", "De rien."],
+        "other": ["Sans votes."],
+        "validated": ["Tout."],
+    }.items():
+        lines = [CV_HEADER]
+        for sentence in sentences:
+            number += 1
+            name = f"common_voice_fr_{17300000 + number}.mp3"
+            shutil.copy(clip(folder / "clips" / name.replace(".mp3", ".wav")), folder / "clips" / name)
+            (folder / "clips" / name.replace(".mp3", ".wav")).unlink()
+            speaker = f"{number % 2:064x}"
+            lines.append(f"{speaker}\t{name}\t{number:064x}\t{sentence}\t\t2\t0\ttwenties\t\tFrance\t\tfr\t")
+        write(folder / f"{part}.tsv", "\n".join(lines) + "\n")
+    write(folder / "reported.tsv", "sentence_id\tsentence\tlocale\treason\n")
+    return folder
+
+
+def test_common_voice(common_voice):
+    for path in (common_voice, common_voice.parent, common_voice / "train.tsv"):
+        manifest = load_manifest(path)
+        assert [sample.text for sample in manifest.samples] == [
+            "Il dit « oui ».",
+            '"Non',
+            '"Jamais" de la vie, dit-elle.',
+            "Une apostrophe : l'eau",
+        ]
+        assert len({sample.speaker for sample in manifest.samples}) == 2 and not manifest.problems
+        assert manifest.path == common_voice / "train.tsv"
+    found = with_siblings(common_voice.parent, Reading())
+    assert {kind: path.name for kind, path in found.items()} == {
+        "train": "train.tsv",
+        "validation": "dev.tsv",
+        "test": "test.tsv",
+    }
+    assert with_siblings(common_voice / "train.tsv", Reading()) == found
+
+
+def test_common_voice_without_parts(common_voice):
+    (common_voice / "train.tsv").unlink()
+    manifest = load_manifest(common_voice)
+    assert [sample.text for sample in manifest.samples] == ["Tout."] and "validated.tsv is used" in manifest.notes[0]
+
+
+def test_a_release_of_two_languages_asks_for_one(common_voice):
+    shutil.copytree(common_voice, common_voice.parent / "de")
+    with pytest.raises(DataError, match="has several languages: de, fr"):
+        load_manifest(common_voice.parent)
+
+
+@pytest.fixture
+def librispeech(tmp_path, clip) -> Path:
+    root = tmp_path / "LibriSpeech"
+    for subset, chapter in (("train-clean-100", "84-121123"), ("dev-clean", "174-50561"), ("test-clean", "61-70968")):
+        folder = root / subset / chapter.replace("-", "/")
+        for number in range(2):
+            clip(folder / f"{chapter}-{number:04d}.flac")
+        listed = f"{chapter}-0000 HE BEGAN A CONFUSED COMPLAINT\n{chapter}-0001 GO DO YOU HEAR\n"
+        write(folder / f"{chapter}.trans.txt", listed)
+    write(root / "SPEAKERS.TXT", "84 | F | dev-clean |  8.02 | Christie Nowak\n")
+    return root
+
+
+def test_librispeech(librispeech):
+    manifest = load_manifest(librispeech)
+    assert [(s.id, s.speaker, s.text, s.file, s.line) for s in manifest.samples] == [
+        ("84-121123-0000", "84", "HE BEGAN A CONFUSED COMPLAINT", "train-clean-100/84/121123/84-121123.trans.txt", 1),
+        ("84-121123-0001", "84", "GO DO YOU HEAR", "train-clean-100/84/121123/84-121123.trans.txt", 2),
+    ]
+    assert any("in capitals" in note for note in manifest.notes)
+    found = with_siblings(librispeech, Reading())
+    assert {kind: path.name for kind, path in found.items()} == {
+        "train": "train-clean-100",
+        "validation": "dev-clean",
+        "test": "test-clean",
+    }
+    assert with_siblings(librispeech / "train-clean-100", Reading()) == found
+    assert [sample.id for sample in load_manifest(found["test"]).samples] == ["61-70968-0000", "61-70968-0001"]
+
+
+def test_several_subsets_of_librispeech_are_one_part(librispeech, clip):
+    folder = librispeech / "train-clean-360" / "14" / "208"
+    clip(folder / "14-208-0000.flac")
+    write(folder / "14-208.trans.txt", "14-208-0000 CHAPTER ONE\n14-208-0001 ITS AUDIO IS GONE\nno utterance\n\n")
+    manifest = load_manifest(librispeech)
+    assert [sample.text for sample in manifest.samples][-1] == "CHAPTER ONE" and len(manifest.samples) == 3
+    where = "train-clean-360/14/208/14-208.trans.txt line"
+    assert [str(problem)[: len(where) + 2] for problem in manifest.problems] == [f"{where} 2", f"{where} 3"]
+
+
+@pytest.fixture
+def ljspeech(tmp_path, clip) -> Path:
+    folder = tmp_path / "LJSpeech-1.1"
+    for number in (1, 2):
+        clip(folder / "wavs" / f"LJ001-000{number}.wav", rate=22_050)
+    write(
+        folder / "metadata.csv",
+        "LJ001-0001|Printing, in 1455|Printing, in fourteen fifty-five\n"
+        'LJ001-0002|"in being|"in being\n'
+        "LJ001-0003|gone|gone\nLJ001-0004|too few\n",
+    )
+    return folder
+
+
+def test_ljspeech(ljspeech):
+    for path in (ljspeech, ljspeech / "metadata.csv"):
+        manifest = load_manifest(path)
+        assert [(s.id, s.text) for s in manifest.samples] == [
+            ("LJ001-0001", "Printing, in fourteen fifty-five"),
+            ("LJ001-0002", '"in being'),
+        ]
+        assert [problem.line for problem in manifest.problems] == [3, 4]
+        assert "text_column = 2" in manifest.notes[0]
+    assert texts(ljspeech, Reading(text_column="2"))["LJ001-0001.wav"] == "Printing, in 1455"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_audiofolder(tmp_path, clip, suffix):
+    for part in ("train", "validation", "test"):
+        clip(tmp_path / part / "0001.wav")
+        row = {"file_name": "0001.wav", "transcription": f"it is {part}", "speaker": "anna"}
+        table = f"{','.join(row)}\n{','.join(row.values())}\n"
+        write(tmp_path / part / f"metadata.{suffix}", table if suffix == "csv" else json.dumps(row))
+    found = with_siblings(tmp_path, Reading())
+    assert set(found) == {"train", "validation", "test"} and with_siblings(found["train"], Reading()) == found
+    for kind, path in found.items():
+        assert texts(path) == texts(tmp_path, kind=kind) == {"0001.wav": f"it is {kind}"}
+
+
+def test_audiofolder_with_one_list_for_all_parts(tmp_path, clip):
+    for name in ("train/a.wav", "test/b.wav"):
+        clip(tmp_path / name)
+    write(tmp_path / "metadata.csv", "file_name,transcription\ntrain/a.wav,one\ntest/b.wav,two\n")
+    assert texts(tmp_path) == {"a.wav": "one"} and texts(tmp_path, kind="test") == {"b.wav": "two"}
+
+
+def test_recordings_with_a_text_beside_each(tmp_path, clip):
+    clip(tmp_path / "train" / "a.wav")
+    clip(tmp_path / "train" / "anna" / "a.flac")
+    clip(tmp_path / "train" / "alone.wav")
+    clip(tmp_path / "test" / "c.wav")
+    write(tmp_path / "train" / "a.txt", "first line\r\nsecond line\r\n", "utf-8-sig")
+    write(tmp_path / "train" / "anna" / "a.txt", "caf\xe9", "cp1252")
+    write(tmp_path / "train" / "lost.txt", "no recording")
+    write(tmp_path / "test" / "c.txt", "three")
+    manifest = load_manifest(tmp_path)
+    assert [(s.id, s.text) for s in manifest.samples] == [
+        ("train/a", "first line second line"),
+        ("train/anna/a", "café"),
+    ]
+    assert sorted(map(str, manifest.problems)) == [
+        "train/alone.wav line 1: there is no alone.txt beside it",
+        "train/lost.txt line 1: there is no recording lost beside it",
+    ]
+    assert texts(tmp_path, kind="test") == {"c.wav": "three"}
+    assert {kind: path.name for kind, path in with_siblings(tmp_path, Reading()).items()} == {
+        "train": "train",
+        "test": "test",
+    }
+
+
+SRT = """\
+1
+00:00:00,500 --> 00:00:02,000
+<i>Hello</i> there,
+my friend.
+
+2
+00:00:02,200 --> 00:00:04,000
+{\\an8}How are you?
+
+3
+00:00:20,000 --> 00:00:21,500
+Far away &amp; later.
+
+4
+00:00:38,000 --> 00:00:48,000
+Past its end.
+
+5
+00:00:30,000 -> 00:00:31,000
+A broken arrow.
+
+6
+00:00:33,000 --> 00:00:32,000
+Backwards.
+"""
+VTT = """\
+WEBVTT - made by hand
+Kind: captions
+
+NOTE
+nobody reads this
+
+STYLE
+::cue { color: red }
+
+00:01.000 --> 00:02.500 align:start position:0%
+one<00:00:01.500><c> word</c>
+
+00:02.510 --> 00:04.000 align:start position:0%
+one word
+two words
+"""
+
+
+def test_recordings_with_subtitles(tmp_path, clip):
+    source, out = tmp_path / "talks", tmp_path / "out"
+    clip(source / "talk.wav", seconds=40, rate=22_050)
+    write(source / "talk.srt", SRT.replace("\n", "\r\n"), "utf-8-sig")
+    clip(source / "two.flac", seconds=5)
+    write(source / "two.en.vtt", VTT)
+    clip(source / "bare.wav")
+    [train] = import_source(source, out)
+    assert [(s.id, s.text, round(s.duration_s, 2)) for s in train.samples] == [
+        ("talk-00000500", "Hello there, my friend. How are you?", 3.5),
+        ("talk-00020000", "Far away & later.", 1.5),
+        ("two-00001000", "one word two words", 3.0),
+    ]
+    assert sorted(str(problem) for problem in train.problems) == [
+        "bare.wav line 1: there are no subtitles of this name beside it",
+        "talk.srt line 15: its clip ends at 48.00 s, but talk.wav ends at 40.00 s",
+        "talk.srt line 19: no times of a cue: 00:00:30,000 -> 00:00:31,000",
+        "talk.srt line 23: a cue that ends before it begins: 00:00:33,000 --> 00:00:32,000",
+    ]
+    samples, rate = soundfile.read(train.samples[0].audio)
+    whole, _ = soundfile.read(source / "talk.wav")
+    assert (rate, len(samples)) == (16_000, 56_000) and train.samples[0].audio.parent == out / "clips"
+    assert np.abs(samples).max() == pytest.approx(np.abs(whole).max(), rel=0.1)
+    assert load_manifest(out / "train.csv").samples == tuple(
+        type(s)(**{**vars(s), "line": number, "file": "", "duration_s": round(s.duration_s, 3)})
+        for number, s in enumerate(train.samples, 2)
+    )
+    with pytest.raises(DataError, match=r"multimac data import .*talks"):
+        load_manifest(source)
+
+
+def test_neighbouring_cues_are_joined_up_to_half_a_minute(tmp_path, clip):
+    clip(tmp_path / "talks" / "long.wav", seconds=100)
+    starts = range(0, 96, 8)
+    times = [f"00:{at // 60:02}:{at % 60:02},000 --> 00:{(at + 7) // 60:02}:{(at + 7) % 60:02},500" for at in starts]
+    cues = [f"{number + 1}\n{time}\nw{number}\n" for number, time in enumerate(times)]
+    write(tmp_path / "talks" / "long.srt", "\n".join(cues))
+    [train] = import_source(tmp_path / "talks", tmp_path / "out")
+    assert [sample.text for sample in train.samples] == ["w0 w1 w2", "w3 w4 w5", "w6 w7 w8", "w9 w10 w11"]
+
+
+def test_a_recording_or_its_subtitles_may_be_named_alone(tmp_path, clip):
+    clip(tmp_path / "talk.wav", seconds=5)
+    write(tmp_path / "talk.fr.srt", "1\n00:00:01,000 --> 00:00:02,000\noui\n")
+    for number, name in enumerate(("talk.wav", "talk.fr.srt")):
+        [train] = import_source(tmp_path / name, tmp_path / f"out{number}")
+        assert [sample.text for sample in train.samples] == ["oui"]
+
+
+def test_nemo_manifests(tmp_path, clip):
+    clip(tmp_path / "whole.wav", seconds=2)
+    clip(tmp_path / "call.wav", seconds=10)
+    rows = [
+        {"audio_filepath": "whole.wav", "offset": 0.0, "duration": 2.0, "text": "whole", "speaker": "a"},
+        {"audio_filepath": "call.wav", "offset": 1.5, "duration": 2.25, "text": "first", "speaker": "b"},
+        {"audio_filepath": "call.wav", "offset": 4, "duration": 3, "text": "second"},
+        {"audio_filepath": "call.wav", "offset": 9, "duration": 3, "text": "past the end"},
+        {"audio_filepath": "call.wav", "offset": 2, "text": "no duration"},
+        {"audio_filepath": "gone.wav", "offset": 1, "duration": 3, "text": "gone"},
+    ]
+    path = write(tmp_path / "manifest.json", "\n".join(map(json.dumps, rows)))
+    [train] = import_source(path, tmp_path / "out")
+    assert [(s.text, s.duration_s, s.speaker) for s in train.samples] == [
+        ("whole", 2.0, "a"),
+        ("first", 2.25, "b"),
+        ("second", 3.0, ""),
+    ]
+    assert [problem.line for problem in train.problems] == [4, 5, 6] and train.written == 3
+    with pytest.raises(DataError, match="parts of longer recordings"):
+        load_manifest(path)
+    write(path, json.dumps(rows[0]))
+    assert texts(path) == {"whole.wav": "whole"}
+
+
+def test_what_only_ffmpeg_reads_is_cut_too(tmp_path, clip, need_program):
+    clip(tmp_path / "a.wav", seconds=4)
+    (tmp_path / "talks").mkdir()
+    make = [need_program("ffmpeg"), "-v", "error", "-i", str(tmp_path / "a.wav"), str(tmp_path / "talks" / "a.m4a")]
+    subprocess.run(make, check=True)
+    write(tmp_path / "talks" / "a.srt", "1\n00:00:01,000 --> 00:00:02,000\noui\n")
+    [train] = import_source(tmp_path / "talks", tmp_path / "out")
+    assert [(sample.text, sample.duration_s) for sample in train.samples] == [("oui", 1.0)]
+
+
+def test_a_folder_with_subtitles_and_texts_asks_which(tmp_path, clip):
+    clip(tmp_path / "talks" / "a.wav", seconds=3)
+    write(tmp_path / "talks" / "a.srt", "1\n00:00:01,000 --> 00:00:02,000\noui\n")
+    write(tmp_path / "talks" / "a.txt", "oui non")
+    with pytest.raises(DataError, match="layout = subtitles or pairs"):
+        parts_of(tmp_path / "talks")
+    assert texts(tmp_path / "talks", Reading(layout="pairs")) == {"a.wav": "oui non"}
+    with pytest.raises(DataError, match="did you mean 'pairs'"):
+        parts_of(tmp_path / "talks", Reading(layout="pair"))
+
+
+def test_a_folder_of_manifests(tmp_path, clip):
+    for name in ("a.wav", "b.wav"):
+        clip(tmp_path / name)
+    write(tmp_path / "train.csv", "audio,text\na.wav,one\n")
+    write(tmp_path / "dev.csv", "audio,text\nb.wav,two\n")
+    assert {kind: part.path.name for kind, part in parts_of(tmp_path).items()} == {
+        "train": "train.csv",
+        "validation": "dev.csv",
+    }
+    (tmp_path / "train.csv").rename(tmp_path / "mine.csv")
+    with pytest.raises(DataError, match=r"several lists: dev\.csv, mine\.csv"):
+        parts_of(tmp_path)
+
+
+def test_every_layout_has_a_test_here():
+    known = {"common-voice", "ljspeech", "datasets", "audiofolder", "librispeech", "lists", "subtitles", "pairs"}
+    assert set(LAYOUTS) == known  # `datasets` is in test_saved.py
