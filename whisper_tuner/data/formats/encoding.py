@@ -11,8 +11,10 @@ from whisper_tuner.errors import DataError
 
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 NAMES = {"utf-8": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252"}
-# In the languages that Windows-1252 was made for, accented letters are few. More of them is another script.
-MOST_ACCENTED = 0.3
+# In the languages that Windows-1252 was made for, a word with accents has other letters, too. Words of hardly anything
+# else are of another script.
+MOST_ACCENTED, LONG_WORD = 0.7, 3
+WORDS = re.compile(r"[^\s,;|]+")
 SETTLED = (
     "Save it as UTF-8, or say what it is: encoding = NAME in the dataset's section, --encoding NAME for an import."
 )
@@ -84,9 +86,9 @@ def _not_utf8(path: Path, data: bytes, error: UnicodeDecodeError) -> tuple[str, 
         text = data.decode("cp1252")
     except UnicodeDecodeError:
         raise DataError(f"{broken}, and not Windows-1252", remedy=SETTLED) from None
-    letters = [letter for letter in text if letter.isalpha()]
-    accented = sum(ord(letter) > 127 for letter in letters)
-    if "\0" in text or not accented or accented > MOST_ACCENTED * len(letters):
+    words = [word for word in WORDS.findall(text) if len(word) >= LONG_WORD and not word.isascii()]
+    accented = sum(ord(letter) > 127 for word in words for letter in word)
+    if "\0" in text or accented > MOST_ACCENTED * sum(map(len, words)):
         raise DataError(f"{broken}, and would be odd as Windows-1252: {_sample(text)}", remedy=SETTLED)
     wrong = "if that is wrong, set encoding"
     return text, NAMES["cp1252"], [f"{path.name} is not UTF-8; read as Windows-1252: {_sample(text)}; {wrong}"]

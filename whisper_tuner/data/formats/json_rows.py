@@ -90,8 +90,8 @@ def _listed(path: Path, text: str) -> Iterator[Row]:
     while True:
         at = _skip(text, at, " \t\r\n,")
         if text[at : at + 1] == "]":
-            if text[at + 1 :].strip():
-                where = line + text.count("\n", before, at)
+            if (after := _skip(text, at + 1, " \t\r\n")) < len(text):
+                where = line + text.count("\n", before, after)
                 raise DataError(f"{path} line {where}: more text after its list", remedy="Remove it.")
             return
         line, before = line + text.count("\n", before, at), at

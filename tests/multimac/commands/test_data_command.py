@@ -1,0 +1,210 @@
+"""`multimac data import`, and training on what it writes and on data sets as they are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import cli_typer
+from distributed.plan.job import resolve
+from multimac.commands.data import data_import
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.errors import ConfigError, DataError
+
+PROJECT = Path(__file__).parents[3]
+CONFIG = f"""
+[profile:mine]
+base_model = {PROJECT}/bundled/model
+dataset = mine
+batch_size = 2
+max_steps = 2
+num_threads = 1
+"""
+
+
+def bundled(count: int) -> list[tuple[Path, str]]:
+    """Some of the bundled clips, with what is said in them."""
+    with (PROJECT / "bundled/data/train.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))[:count]
+    return [(PROJECT / "bundled/data" / row["audio_path"], row["transcription"]) for row in rows]
+
+
+@pytest.fixture
+def common_voice(tmp_path) -> Path:
+    """A release with parts; one row of train has no audio."""
+    release, clips = tmp_path / "cv", bundled(8)
+    (release / "clips").mkdir(parents=True)
+    for name, part in {"train": clips[:4], "dev": clips[4:6], "test": clips[6:]}.items():
+        lines = ["client_id\tpath\tsentence\tup_votes\tdown_votes\tage\tgender\taccents\tvariant\tlocale\tsegment"]
+        for audio, text in part:
+            shutil.copy(audio, release / "clips")
+            lines.append(f"{len(lines) % 2:032x}\t{audio.name}\t{text}\t2\t0\t\t\t\t\ten\t")
+        lines += ["0\tgone.mp3\tNobody.\t2\t0\t\t\t\t\ten\t"] if name == "train" else []
+        (release / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return release
+
+
+@pytest.fixture
+def subtitles(tmp_path) -> Path:
+    """A recording of eight sentences, and where each is said; every other one follows after a pause."""
+    talks, parts, cues, at = tmp_path / "talks", [], [], 0.0
+    talks.mkdir()
+    for number, (audio, text) in enumerate(bundled(8), 1):
+        samples, rate = soundfile.read(audio)
+        end = at + len(samples) / rate
+        cues.append(f"{number}\n{stamp(at)} --> {stamp(end)}\n{text}\n")
+        pause = np.zeros(rate * (2 if number % 2 else 1) - rate // 2)
+        parts += [samples, pause]
+        at = end + len(pause) / rate
+    soundfile.write(talks / "talk.wav", np.concatenate(parts), rate)
+    (talks / "talk.srt").write_text("\n".join(cues))
+    return talks
+
+
+def stamp(seconds: float) -> str:
+    return f"00:{int(seconds // 60):02}:{int(seconds % 60):02},{int(seconds % 1 * 1000):03}"
+
+
+def run(*words: str) -> int:
+    return int(cli_typer.main([*words]))
+
+
+def config(folder: Path, dataset: str) -> Path:
+    path = folder / "config.ini"
+    path.write_text(f"{CONFIG}\n{dataset}\n")
+    return path
+
+
+def finished(folder: Path) -> dict:
+    [path] = (folder / "runs").glob("*/wer.json")
+    return json.loads(path.read_text())
+
+
+def test_it_shows_what_was_understood_and_writes_the_lines_for_config_ini(common_voice, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("data", "import", "cv", "--out", "mine", "--language", "English") == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "cv: Common Voice",
+        "encoding: UTF-8",
+        "columns between: tab, without quoting",
+        "speaker column: client_id",
+        "4 clips, ",
+        "2 speakers",
+        "1 row left out: 1 missing audio",
+        "train.tsv:6: no such audio file",
+        "[dataset:mine]",
+        "train = mine/train.csv",
+        "validation = mine/validation.csv",
+        "test = mine/test.csv",
+        "language = en",
+    ):
+        assert words in shown, f"{words!r} is not in:\n{shown}"
+    manifest = load_manifest(tmp_path / "mine" / "train.csv")
+    assert len(manifest.samples) == 4 and {sample.speaker for sample in manifest.samples} == {
+        f"{n:032x}" for n in (0, 1)
+    }
+    assert not (tmp_path / "mine" / "clips").exists()  # its audio is named where it lies
+
+
+def test_json(common_voice, tmp_path, capsys):
+    assert run("data", "import", str(common_voice), "--out", str(tmp_path / "mine"), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(part["kind"], part["clips"], part["speakers"]) for part in told["parts"]] == [
+        ("train", 4, 2),
+        ("validation", 2, 2),
+        ("test", 2, 2),
+    ]
+    assert told["parts"][0]["left out"][0]["place"] == "train.tsv:6"
+
+
+def test_a_common_voice_folder_trains_as_it_is(common_voice, tmp_path, capsys):
+    path = config(tmp_path, "[dataset:mine]\ntrain = cv")
+    assert run("finetune", "mine", "--config", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert "cv/test.tsv, found beside train" in shown.replace("\n", "") and "gone.mp3" in shown
+    assert finished(tmp_path)["after"]["clips"] == 2
+
+
+def test_subtitles_train_once_they_are_imported(subtitles, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = config(tmp_path, "[dataset:mine]\ntrain = talks")
+    assert run("finetune", "mine", "--config", str(path)) == 4
+    refused = capsys.readouterr().err
+    assert "its clips are parts of long recordings" in refused and f"multimac data import {subtitles}" in refused
+    assert run("data", "import", "talks", "--out", "mine") == 0
+    path.write_text(
+        CONFIG + capsys.readouterr().out.partition("For config.ini:")[2].replace("    ", "") + "test = talks\n"
+    )
+    path.write_text(path.read_text().replace("test = talks", "test = mine/train.csv"))
+    assert run("finetune", "mine", "--config", str(path)) == 0
+    clips = finished(tmp_path)["after"]["clips"]
+    assert clips == len(load_manifest(tmp_path / "mine" / "train.csv").samples) and clips < 8
+
+
+def test_siblings_are_used_unless_the_dataset_says_otherwise(common_voice, tmp_path):
+    for text, test in (("", common_voice / "test.tsv"), ("test =\n", None), ("test = x.csv\n", tmp_path / "x.csv")):
+        path = config(tmp_path, f"[dataset:mine]\ntrain = cv/train.tsv\n{text}")
+        assert resolve(ConfigFile(path), "mine").profile.test == test
+
+
+def test_columns_may_be_named_in_the_dataset(tmp_path, capsys):
+    clips = bundled(4)
+    rows = "".join(f"{audio};{text}\n" for audio, text in clips)
+    (tmp_path / "liste.csv").write_text(f"Datei;Satz\n{rows}")
+    keys = "audio_column = Datei\ntext_column = Satz"
+    path = config(tmp_path, f"[dataset:mine]\ntrain = liste.csv\ntest = liste.csv\n{keys}")
+    assert run("finetune", "mine", "--config", str(path)) == 0
+    assert finished(tmp_path)["after"]["clips"] == 4
+    path = config(tmp_path, "[dataset:mine]\ntrain = liste.csv")
+    assert run("finetune", "mine", "--config", str(path)) == 4
+    assert "audio_column = datei" in capsys.readouterr().err
+
+
+def test_importing_again_goes_on_and_keeps_what_its_user_has_done(subtitles, tmp_path, capsys):
+    out = tmp_path / "mine"
+    data_import(str(subtitles), out)
+    first = {path.name: path.stat().st_mtime_ns for path in (out / "clips").iterdir()}
+    ids = [sample.id for sample in load_manifest(out / "train.csv").samples]
+    (out / "blacklist.txt").write_text(f"{ids[0]}\nnobody\n")
+    (out / "patches.csv").write_text(f'id,text\n{ids[1]},"Right, then."\n')
+    (out / "clips" / sorted(first)[-1]).unlink()
+    (out / "train.csv").write_text("id,audio_path,transcription\n")
+    capsys.readouterr()
+    data_import(str(subtitles), out)
+    shown = capsys.readouterr().out
+    assert f"cut to FLAC: 1 now, {len(first) - 1} before" in shown
+    assert "1 left out by blacklist.txt, 1 texts from patches.csv" in shown and "no row has: nobody" in shown
+    assert "it is kept as train-changed-1.csv" in shown
+    assert (out / "train-changed-1.csv").read_text() == "id,audio_path,transcription\n"
+    samples = load_manifest(out / "train.csv").samples
+    assert [sample.id for sample in samples] == ids[1:] and samples[0].text == "Right, then."
+    assert (out / "blacklist.txt").read_text() == f"{ids[0]}\nnobody\n"
+    again = {path.name: path.stat().st_mtime_ns for path in (out / "clips").iterdir()}
+    assert {name for name, when in again.items() if first[name] != when} == {sorted(first)[-1]}
+
+
+def test_an_out_that_is_something_else_is_refused(common_voice, subtitles, tmp_path):
+    out = tmp_path / "mine"
+    data_import(str(subtitles), out)
+    with pytest.raises(ConfigError, match=r"holds the import of .*talks"):
+        data_import(str(common_voice), out)
+    with pytest.raises(ConfigError, match="with other things in it"):
+        data_import(str(subtitles), common_voice)
+    with pytest.raises(ConfigError, match="lies inside of the source"):
+        data_import(str(subtitles), subtitles / "mine")
+    with pytest.raises(ConfigError, match="did you mean 'semicolon'"):
+        data_import(str(subtitles), tmp_path / "x", delimiter="semicolons")
+
+
+def test_no_usable_row_is_an_error_that_names_the_first(tmp_path):
+    (tmp_path / "l.csv").write_text("audio,text\ngone.wav,x\n")
+    with pytest.raises(DataError, match=r"no usable row\n  l\.csv:2: no such audio file"):
+        data_import(str(tmp_path / "l.csv"), tmp_path / "mine")

@@ -1,0 +1,191 @@
+"""Damaged and mixed data sets: one message each, with file, line and remedy. No row is lost, and nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.importing import import_source
+from whisper_tuner.errors import DataError, TunerError
+
+# name: (files, source, words of the message, words of the remedy). Where the files have no audio, a.wav and b.wav are
+# made beside them.
+REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
+    "an empty file": ({"l.csv": ""}, "l.csv", "l.csv has no audio column; found: nothing", "audio_path"),
+    "no names that are known": (
+        {"l.csv": "Datei;Satz\na.wav;x\n"},
+        "l.csv",
+        "found: datei, satz; line 1 was read as: 2 columns between semicolons",
+        "--audio-column datei",
+    ),
+    "an audio column alone": ({"l.csv": "audio,words\na.wav,x\n"}, "l.csv", "no text column", "text_column = audio"),
+    "two columns of text, no header": (
+        {"l.csv": "a.wav,anna,hello\nb.wav,bert,good bye\n"},
+        "l.csv",
+        "its text column cannot be told; line 1 was read as: 1 = a.wav, 2 = anna, 3 = hello",
+        "--text-column 2",
+    ),
+    "a header that is damaged": ({"l.csv": '"audio,text\na.wav,x\n'}, "l.csv", "l.csv line 1: not readable", "quotes"),
+    "two delimiters that both fit": (
+        {"l.csv": "a.wav,hello;a.wav\n"},
+        "l.csv",
+        "its columns may stand between comma or semicolon",
+        "--delimiter NAME",
+    ),
+    "UTF-16 without its mark": (
+        {"l.csv": "audio,text\na.wav,words\n".encode("utf-16-le")},
+        "l.csv",
+        "UTF-16 without the mark",
+        "encoding = NAME",
+    ),
+    "UTF-16 cut short": (
+        {"l.csv": "audio,text\na.wav,words\n".encode("utf-16") + b"\x0a"},
+        "l.csv",
+        "is not UTF-16, as its first bytes say",
+        "Save it as UTF-8",
+    ),
+    "one line in another encoding": (
+        {"l.csv": "audio,text\na.wav,déjà\n".encode() + "b.wav,café\n".encode("cp1252")},
+        "l.csv",
+        "line 3), though other lines are",
+        "Mend that line",
+    ),
+    "Cyrillic of Windows": (
+        {"l.csv": "audio,text\na.wav,привет всем\n".encode("cp1251")},
+        "l.csv",
+        "would be odd as Windows-1252: line 2 says",
+        "encoding = NAME",
+    ),
+    "Japanese": ({"l.csv": "audio,text\na.wav,日本語\n".encode("shift-jis")}, "l.csv", "line 2", "encoding = NAME"),
+    "a list that breaks off": (
+        {"l.json": '[\n{"audio": "a.wav", "text": "x"},\n{"audio": "b.wav", "te'},
+        "l.json",
+        "l.json line 3: not JSON",
+        "one object a line",
+    ),
+    "text after a list": (
+        {"l.json": '[{"audio": "a.wav", "text": "x"}]\n[{"audio": "b.wav", "text": "y"}]'},
+        "l.json",
+        "l.json line 2: more text after its list",
+        "Remove it",
+    ),
+    "JSON without audio": ({"l.jsonl": '{"text": "x"}'}, "l.jsonl", "no audio column; found: text", "audio_filepath"),
+    "JSON in one object": ({"l.json": '{\n"data": []\n}'}, "l.json", "not JSON", "audio_filepath"),
+    "a folder of nothing": ({"d/.hidden": ""}, "d", "it is empty", "docs/data.md"),
+    "a folder of audio alone": ({"d/a.wav": "copy"}, "d", "it holds 1 files (.wav)", "lists your recordings"),
+    "a folder of two lists": (
+        {"d/x.csv": "audio,text\n", "d/y.csv": "audio,text\n"},
+        "d",
+        "has several lists: x.csv, y.csv",
+        "Name one of these",
+    ),
+    "two lists for one part": (
+        {"d/train/metadata.csv": "file_name,text\na.wav,x\n", "d/metadata.csv": "file_name,text\na.wav,x\n"},
+        "d",
+        "two lists may be one part",
+        "Name one of these",
+    ),
+    "subtitles and texts": (
+        {"d/a.wav": "copy", "d/a.txt": "x", "d/a.srt": "1\n00:00:00,000 --> 00:00:01,000\nx\n"},
+        "d",
+        "subtitles and recordings with a text",
+        "layout = subtitles or pairs",
+    ),
+    "a release without any list": (
+        {"d/clips/a.wav": "copy", "d/other.tsv": "client_id\tpath\tsentence\n1\ta.wav\tx\n"},
+        "d",
+        "neither train.tsv nor validated.tsv",
+        "Name one of its TSV files",
+    ),
+    "audio for a list": ({}, "a.wav", "a.wav is not a manifest", "Name the file"),
+    "nothing at all": ({}, "gone.csv", "no such manifest: ", "Check the path"),
+    "a patch without an id": (
+        {"l.csv": "audio,text\na.wav,x\n", "out/patches.csv": "id,text\na.wav\n"},
+        "l.csv",
+        "patches.csv line 2: not an id and a text",
+        "id,text",
+    ),
+}
+
+
+@pytest.fixture
+def make(tmp_path, audio_file):
+    def make(files: dict[str, str | bytes]) -> None:
+        for number, name in enumerate(("a.wav", "b.wav")):
+            audio_file(tmp_path / name, seconds=1, seed=number)
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = (tmp_path / "a.wav").read_bytes() if content == "copy" else content
+            path.write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    return make
+
+
+@pytest.mark.parametrize(("files", "source", "what", "remedy"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_read_is_refused_in_one_message(tmp_path, make, files, source, what, remedy):
+    make(files)
+    with pytest.raises(DataError) as error:
+        import_source(tmp_path / source, tmp_path / "out")
+    message, _, advice = str(error.value).partition("\n  ")
+    assert what in message and remedy in advice
+    assert not (tmp_path / "out" / "train.csv").exists()
+    if "out/patches.csv" not in files:
+        with pytest.raises(TunerError, match=re.escape(what)):
+            load_manifest(tmp_path / source)
+
+
+# name: (list, its name, {line: words}); the clips that are good are all those that the rows name besides.
+LEFT_OUT: dict[str, tuple[str | bytes, str, dict[int, str]]] = {
+    "a quote that is never closed": ('audio,text\na.wav,"x\nb.wav,y\n', "l.csv", {2: "check the quotes"}),
+    "a comma in the text": ("audio,text\na.wav,oui, non\nb.wav,y\n", "l.csv", {2: "3 fields, but 2 columns"}),
+    "a semicolon in the text": ("audio;text\na.wav;oui; non\nb.wav;y\n", "l.csv", {2: "holds a semicolon"}),
+    "too few fields": ("audio,text\na.wav\nb.wav,y\n", "l.csv", {2: "empty text"}),
+    "no audio": ("audio,text\n,x\nb.wav,y\n", "l.csv", {2: "no audio path"}),
+    "audio that is gone": ("audio,text\nc.wav,x\nb.wav,y\n", "l.csv", {2: "no such audio file"}),
+    "a path of another machine": ("audio,text\nC:\\x\\a.wav,x\nb.wav,y\n", "l.csv", {2: "no such audio file"}),
+    "two columns that differ": (
+        "audio,text,sentence\na.wav,x,y\nb.wav,z,z\n",
+        "l.csv",
+        {2: "two columns differ (text = x, sentence = y): say which with text_column"},
+    ),
+    "a line that is no JSON": ('{"audio": "a.wav", "text": "x"}\n{"audio": \n', "l.jsonl", {2: "not JSON"}),
+    "an object that is a number": ('[{"audio": "a.wav", "text": "x"}, 7]', "l.json", {1: "not a JSON object"}),
+    "a text that is a list": (
+        '{"audio": "a.wav", "text": ["x"]}\n{"audio": "b.wav", "text": "y"}',
+        "l.jsonl",
+        {1: "text is not text"},
+    ),
+    "the same audio twice": ("audio,text\na.wav,x\na.wav,y\n", "l.csv", {3: "already used on line 2"}),
+    "a folder for audio": ("audio,text\n.,x\nb.wav,y\n", "l.csv", {2: "."}),
+    "a duration of another clip": ("audio,text,duration\na.wav,x,9\nb.wav,y,1\n", "l.csv", {2: "says 9 s"}),
+    "a language that there is not": ("audio,text,language\na.wav,x,Elvish\nb.wav,y,fr\n", "l.csv", {2: "Elvish"}),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "expected"), LEFT_OUT.values(), ids=LEFT_OUT.keys())
+def test_rows_that_cannot_be_used_are_listed_and_the_others_kept(tmp_path, make, text, name, expected):
+    make({name: text})
+    [train] = import_source(tmp_path / name, tmp_path / "out")
+    assert {problem.line for problem in train.problems} == set(expected)
+    for problem in train.problems:
+        assert expected[problem.line] in problem.what
+    assert len(train.samples) == 1
+    listed = (tmp_path / "out" / "left-out.csv").read_text()
+    assert all(f"{name},{line}," in listed for line in expected)
+
+
+def test_there_are_thirty_of_them():
+    assert len(REFUSED) + len(LEFT_OUT) >= 30
+
+
+def test_a_list_of_two_thousand_rows_loses_none(tmp_path, make):
+    make({})
+    rows = [json.dumps({"audio": f"gone{n}.wav", "text": "x"}) for n in range(4100)]
+    Path(tmp_path / "l.jsonl").write_text("\n".join([*rows, json.dumps({"audio": "a.wav", "text": "y"})]))
+    manifest = load_manifest(tmp_path / "l.jsonl")
+    assert len(manifest.problems) == 4100 and [sample.line for sample in manifest.samples] == [4101]
