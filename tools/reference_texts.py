@@ -15,6 +15,11 @@ EXAMPLES = {
     "validation": "recordings/validation.csv",
     "test": "recordings/test.csv",
     "max_duration_s": "20",
+    "layout": "subtitles",
+    "audio_column": "Datei",
+    "text_column": "Satz",
+    "encoding": "cp1251",
+    "delimiter": "semicolon",
     "bad_rows": "refuse",
     "no_speech": "train",
     "timestamps_share": "0.5",
@@ -153,7 +158,8 @@ read as if it stood in the profile, is kept with the run, and holds when that is
 In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
 of them. `model = NAME` and `dataset = NAME` belong in a profile only.
 
-A manifest has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: a row with a
+[data.md](data.md) shows what data may look like, and `layout`, `audio_column`, `text_column`, `encoding` and
+`delimiter`. A manifest has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: a row with a
 language, as a code or an English name, is trained with that one in place of the profile's. English-only models ignore
 it. The profile still needs a `language`, which the trained model then assumes.
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install the runtimes that exported models are tested with, and the library that reads data sets of the hub. Without one its tests are skipped; CI allows no skips.
+# Install the runtimes that exported models are tested with, and the library that reads data sets of the hub.
+# Without one its tests are skipped; CI allows no skips.
 set -eu
 cd "$(dirname "$0")/.."
 

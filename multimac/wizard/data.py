@@ -23,6 +23,7 @@ from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
+from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.errors import TunerError
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
@@ -63,7 +64,9 @@ def find(folder: Path) -> list[Manifests]:
 
 
 def beside(manifest: Path) -> Manifests:
-    """The manifest that the user named, to train on, with those of its format that belong to it by name."""
+    """What the user named, to train on, with what belongs to it: of a file, those of its format by their names."""
+    if manifest.is_dir():
+        return with_siblings(manifest, AS_IT_IS)
     same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
     groups = _grouped([manifest, *filter(is_list, same)])
     return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
@@ -116,7 +119,7 @@ def _offers(config: ConfigFile) -> dict[str, Data]:
 
 def _option(name: str, data: Data) -> Option:
     train = data.manifests["train"]
-    count = f"{rows(train)} clips" if train.is_file() else "not there"
+    count = f"{rows(train)} clips" if train.is_file() else "a folder" if train.is_dir() else "not there"
     others = [kind for kind in KINDS[1:] if kind in data.manifests]
     more = f", with {' and '.join(others)}" if others else ""
     label = f"{name} ({shown(train)})" if data.section else str(shown(train))
@@ -125,15 +128,17 @@ def _option(name: str, data: Data) -> Option:
 
 def _choose(questions: Questions, options: list[Option]) -> str:
     if not options:
-        message = "Manifest of your recordings (CSV, TSV or JSON lines with an audio and a text column):"
+        message = "Your recordings: a manifest (CSV, TSV, JSON), or a folder of any layout in docs/data.md:"
         return questions.text("data", message, "", _check)
     default = options[0].value
-    return questions.select("data", "Which recordings?", options, default, other="another manifest", check=_check)
+    return questions.select(
+        "data", "Which recordings?", options, default, other="another manifest or folder", check=_check
+    )
 
 
 def _check(text: str) -> None:
-    if not text or not expanded(text).is_file():
-        raise ValueError("there is no such file")
+    if not text or not expanded(text).exists():
+        raise ValueError("there is no such file or folder")
 
 
 @awake()
@@ -141,9 +146,11 @@ def _read(data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
     for kind, path in data.manifests.items():
         with working(console, f"reading {shown(path)}"):
-            manifest = load_manifest(path)
+            manifest = load_manifest(path, kind=kind)
         check_usable(manifest)
         data.samples[kind] = manifest.samples
+        for note in manifest.notes:
+            console.print(note, markup=False, style="yellow")
         if kind == "train":
             _show_clips(manifest, console)
         total = duration(sum(sample.duration_s for sample in manifest.samples))

@@ -140,10 +140,8 @@ def test_subtitles_train_once_they_are_imported(subtitles, tmp_path, monkeypatch
     refused = capsys.readouterr().err
     assert "its clips are parts of long recordings" in refused and f"multimac data import {subtitles}" in refused
     assert run("data", "import", "talks", "--out", "mine") == 0
-    path.write_text(
-        CONFIG + capsys.readouterr().out.partition("For config.ini:")[2].replace("    ", "") + "test = talks\n"
-    )
-    path.write_text(path.read_text().replace("test = talks", "test = mine/train.csv"))
+    section = capsys.readouterr().out.partition("For config.ini:")[2].replace("    ", "")
+    path = config(tmp_path, f"{section}test = mine/train.csv")
     assert run("finetune", "mine", "--config", str(path)) == 0
     clips = finished(tmp_path)["after"]["clips"]
     assert clips == len(load_manifest(tmp_path / "mine" / "train.csv").samples) and clips < 8
