@@ -159,7 +159,7 @@ In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distri
 of them. `model = NAME` and `dataset = NAME` belong in a profile only.
 
 [data.md](data.md) shows what data may look like, and `layout`, `audio_column`, `text_column`, `encoding` and
-`delimiter`. A manifest has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: a row with a
+`delimiter`. A row has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: one with a
 language, as a code or an English name, is trained with that one in place of the profile's. English-only models ignore
 it. The profile still needs a `language`, which the trained model then assumes.
 

@@ -24,6 +24,7 @@ from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS
+from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.errors import TunerError
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
