@@ -40,15 +40,11 @@ def main() -> int:
     if options.step:
         step(options.step, options.folder)
         return 0
-    few = QUICK_CLIPS if options.quick else CLIPS
+    clips = QUICK_CLIPS if options.quick else CLIPS
     with tempfile.TemporaryDirectory(prefix="multimac-import-") as folder:
-        make_release(Path(folder) / "cv", few)
+        make_release(Path(folder) / "cv", clips)
         make_talks(Path(folder) / "talks", QUICK_RECORDINGS if options.quick else RECORDINGS)
-        small = measured("import", Path(folder), few // 10)
-        rows = [
-            small,
-            *(measured(name, Path(folder), few) for name in ("import", "import again", "check", "subtitles")),
-        ]
+        rows = [measured(name, Path(folder)) for name in STEPS]
     head = ["step", "clips", "seconds", "clips a second", "peak memory, MB"]
     lines = table(
         head, [[r["what"], r["clips"], f"{r['s']:.1f}", f"{r['clips'] / r['s']:.0f}", f"{r['mb']:.0f}"] for r in rows]
@@ -66,8 +62,7 @@ BODY = [
     "the headers of audio known; what a run then does before its first step (`check_manifest`: here it compares the",
     "content of all clips, for many are equal); and recordings of 400 cues each, cut at their subtitles.",
 ]
-SMALL = "import a tenth"
-STEPS = {SMALL: ("cv-small", "small"), "import": ("cv", "whole"), "import again": ("cv", "whole")}
+STEPS = {"import a tenth": ("cv-small", "small"), "import": ("cv", "whole"), "import again": ("cv", "whole")}
 STEPS |= {"check": ("cv", "whole"), "subtitles": ("talks", "cut")}
 
 
