@@ -222,3 +222,11 @@ def test_a_file_of_answers_that_is_none_is_told(tmp_path, text, words):
     with pytest.raises(ConfigError) as caught:
         Questions(tmp_path / "answers")
     assert words in str(caught.value) and "<string>" not in str(caught.value)
+
+
+def test_a_folder_may_be_named_with_all_its_parts(tmp_path):
+    (tmp_path / "cv" / "clips").mkdir(parents=True)
+    for name in ("train", "dev", "test", "other"):
+        (tmp_path / "cv" / f"{name}.tsv").write_text("client_id\tpath\tsentence\n")
+    names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+    assert beside(tmp_path / "cv") == {kind: tmp_path / "cv" / name for kind, name in names.items()}
