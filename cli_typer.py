@@ -294,6 +294,9 @@ def data_import(
     keep_empty: Annotated[
         bool, typer.Option("--keep-empty", help="Keep rows without text, for no_speech = train.")
     ] = False,
+    split_off: Annotated[
+        bool, typer.Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> int:
     """Read recordings of any usual layout, and write manifests for config.ini. Importing again goes on."""
@@ -307,6 +310,7 @@ def data_import(
         delimiter=delimiter,
         language=language,
         keep_empty=keep_empty,
+        split_off=split_off,
         as_json=as_json,
     )
 

@@ -39,6 +39,7 @@ def data_import(
     delimiter: str = "",
     language: str = "",
     keep_empty: bool = False,
+    split_off: bool = False,
     as_json: bool = False,
 ) -> ExitStatus:
     if delimiter and delimiter not in DELIMITERS:
@@ -51,7 +52,8 @@ def data_import(
     console = Console(highlight=False, markup=False, stderr=as_json)
     path, out = expanded(source), expanded(out)
     with working(console, f"reading {source}") as tell:
-        found = import_source(path, out, reading, keep_empty=keep_empty, index_of=_index, tell=tell)
+        about = {"keep_empty": keep_empty, "split_off": split_off}
+        found = import_source(path, out, reading, **about, index_of=_index, tell=tell)
     unknown = read_corrections(out).unknown(found)
     lines = _config_lines(out, found, language)
     if as_json:
@@ -66,6 +68,9 @@ def data_import(
             console.print(f"all that was left out: {shown((out / LEFT_OUT).absolute())}", soft_wrap=True)
     _check_usable(found)
     if not as_json:
+        if not any(one.kind == "test" for one in found):
+            console.print()
+            console.print("There is no test set, and without one no WER is measured: --split makes one.")
         console.print()
         console.print("For config.ini:")
         console.print()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -35,6 +36,7 @@ from whisper_tuner.text import duration, size
 
 from .attach_stop import start
 
+NO_TEST = "there is no test set, so WER is not measured; to split one off"
 ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
@@ -170,6 +172,9 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
             console.print(note, style="yellow", soft_wrap=True)
         if manifest.problems:
             console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
+    if not job.profile.test:
+        train = shlex.quote(str(shown(job.profile.train)))
+        console.print(f"{NO_TEST}: multimac data import {train} --out NAME --split", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 

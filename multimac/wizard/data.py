@@ -5,11 +5,10 @@ Manifests are found by name and header alone.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -20,11 +19,12 @@ from distributed.hosts.keep_awake import awake
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_usable, described
-from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.siblings import with_siblings
+from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import TunerError
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
@@ -36,7 +36,6 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 DEPTH = 4  # levels of folders below the current one
 SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
 SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
-PART = 0.1  # of the clips, for validation and for test each
 SHOWN = 3  # clips
 AGAIN = Option(value="again", title="choose other data (or fix this first, then choose it again)")
 Manifests = dict[str, Path]  # by kind: one to train on, and those that belong to it by name
@@ -78,23 +77,6 @@ def rows(path: Path) -> int:
     with path.open("rb") as file:
         lines = sum(1 for line in file if line.strip())
     return lines if path.suffix.lower() in (".jsonl", ".ndjson") else lines - 1
-
-
-def split(samples: Sequence[Sample], kinds: Sequence[str]) -> dict[str, tuple[Sample, ...]]:
-    """`kinds` of validation and test get a tenth of the clips each, train the rest.
-
-    Decided by a hash of the text, so the same files always give the same parts, and no sentence is in two of them.
-    Raises ValueError where there are too few different texts.
-    """
-    texts = sorted({_key(sample) for sample in samples}, key=lambda text: hashlib.sha256(text.encode()).digest())
-    share = max(1, round(PART * len(texts)))
-    if len(texts) <= len(kinds) * share:
-        raise ValueError(f"{len(texts)} different texts are too few to split")
-    kind_of = {text: kind for number, kind in enumerate(kinds) for text in texts[number * share : (number + 1) * share]}
-    parts: dict[str, list[Sample]] = {kind: [] for kind in ("train", *kinds)}
-    for sample in samples:
-        parts[kind_of.get(_key(sample), "train")].append(sample)
-    return {kind: tuple(part) for kind, part in parts.items()}
 
 
 def new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
@@ -183,18 +165,15 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         console.print("Without a test set no WER is measured.")
         return
     try:
-        parts = split(data.samples["train"], missing)
-        data.split = new_names(data.manifests["train"], parts)
+        done = split(data.samples["train"], missing)
+        data.split = new_names(data.manifests["train"], done.parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
         return
-    data.samples |= parts
-    listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in parts.items())
+    data.samples |= done.parts
+    listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in done.parts.items())
     console.print(f"{listed} (written at the end)")
-
-
-def _key(sample: Sample) -> str:
-    return " ".join(sample.text.casefold().split())
+    console.print(f"{done.told[0].upper()}{done.told[1:]}.")
 
 
 def _grouped(paths: Iterable[Path]) -> list[Manifests]:

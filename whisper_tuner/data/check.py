@@ -15,6 +15,7 @@ from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_limit
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
+from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import DataError
 
 PROBLEMS_FILE = "data-problems.csv"
@@ -34,6 +35,11 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     manifests = {
         kind: check_manifest(path, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind=kind)
         for kind, path in paths.items()
+    }
+    manifests |= {
+        kind: _with_note(manifest, repeated_note(manifests["train"], manifest))
+        for kind, manifest in manifests.items()
+        if kind != "train"
     }
     limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
     check_special_tokens(profile)
@@ -97,6 +103,10 @@ def _first(lines: Iterable[str], shown: int) -> str:
     lines = list(lines)
     more = [f"and {len(lines) - shown} more"] if len(lines) > shown else []
     return "\n  ".join([*lines[:shown], *more])
+
+
+def _with_note(manifest: Manifest, note: str) -> Manifest:
+    return replace(manifest, notes=(*manifest.notes, note)) if note else manifest
 
 
 def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:

@@ -17,6 +17,7 @@ from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.encoding import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS, Part, Reading
 from whisper_tuner.data.problems import Problem, write_problems
+from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import write_shared
 from whisper_tuner.json_text import parse_json
@@ -73,12 +74,15 @@ def import_source(
     reading: Reading = AS_IT_IS,
     *,
     keep_empty: bool = False,
+    split_off: bool = False,
     index_of: Callable[[Path], AudioIndex] = lambda manifest: AudioIndex(),
     tell: Tell = lambda text: None,
 ) -> list[ImportedPart]:
     """Write out/train.csv, and validation.csv and test.csv where the source has such parts; out/clips if need be.
 
-    keep_empty: clips without text stay, for no_speech = train. index_of: keeps the headers of a manifest's audio.
+    keep_empty: clips without text stay, for no_speech = train. split_off: make the parts that the source lacks of
+    the clips for training, now and whenever it is imported into this folder again.
+    index_of: keeps the headers of a manifest's audio.
     Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read.
     """
     source, out = (source.absolute() if source.exists() else source), out.absolute()
@@ -93,10 +97,45 @@ def import_source(
             imported = _import_part(kind, part, out, index, corrections, keep_empty=keep_empty, tell=tell)
         finally:
             index.save()
-        found.append(_write(imported, record))
+        found.append(imported)
+    record["split"] = split_off or record["split"]  # else clips of its test set would come back into train
+    if record["split"]:
+        found = _split(found, out)
+    for number, imported in enumerate(found):
+        found[number] = _write(imported, record)
         write_shared(out / RECORD, json.dumps(record, indent=2) + "\n")  # after each part, so that the next go on
     write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
     return found
+
+
+def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
+    """With the parts that are missing, made of the clips for training. Raises DataError where they are too few."""
+    train = next(one for one in found if one.kind == "train")
+    missing = [kind for kind in ("validation", "test") if kind not in {one.kind for one in found}]
+    if not missing:
+        return found
+    try:
+        done = split(train.samples, missing)
+    except ValueError as error:
+        raise DataError(f"{train.part.path}: {error}", remedy="Import it without --split.") from None
+    made = [
+        replace(
+            train,
+            kind=kind,
+            manifest=out / f"{kind}.csv",
+            samples=samples,
+            problems=(),
+            notes=(),
+            written=0,
+            kept=0,
+            blacklisted=frozenset(),
+            patched=frozenset(),
+        )
+        for kind, samples in done.parts.items()
+        if kind != "train"
+    ]
+    train = replace(train, samples=done.parts["train"], notes=(*train.notes, done.told))
+    return [train if one.kind == "train" else one for one in found] + made
 
 
 def read_corrections(folder: Path) -> Corrections:
@@ -157,7 +196,7 @@ def _import_part(
 
 def _record(source: Path, out: Path, reading: Reading) -> dict:
     """What this import is of, with the hashes of the manifests that an earlier one has written. Raises ConfigError."""
-    own = {"source": str(source), "reading": asdict(reading), "written": {}}
+    own = {"source": str(source), "reading": asdict(reading), "written": {}, "split": False}
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file", remedy="Choose another name.")
     if source.is_dir() and out.is_relative_to(source):
@@ -167,6 +206,7 @@ def _record(source: Path, out: Path, reading: Reading) -> dict:
     try:
         before = parse_json((out / RECORD).read_text(encoding="utf-8"))
         same, written = before["source"] == own["source"], dict(before["written"])
+        was_split = bool(before.get("split"))
     except FileNotFoundError:
         what = f"--out {out} is a folder with other things in it"
         raise ConfigError(what, remedy="Choose a new folder.") from None
@@ -176,7 +216,7 @@ def _record(source: Path, out: Path, reading: Reading) -> dict:
     if not same:
         what = f"--out {out} holds the import of {before['source']}"
         raise ConfigError(what, remedy="Choose another folder for this source.")
-    return own | {"written": written}
+    return own | {"written": written, "split": was_split}
 
 
 def _write(imported: ImportedPart, record: dict) -> ImportedPart:

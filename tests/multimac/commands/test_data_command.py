@@ -206,3 +206,49 @@ def test_no_usable_row_is_an_error_that_names_the_first(tmp_path):
     (tmp_path / "l.csv").write_text("audio,text\ngone.wav,x\n")
     with pytest.raises(DataError, match=r"no usable row\n  l\.csv:2: no such audio file"):
         data_import(str(tmp_path / "l.csv"), tmp_path / "mine")
+
+
+def manifest(folder: Path, clips: list[tuple[Path, str]]) -> Path:
+    path = folder / "all.csv"
+    path.write_text("audio,text\n" + "".join(f'{audio},"{text}"\n' for audio, text in clips))
+    return path
+
+
+def test_an_import_splits_off_the_parts_that_are_missing_and_keeps_doing_so(tmp_path, capsys):
+    source, out = manifest(tmp_path, bundled(40)), tmp_path / "mine"
+
+    def parts() -> dict[str, set[str]]:
+        return {path.stem: {s.id for s in load_manifest(path).samples} for path in out.glob("t*.csv")} | {
+            "validation": {s.id for s in load_manifest(out / "validation.csv").samples}
+        }
+
+    assert run("data", "import", str(source), "--out", str(out)) == 0
+    assert "There is no test set" in capsys.readouterr().out and not (out / "test.csv").exists()
+    assert run("data", "import", str(source), "--out", str(out), "--split") == 0
+    shown = capsys.readouterr().out
+    assert "split by sentence" in shown and "test = " in shown and "There is no test set" not in shown
+    first = parts()
+    assert sorted(map(len, first.values())) == [4, 4, 32] and len(set().union(*first.values())) == 40
+    assert run("data", "import", str(source), "--out", str(out)) == 0
+    assert parts() == first
+
+
+def test_too_few_clips_to_split_are_refused_and_nothing_is_written(tmp_path):
+    source = manifest(tmp_path, bundled(2))
+    with pytest.raises(DataError, match="2 different texts are too few to split"):
+        data_import(str(source), tmp_path / "mine", split_off=True)
+    assert not (tmp_path / "mine" / "train.csv").exists()
+
+
+def test_a_run_says_that_it_has_no_test_set_and_what_a_test_set_has_of_train(tmp_path, capsys):
+    source = manifest(tmp_path, bundled(6))
+    path = config(tmp_path, f"[dataset:mine]\ntrain = {source}")
+    assert run("finetune", "mine", "--config", str(path), "--set", "max_steps=1") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"there is no test set, so WER is not measured; to split one off: multimac data import {source}" in shown
+    test = tmp_path / "other.csv"
+    test.write_text(source.read_text().splitlines()[0] + "\n" + "\n".join(source.read_text().splitlines()[3:5]) + "\n")
+    path = config(tmp_path, f"[dataset:mine]\ntrain = {source}\ntest = {test}")
+    assert run("finetune", "mine", "--config", str(path), "--set", "max_steps=1") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "other.csv: 2 clips of 2 are in all.csv, too" in shown and "no test set" not in shown

@@ -12,7 +12,7 @@ from distributed.plan.automatic import Conditions, Measured
 from distributed.preflight.speed import Speed, step_of_all
 from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
-from multimac.wizard.data import beside, find, split
+from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.questions import Questions
 from multimac.wizard.speed import speed_up, suggested_strategy, waiting_at_every_step
@@ -45,21 +45,6 @@ def test_a_section_is_replaced_without_its_neighbours_comments():
 
 def sample(number: int, text: str) -> Sample:
     return Sample(id=str(number), audio=Path(f"{number}.wav"), text=text, duration_s=1.0)
-
-
-def test_a_split_is_the_same_each_time_and_keeps_a_sentence_in_one_part():
-    samples = [sample(n, f"Sentence {n % 40}") for n in range(80)]
-    parts = split(samples, ["validation", "test"])
-    assert split(list(reversed(samples)), ["validation", "test"]).keys() == parts.keys()
-    texts = [{item.text for item in part} for part in parts.values()]
-    assert [len(part) for part in parts.values()] == [64, 8, 8]
-    assert not texts[0] & texts[1] | texts[0] & texts[2] | texts[1] & texts[2]
-    backwards = split(list(reversed(samples)), ["validation", "test"])
-    assert {kind: {item.id for item in part} for kind, part in parts.items()} == {
-        kind: {item.id for item in part} for kind, part in backwards.items()
-    }
-    with pytest.raises(ValueError, match="too few"):
-        split(samples[:2], ["validation", "test"])
 
 
 def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):

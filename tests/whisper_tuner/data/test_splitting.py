@@ -1,0 +1,112 @@
+import random
+from pathlib import Path
+
+import pytest
+
+from whisper_tuner.data.dataset import Manifest, Sample
+from whisper_tuner.data.splitting import repeated_note, sentence, split
+
+BOTH = ["validation", "test"]
+
+
+def sample(number: int, text: str, **about) -> Sample:
+    return Sample(**{"id": str(number), "audio": Path(f"{number}.wav"), "text": text, "duration_s": 1.0} | about)
+
+
+def ids(done) -> dict[str, set[str]]:
+    return {kind: {item.id for item in part} for kind, part in done.parts.items()}
+
+
+def apart(done, of) -> bool:
+    found = [{of(item) for item in part} for part in done.parts.values()]
+    return all(not a & b for number, a in enumerate(found) for b in found[number + 1 :])
+
+
+def test_a_sentence_is_in_one_part_whatever_the_order_of_the_clips():
+    samples = [sample(n, f"Sentence {n % 40}") for n in range(80)]
+    done = split(samples, BOTH)
+    assert done.by == "sentence" and [len(part) for part in done.parts.values()] == [64, 8, 8]
+    assert apart(done, lambda item: item.text)
+    assert ids(split(samples[::-1], BOTH)) == ids(done)
+
+
+def test_a_speaker_is_in_one_part():
+    samples = [sample(n, f"Sentence {n}", speaker=f"s{n % 20}") for n in range(200)]
+    done = split(samples, BOTH)
+    assert done.by == "speaker" and apart(done, lambda item: item.speaker)
+    assert [len(part) for part in done.parts.values()] == [160, 20, 20] and not done.left_out
+
+
+def test_clips_with_a_sentence_of_the_test_set_leave_train():
+    samples = [sample(n, "yes" if n % 10 == 0 else f"Sentence {n}", speaker=f"s{n // 10}") for n in range(200)]
+    done = split(samples, BOTH)
+    assert done.by == "speaker" and done.left_out and apart(done, lambda item: item.text)
+    assert sum(map(len, done.parts.values())) + done.left_out == 200
+    assert f"{done.left_out} clips left out" in done.told
+
+
+def test_speakers_who_all_say_the_same_keep_their_clips_and_that_is_said():
+    samples = [sample(n, f"Command {n % 10}", speaker=f"s{n // 10}") for n in range(200)]
+    done = split(samples, ["test"])
+    assert done.by == "speaker" and done.repeated and sum(map(len, done.parts.values())) == 200
+    assert "WER will look better than it is" in done.told
+
+
+@pytest.mark.parametrize("speakers", [lambda n: "one", lambda n: f"s{n % 3}", lambda n: "" if n == 7 else f"s{n % 20}"])
+def test_too_few_speakers_or_clips_without_one_are_split_by_sentence(speakers):
+    done = split([sample(n, f"Sentence {n}", speaker=speakers(n)) for n in range(100)], BOTH)
+    assert done.by == "sentence" and "each voice may be in several parts" in done.told
+
+
+def test_clips_of_one_recording_stay_together():
+    samples = [sample(n, f"Sentence {n}", id=f"talk{n % 20}.mp4-{n:08d}") for n in range(200)]
+    done = split(samples, BOTH)
+    assert done.by == "recording" and apart(done, lambda item: item.id.rpartition("-")[0])
+
+
+@pytest.mark.parametrize("clips", [0, 1, 2])
+def test_too_few_texts_are_refused(clips):
+    with pytest.raises(ValueError, match=f"{clips} different texts are too few"):
+        split([sample(n, f"Sentence {n}") for n in range(clips)], BOTH)
+
+
+def test_a_small_test_set_is_said_to_be_uncertain():
+    assert "10 clips for the test are few" in split([sample(n, f"S {n}") for n in range(100)], ["test"]).told
+    assert "few" not in split([sample(n, f"S {n}") for n in range(1000)], ["test"]).told
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_clip_is_lost_or_in_two_parts_and_no_part_is_empty(seed):
+    chance = random.Random(seed)
+    count, speakers, texts = chance.randrange(3, 300), chance.randrange(1, 30), chance.randrange(1, 300)
+    named = chance.random() < 0.7
+    samples = [
+        sample(n, f"Text {chance.randrange(texts)}", speaker=f"s{chance.randrange(speakers)}" if named else "")
+        for n in range(count)
+    ]
+    kinds = chance.choice([BOTH, ["test"]])
+    try:
+        done = split(samples, kinds)
+    except ValueError:
+        assert len({item.text for item in samples}) < 8
+        return
+    found = [item.id for part in done.parts.values() for item in part]
+    assert len(found) == len(set(found)) == count - done.left_out and all(done.parts.values())
+    assert [*done.parts] == ["train", *kinds]
+    if done.by == "sentence" or not done.repeated:
+        assert apart(done, lambda item: sentence(item.text))
+    if done.by == "speaker":
+        assert apart(done, lambda item: item.speaker)
+
+
+def manifest(name: str, *samples: Sample) -> Manifest:
+    return Manifest(Path(name), samples, ())
+
+
+def test_what_a_test_set_has_of_train_is_counted():
+    train = manifest("train.csv", sample(1, "Yes"), sample(2, "No"), sample(3, "Well", duration_s=2.0))
+    assert repeated_note(train, manifest("test.csv", sample(4, "Else"))) == ""
+    note = repeated_note(train, manifest("test.csv", sample(1, "Yes"), sample(5, "no", duration_s=3.0), sample(6, "a")))
+    assert note.startswith("test.csv: 1 clips and the sentences of 2 clips of 3 are in train.csv, too")
+    copied = repeated_note(train, manifest("test.csv", sample(9, "well", duration_s=2.0)))
+    assert copied.startswith("test.csv: 1 clips of 1 are in train.csv, too")

@@ -1,0 +1,135 @@
+"""Splits clips into parts: validation and test get some, train the rest. The same clips always give the same parts.
+
+A model knows the voices and the sentences that it was trained on. So no speaker is in two parts where all are named,
+else no recording where all clips are cut from longer ones, and no sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from whisper_tuner.data.dataset import Manifest, Sample
+
+PART = 0.1  # of the clips, for validation and for test each
+FEW = 100  # clips of a test set
+# A part of speakers may be so many times smaller or larger than it should be. Beyond that they are too few to split by.
+OFF = 2.0
+# Of the other clips: if more of them have sentences of the part split off, all have about the same ones, as commands.
+MOST_LEFT_OUT = 0.2
+CUT = re.compile(r"(.+)-\d{8}")  # an id of what was cut from a longer recording: its name and the time, see cutting.py
+
+
+@dataclass(frozen=True)
+class Split:
+    """left_out: clips in no part, since their sentence is in another part. repeated: clips that stay all the same.
+
+    voices: whether speakers are named, and are in several parts.
+    """
+
+    parts: dict[str, tuple[Sample, ...]]
+    by: str  # speaker, recording or sentence
+    left_out: int = 0
+    repeated: int = 0
+    voices: bool = False
+
+    @property
+    def told(self) -> str:
+        """What a person should know of it, in a line."""
+        notes = [f"split by {self.by}"]
+        if self.voices:
+            notes.append("the speakers are too few to split by, so each voice may be in several parts")
+        if self.left_out:
+            notes.append(f"{self.left_out} clips left out, whose sentence is in another part")
+        if self.repeated:
+            notes.append(f"{self.repeated} clips have a sentence of another part: WER will look better than it is")
+        if (count := len(self.parts.get("test", ()))) and count < FEW:
+            notes.append(f"{count} clips for the test are few: look at the interval beside the WER")
+        return "; ".join(notes)
+
+
+def split(samples: Sequence[Sample], kinds: Sequence[str]) -> Split:
+    """`kinds` of validation and test get about a tenth of the clips each. Raises ValueError where they are too few."""
+    for by, group in (("speaker", _speaker), ("recording", _recording)):
+        groups = [group(sample) for sample in samples]
+        if all(groups) and (parts := _dealt(samples, groups, kinds)) and _is_even(parts, kinds, len(samples)):
+            return _without_repeated(parts, by)
+    sentences = [sentence(sample.text) for sample in samples]
+    if not (parts := _dealt(samples, sentences, kinds)):
+        raise ValueError(f"{len(set(sentences))} different texts are too few to split")
+    return Split(_frozen(parts), "sentence", voices=any(sample.speaker for sample in samples))
+
+
+def sentence(text: str) -> str:
+    """Texts that differ in case and blanks only are one."""
+    return " ".join(text.casefold().split())
+
+
+def repeated_note(train: Manifest, other: Manifest) -> str:
+    """What is to be said of a set that has clips or sentences of the training set, "" if it has none."""
+    audio = {sample.audio for sample in train.samples}
+    # A copy of a file under another name has the same length, too, to the sample.
+    copies = {(sentence(sample.text), sample.duration_s) for sample in train.samples}
+    texts = {text for text, _ in copies}
+    same = sum(s.audio in audio or (sentence(s.text), s.duration_s) in copies for s in other.samples)
+    alike = sum(sentence(sample.text) in texts for sample in other.samples)
+    found = [f"{same} clips"] * bool(same) + [f"the sentences of {alike} clips"] * (alike > same)
+    if not found:
+        return ""
+    return (
+        f"{other.path.name}: {' and '.join(found)} of {len(other.samples)} are in {train.path.name}, too: "
+        "what is measured will look better than it is"
+    )
+
+
+def _speaker(sample: Sample) -> str:
+    return sample.speaker
+
+
+def _recording(sample: Sample) -> str:
+    found = CUT.fullmatch(sample.id)
+    return found[1] if found else ""
+
+
+def _dealt(samples: Sequence[Sample], groups: Sequence[str], kinds: Sequence[str]) -> dict[str, list[Sample]] | None:
+    """Whole groups to each kind, in the order of their hashes; None unless each part gets one."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        sizes[group] = sizes.get(group, 0) + 1
+    waiting = sorted(sizes, key=lambda group: hashlib.sha256(group.encode()).digest())
+    share, kind_of = max(1.0, PART * len(samples)), {}
+    for kind in kinds:
+        taken = 0
+        for group in [group for group in waiting if group not in kind_of]:
+            if not taken or taken + sizes[group] / 2 <= share:  # nearer to the share with it than without
+                kind_of[group] = kind
+                taken += sizes[group]
+            if taken >= share:
+                break
+    parts: dict[str, list[Sample]] = {kind: [] for kind in ("train", *kinds)}
+    for sample, group in zip(samples, groups, strict=True):
+        parts[kind_of.get(group, "train")].append(sample)
+    return parts if all(parts.values()) else None
+
+
+def _is_even(parts: dict[str, list[Sample]], kinds: Sequence[str], clips: int) -> bool:
+    share = PART * clips
+    return all(share / OFF <= len(parts[kind]) <= share * OFF for kind in kinds)
+
+
+def _without_repeated(parts: dict[str, list[Sample]], by: str) -> Split:
+    """Clips whose sentence is in the test set leave the others, and those of the validation set leave train."""
+    kept, texts, left_out = {}, set(), 0
+    for kind in reversed(parts):  # train is the first
+        kept[kind] = [sample for sample in parts[kind] if sentence(sample.text) not in texts]
+        left_out += len(parts[kind]) - len(kept[kind])
+        texts |= {sentence(sample.text) for sample in kept[kind]}
+    if left_out > MOST_LEFT_OUT * sum(map(len, parts.values())) or not all(kept.values()):
+        return Split(_frozen(parts), by, repeated=left_out)
+    return Split(_frozen({kind: kept[kind] for kind in parts}), by, left_out)
+
+
+def _frozen(parts: dict[str, list[Sample]]) -> dict[str, tuple[Sample, ...]]:
+    return {kind: tuple(part) for kind, part in parts.items()}
