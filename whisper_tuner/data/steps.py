@@ -39,19 +39,22 @@ def balanced_rounds(
     """
     steps: list[list[int]] = [[] for _ in sizes]
     rounds = [[*range(at, min(at + in_round, len(sizes)))] for at in range(0, len(sizes), in_round)]
-    order = sorted(range(len(costs)), key=lambda place: (-costs[place], chance.random()))
-    places, levels = [], []
-    for own in rounds:
-        least, work = sum(sizes[step] > 0 for step in own), sum(sizes[step] for step in own)
-        places.append([order.pop() for _ in range(min(least, len(order)))])
-        if work:
-            cost = sum(costs[place] for place in places[-1])
-            levels.append((cost / work, turns[own[0]], work, places[-1]))
+    places: list[list[int]] = [[] for _ in rounds]
+    # How many clips each still needs, so that none of its steps is empty.
+    lacks = [sum(sizes[step] > 0 for step in own) for own in rounds]
+    levels = [(0.0, turns[own[0]], number) for number, own in enumerate(rounds) if lacks[number]]
     heapq.heapify(levels)
-    for place in order:
-        level, turn, work, here = heapq.heappop(levels)
-        here.append(place)
-        heapq.heappush(levels, (level + costs[place] / work, turn, work, here))
+    order = sorted(range(len(costs)), key=lambda place: (-costs[place], chance.random()))
+    for left, place in zip(range(len(order), 0, -1), order, strict=True):
+        full = []
+        while left <= sum(lacks) and not lacks[levels[0][2]]:
+            full.append(heapq.heappop(levels))
+        level, turn, number = heapq.heappop(levels)
+        places[number].append(place)
+        lacks[number] = max(0, lacks[number] - 1)
+        work = sum(sizes[step] for step in rounds[number])
+        for entry in (*full, (level + costs[place] / work, turn, number)):
+            heapq.heappush(levels, entry)
     for own, here in zip(rounds, places, strict=True):
         room = [len(here) if sizes[step] else 0 for step in own]
         parts = balanced([costs[place] for place in here], room, [turns[step] for step in own], chance)
