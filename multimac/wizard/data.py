@@ -6,6 +6,7 @@ Manifests are found by name and header alone.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ from whisper_tuner.errors import TunerError
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
 
+from .bring_in import bring_in
 from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
 
@@ -47,8 +49,9 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
         options = [_option(name, data) for name, data in offers.items()]
     while True:
         answer = _choose(questions, options)
-        data = offers.get(answer) or Data(manifests=beside(expanded(answer).absolute()))
+        path = typed_path(answer).absolute()
         try:
+            data = offers.get(answer) or Data(manifests=bring_in(questions, path, console) or beside(path))
             _read(data, console)
         except TunerError as error:
             console.print(f"[red]{escape(str(error))}[/red]")
@@ -120,8 +123,18 @@ def _choose(questions: Questions, options: list[Option]) -> str:
 
 
 def _check(text: str) -> None:
-    if not text or not expanded(text).exists():
+    if not text or not typed_path(text).exists():
         raise ValueError("there is no such file or folder")
+
+
+def typed_path(text: str) -> Path:
+    """Also as a terminal has it when a file is dropped into it: in quotes, or with backslashes before blanks."""
+    path = expanded(text)
+    if path.exists():
+        return path
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return expanded(text[1:-1])
+    return expanded(re.sub(r"\\(.)", r"\1", text))
 
 
 @awake()

@@ -26,7 +26,8 @@ EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
 # Every question that can be answered from a file. A missing answer takes the default that the question shows.
 KEYS = {
     "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
-    "data": "name of a [dataset:NAME], or the path of a manifest (validation and test are found beside it)",
+    "data": "name of a [dataset:NAME], or the path of a manifest or folder (validation and test are found beside it)",
+    "import": "folder for the clips, where audio has to be cut, as with subtitles",
     "split": "yes or no: split off validation and test clips where there are none",
     "language": "language of the speech, for multilingual models: a code or an English name",
     "method": "full, lora or decoder",
@@ -48,7 +49,7 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"setup", "overwrite", "master", "together"}
+IF_NEEDED = {"import", "setup", "overwrite", "master", "together"}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all

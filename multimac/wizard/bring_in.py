@@ -1,0 +1,27 @@
+"""Recordings whose audio must be cut or taken out first, such as those with subtitles: the wizard imports them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from multimac.view.progress import working
+from whisper_tuner.data.formats import parts_of
+from whisper_tuner.data.importing import import_source
+from whisper_tuner.paths import expanded, shown
+
+from .questions import Questions
+
+
+def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, Path]:
+    """The manifests of the import, by kind; none where `source` can be used as it is. Raises DataError, ConfigError."""
+    why = next((part.cut for part in parts_of(source).values() if part.cut), "")
+    if not why:
+        return {}
+    console.print(f"{shown(source)}: {why}. They are written as clips of their own.", markup=False)
+    default = str(shown(Path.cwd() / f"{source.stem}-clips"))
+    out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
+    with working(console, f"cutting {shown(source)}") as tell:
+        found = import_source(source, out, tell=tell)
+    return {one.kind: one.manifest for one in found}
