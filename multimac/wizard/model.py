@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -88,13 +88,27 @@ def ask_method(questions: Questions, model: Model) -> str:
 
 def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
     defaults, settings = _defaults(draft), {}
+    clips = len(draft.data.samples.get("train", ())) if draft.data else 0
+    if clips:
+        defaults["batch_size"] = str(min(int(defaults["batch_size"]), clips))
+
+    def check(key: str, text: str) -> None:
+        _check_setting(key, with_point(text))
+        if key == "batch_size" and clips and int(text) > clips:
+            raise ValueError(f"there are {clips} training clips")
+
     for key, message in SETTINGS.items():
-        settings[key] = questions.text(key, message, defaults[key], lambda text, key=key: _check_setting(key, text))
+        settings[key] = with_point(questions.text(key, message, defaults[key], partial(check, key)))
     batch = int(settings["batch_size"])
     if not fits(draft.model, draft.method, batch):
         needed = size(memory_needed(draft.model, draft.method, batch))
         console.print(f"{batch} clips of 30 s at once would need {needed}; shorter ones need less.", style="yellow")
     return settings
+
+
+def with_point(number: str) -> str:
+    """A decimal comma as a point."""
+    return re.sub(r"^\s*(\d+),(\d+)\s*$", r"\1.\2", number)
 
 
 def offered(config: ConfigFile) -> dict[str, Model]:

@@ -69,6 +69,11 @@ def test_all_defaults_are_saved_as_a_profile_and_the_rest_stays(folder):
     assert "multimac finetune clips-full" in done.stdout
 
 
+def test_a_decimal_comma_is_a_point(folder):
+    assert wizard(folder, {"start": "later", "name": "mine", "learning_rate": "0,0005"}).returncode == 0
+    assert ConfigFile(folder / "config.ini").profile("mine").learning_rate == 5e-4
+
+
 def test_saved_answers_give_the_same_again(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     assert wizard(folder, {"start": "later", "epochs": 3}, "--save-answers", str(tmp_path / "a.ini")).returncode == 0
@@ -107,6 +112,7 @@ def test_a_section_is_replaced_only_when_told_to(folder):
     [
         ({"epochs": 0}, 3, "epochs = 0: expected a number at least 1"),
         ({"learning_rate": "0"}, 3, "learning_rate = 0"),
+        ({"batch_size": "4000"}, 3, "batch_size = 4000: there are 20 training clips"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper model"),
         ({"data": "broken.csv"}, 4, "no text column"),
