@@ -25,7 +25,7 @@ from whisper_tuner.errors import ExitStatus, TunerError
 from .commit import commit_of
 from .host_spawner import HostSpawner
 from .meeting import Meeting
-from .report import REPORT, report_event
+from .report import AT_ONCE_S, LONGEST_S, REPORT, report_event
 from .spawner import LocalSpawner
 from .training import Refused, Training
 
@@ -50,7 +50,7 @@ class Launcher:
     def run(self) -> ExitStatus:
         status, message = self._outcome()
         self.events({"type": "end", "status": int(status), "message": message})
-        if self._report and not self._at_once:
+        if self._report:
             self._write_report()
         return status
 
@@ -58,7 +58,8 @@ class Launcher:
         """Whatever becomes of it, the run has ended as it has."""
         self._trained = True  # a signal from here on means: now
         with contextlib.suppress(KeyboardInterrupt):
-            if event := report_event(self._report, self.run_dir):
+            longest_s = AT_ONCE_S if self._at_once else LONGEST_S
+            if event := report_event(self._report, self.run_dir, longest_s):
                 self.events(event)
 
     def _outcome(self) -> tuple[ExitStatus, str]:

@@ -16,6 +16,7 @@ from .figures import Attempt, Curves, HostFigures, RunEvents, figures, scan
 from .folder import date_in, disk_use, is_running
 from .log import MOST
 
+REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
@@ -59,6 +60,7 @@ class RunSummary:
     wer_before: float | None = None
     wer_after: float | None = None
     model: Path | None = None
+    report: Path | None = None
     checkpoints: tuple[Path, ...] = ()
     checkpoint_step: int | None = None
     size: int = 0
@@ -168,13 +170,14 @@ def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[
 
 
 def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
-    final, folder = run_dir / "final", run_dir / "checkpoints"
+    final, folder, report = run_dir / "final", run_dir / "checkpoints", run_dir / REPORT
     found: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # a running run drops old ones, and at its end all
         found = sorted(path for path in folder.glob("[0-9]*") if any(path.glob("*.json")))
     saved = [event.get("step") for event in events.of_type("checkpoint")]
     return {
         "model": final if final.is_dir() and any(final.iterdir()) else None,
+        "report": report if report.is_file() else None,
         "checkpoints": tuple(found),
         "checkpoint_step": saved[-1] if found and saved else None,
     }

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from distributed.hosts.paths import PROJECT
 from distributed.run_dir.figures import RunEvents
-from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, read_history
+from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, REPORT, RUNNING, RunSummary, read_history
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.eval.predictions import Aligned, align
@@ -31,7 +31,6 @@ from .measured import Clip, Test, tests_of
 from .players import MOST_BYTES, Player, Players
 from .private import Private, file_name
 
-REPORT = "report.html"
 WORST_CLIPS = 20
 CLOCKS_APART_S = 2.0  # a file's time and an event's may be rounded differently
 SIGNS = {"S": "≠", "D": "−", "I": "+", "": ""}

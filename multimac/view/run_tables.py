@@ -74,6 +74,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("sent", size(run.bytes) if run.bytes else ""),
         ("WER", rates(run)),
         ("model", str(run.model or "")),
+        ("report", str(run.report or "")),
         ("checkpoints", saved),
         ("on disk", size(run.size)),
         ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
@@ -177,6 +178,8 @@ def next_commands(run: RunSummary) -> list[str]:
         commands.append(f"{command} evaluate {name}" + ("" if run.test else " --data test.csv"))
         commands.append(f"{command} transcribe recording.wav --model {name}")
         commands.append(f"{command} export {name} --to transformers")
+    if run.steps and not run.report:
+        commands.append(f"multimac report {name}")
     if run.state in (FAILED, BROKEN) and (run.path / "launcher.log").exists():
         commands.append(f"less {run.path / 'launcher.log'}")
     return commands

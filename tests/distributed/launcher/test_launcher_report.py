@@ -9,7 +9,7 @@ from test_launcher import launcher_of, train
 
 from distributed.launcher import main
 from distributed.launcher.commit import commit_of
-from distributed.launcher.report import report_event
+from distributed.launcher.report import AT_ONCE_S, report_event
 from distributed.run_dir.log import read_events
 from whisper_tuner.errors import ExitStatus
 
@@ -71,15 +71,17 @@ def test_a_second_ctrl_c_does_without_it(launcher_of, monkeypatch):
     assert events_of(launcher)[-1]["type"] == "end"
 
 
-def test_a_run_that_was_stopped_at_once_is_not_held_up_by_it(launcher_of, monkeypatch):
+def test_a_run_that_was_stopped_at_once_waits_only_seconds_for_it(launcher_of, monkeypatch):
     def stopped(self) -> None:
         raise KeyboardInterrupt
 
     launcher, _ = launcher_of(train)
     launcher._report = "a.module"
     monkeypatch.setattr(main.Launcher, "_train", stopped)
-    monkeypatch.setattr(main, "report_event", lambda *_: pytest.fail("a report"))
+    asked = []
+    monkeypatch.setattr(main, "report_event", lambda *about: asked.append(about))
     assert launcher.run() == ExitStatus.INTERRUPTED
+    assert asked == [("a.module", launcher.run_dir, AT_ONCE_S)]
 
 
 @pytest.mark.parametrize("kept", ["file", "packed", "detached", "worktree", "none", "odd"])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,9 +67,25 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     [run] = folder.glob("runs/*")
     wait_for('"type": "evaluating"', run / "events.jsonl")
     assert cli_typer.main(["runs", "stop"]) == ExitStatus.OK
-    last = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
+    last, written = map(json.loads, (run / "events.jsonl").read_text().splitlines()[-2:])
     assert last["status"] == ExitStatus.INTERRUPTED and "the model is in final/" in last["message"]
+    assert written["type"] == "report" and Path(written["path"]).is_file()
     assert (run / "final/model.safetensors").is_file() and not (run / "wer.json").exists()
+
+
+def test_a_run_that_is_stopped_at_once_leaves_a_report_too(folder, capfd):
+    assert cli_typer.main(["finetune", "tiny", "--detach", "--set", "max_steps=4000"]) == ExitStatus.OK
+    [run] = folder.glob("runs/*")
+    wait_for('"type": "step"', run / "events.jsonl")
+    assert cli_typer.main(["runs", "stop", "--now"]) == ExitStatus.OK
+    assert "stopped at once" in (run / "report.html").read_text() and not (run / "final").exists()
+    capfd.readouterr()
+    assert cli_typer.main(["runs", "show"]) == ExitStatus.OK
+    shown, _ = capfd.readouterr()
+    assert re.search(rf"^report +runs/{run.name}/report.html *$", shown, re.M) and "multimac report" not in shown
+    (run / "report.html").unlink()
+    assert cli_typer.main(["runs", "show"]) == ExitStatus.OK
+    assert f"  multimac report {run.name}\n" in capfd.readouterr().out
 
 
 def test_ctrl_c_stops_the_run_that_is_attached(folder):
