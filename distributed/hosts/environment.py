@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -29,6 +29,7 @@ from . import wheelhouse
 from .agent_call import INSTALL_PYTHON, agent_call
 from .code import SyncItem
 from .each import on_each
+from .installing import Taken, shown, unpacked
 from .keep_awake import hosts_awake
 from .paths import PROJECT
 from .sync import Progress, no_progress, sync
@@ -129,11 +130,13 @@ def needs(distribution: metadata.Distribution, extras: set[str], python: Specifi
 def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
     """What differs from the master's versions, in words."""
     versions = {name: _public(version) for name, version in found.items()}
-    return [
-        f"{name} {versions.get(name, 'is missing')} (here {version})"
-        for name, version in sorted(pins.all.items())
-        if versions.get(name) != version
-    ]
+    wrong = differing(pins, found)
+    return [f"{name} {versions.get(name, 'is missing')} (here {pins.all[name]})" for name in wrong]
+
+
+def differing(pins: Pins, found: dict[str, str]) -> list[str]:
+    """The packages that are there in another version, or not at all."""
+    return [name for name, version in sorted(pins.all.items()) if _public(found.get(name)) != version]
 
 
 def _public(version: str | None) -> str:
@@ -188,13 +191,21 @@ class _HostSetup:
         sync([self.remote], {self.remote.name: items})
         if self.reaches_registry():
             self.say("installing from the package registry")
-            self.pip("install")
+            with self.shown("installing"):
+                self.pip("install")
             return "registry"
-        target = target_of(self.facts())
-        folder = self.push_wheels(target, lists)
+        facts = self.facts()
+        target = target_of(facts)
+        wheels = self.push_wheels(target, lists)
         self.say("installing from the wheelhouse")
-        self.pip("install", "--no-index", "--find-links", folder, other=target.python != sys.version_info[:2])
+        source = ["--no-index", "--find-links", str(PurePosixPath(self.root, REMOTE_WHEELS))]
+        taken = Taken(self.remote, str(PurePosixPath(self.python).parent.parent))
+        with self.shown("installing", taken, unpacked(wheels, differing(self.pins, facts["versions"]))):
+            self.pip("install", *source, other=target.python != sys.version_info[:2])
         return "wheelhouse"
+
+    def shown(self, doing: str, *how_far: Any) -> AbstractContextManager:
+        return shown(f"{self.remote.name}: {doing}", self.progress, *how_far)
 
     def make_venv(self, facts: dict[str, Any], why: str = "") -> None:
         """facts: of the Python to make it with; why: what is wrong with that of the environment, if it runs."""
@@ -234,16 +245,17 @@ class _HostSetup:
         command = [self.python, "-m", "pip", "download", *QUIET, *options, fetch]
         return self.remote.run(command, timeout=120).returncode == 0
 
-    def push_wheels(self, target: Target, lists: Sequence[Path]) -> str:
-        """Fill a wheelhouse for this host here and bring it over; returns its folder there."""
+    def push_wheels(self, target: Target, lists: Sequence[Path]) -> list[Path]:
+        """Fill a wheelhouse for this host here, and bring it over."""
         self.say(f"cannot reach the package registry: fetching wheels for {target.tag} here")
-        wheels = wheelhouse.fill(self.remote.name, target, *lists)
+        with self.shown("fetching wheels"):
+            wheels = wheelhouse.fill(self.remote.name, target, *lists)
         size = sum(wheel.stat().st_size for wheel in wheels)
         self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
         items = [SyncItem(local=wheel, remote=f"{REMOTE_WHEELS}/{wheel.name}") for wheel in wheels]
         report = sync([self.remote], {self.remote.name: items}, self.progress, prune=[REMOTE_WHEELS])[0]
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
-        return str(PurePosixPath(self.root, REMOTE_WHEELS))
+        return wheels
 
     def pip(self, *command: str, other: bool = False) -> None:
         """other: the wheels were fetched by a Python of another minor version."""
@@ -266,7 +278,9 @@ class _HostSetup:
     def import_once(self) -> None:
         self.say("loading the packages once: later it takes seconds, but the first time a Mac scans them for a minute")
         program = FIRST_IMPORT.read_text(encoding="utf-8")  # -I: not what lies in the user's home
-        done = self.remote.run([self.python, "-I", "-c", program], timeout=FIRST_IMPORT_S, title="the first import")
+        command = [self.python, "-I", "-c", program]
+        with self.shown("loading the packages"):
+            done = self.remote.run(command, timeout=FIRST_IMPORT_S, title="the first import")
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:] or f"status {done.returncode}"
             raise HostError(self.remote.name, f"a package does not load: {said}", remedy=ANEW)

@@ -31,7 +31,7 @@ BLOCK = 1 << 18
 SLOWEST = 50_000  # bytes a second: over a link that is slower, a base model would take days
 ATTEMPTS = 2  # the second is for a file that arrived damaged, or that changed while it was sent
 
-Progress = Callable[[str, int, int, str], None]  # host, bytes done, bytes to send, file
+Progress = Callable[[str, int, int | None, str], None]  # host, bytes done, bytes to send (None: unknown), file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class HashedFile:
     sha256: str
 
 
-def no_progress(host: str, done: int, total: int, file: str) -> None:
+def no_progress(host: str, done: int, total: int | None, file: str) -> None:
     """The progress callback that shows nothing."""
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from whisper_tuner.text import duration
+from whisper_tuner.time_left import FIRST_S, Pace
+
 from .log import problem_line
 
 RECENT_STEPS = 10  # that speed and remaining time are reckoned from
+FEW_STEPS = 3  # the first one takes longer than others
 PREPARING = "preparing"  # begins the state of a host that computes log-mels
 APART = (
     "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
@@ -28,6 +32,7 @@ class HostView:
     sent: int = 0
     device: str = ""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    pace: Pace = field(default_factory=Pace)
 
     def take(self, event: dict) -> None:
         kind = event["type"]
@@ -35,7 +40,8 @@ class HostView:
             self.state = {"load": "loading"}.get(event["phase"], event["phase"])
         elif kind == "preparing":
             done, total = event["done"], event["total"]
-            self.state = f"{PREPARING} {done}/{total} clips" if done < total else "waiting"
+            left = left_of(self.pace, event)
+            self.state = f"{PREPARING} {done}/{total} clips{left}" if done < total else "waiting"
         elif kind == "start":
             self.state, self.total_steps, self.device = "training", event["total_steps"], event["device"]
         elif kind == "step":
@@ -67,9 +73,10 @@ class HostView:
     @property
     def remaining(self) -> float | None:
         """Seconds to the end of training."""
-        if not self.recent or self.state != "training":
+        spent = sum(seconds for seconds, _ in self.recent)
+        if self.state != "training" or (len(self.recent) < FEW_STEPS and spent < FIRST_S):
             return None
-        return (self.total_steps - self.step) * sum(spent for spent, _ in self.recent) / len(self.recent)
+        return (self.total_steps - self.step) * spent / len(self.recent)
 
 
 class RunView:
@@ -84,6 +91,7 @@ class RunView:
         self._generation = 0
         self._resumed = False
         self._validated = self._shared = 0
+        self._paces: dict[str, Pace] = {}  # of evaluations
 
     def take(self, event: dict) -> None:
         """`event` is one that read_events gave: its fields are there and of their types."""
@@ -100,7 +108,8 @@ class RunView:
             for name in event["hosts"]:
                 self._host(name).state = "paused" if kind == "paused" else "not reached"
         elif kind == "evaluating":
-            self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips"
+            left = left_of(self._paces.setdefault(event["model"], Pace()), event)
+            self.progress = f"evaluating {event['model']}: {event['done']}/{event['total']} clips{left}"
         elif kind == "evaluation":
             self.progress = ""
         elif kind == "end":
@@ -149,6 +158,11 @@ class RunView:
             self.lines.append(f"resumes after step {step}" if step else "starts from the beginning: no checkpoint")
         if anew:
             self.lines.append(f"{host}: its inner optimizer starts afresh")
+
+
+def left_of(pace: Pace, event: dict) -> str:
+    left = pace.left(event.get("time", 0.0), event["done"], event["total"])
+    return f", {duration(left)} left" if left else ""
 
 
 def line_of(event: dict) -> str:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from distributed.launcher.follow import LINE_EVERY_S
 from whisper_tuner.text import duration, size
+from whisper_tuner.time_left import Pace
 
 SHORT_S = 1.0  # what took less needs no last line
 Figure = Callable[[Task], str]
@@ -27,8 +28,10 @@ def share(task: Task) -> str:
 
 
 def transfer(task: Task) -> str:
+    if not task.total:  # nobody knows how much there is
+        return ""
     speed = f", {size(task.speed)}/s" if task.speed else ""
-    return f"{size(task.completed)} of {size(task.total or 0)}{speed}"
+    return f"{size(task.completed)} of {size(task.total)}{speed}"
 
 
 def can_move(console: Console) -> bool:
@@ -40,30 +43,45 @@ def progress(console: Console, figure: Figure = count) -> Progress:
     """To be used as rich's own. figure: how far a task is, in words."""
     if not can_move(console):
         return PlainProgress(console, figure)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Column(figure), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Column(figure), _Column(Timing()))
     return Progress(*columns, console=console, transient=True)
 
 
 class PlainProgress(Progress):
-    """A line about each task every ten seconds, and when it is done."""
+    """A line about each task every ten seconds, and when it is done; of one without a total only how long it takes."""
 
     def __init__(self, console: Console, figure: Figure, get_time: Callable[[], float] = time.monotonic):
         super().__init__(console=console, disable=True, get_time=get_time)
         self._figure = figure
+        self._timing = Timing()
         self._told: dict[TaskID, float] = {}
 
     def update(self, task_id: TaskID, **values) -> None:
         task = self._tasks[task_id]
         was_finished, now = task.finished, self.get_time()
         super().update(task_id, **values)
+        timing = self._timing(task)
         since = self._told.setdefault(task_id, now - (task.elapsed or 0))
         ends = task.finished and not was_finished and task.elapsed >= SHORT_S
         if ends or (not task.finished and now - since >= LINE_EVERY_S):
             self._told[task_id] = now
-            took, left = duration(task.elapsed), duration(task.time_remaining)
-            when = f"took {took}" if task.finished else f"{left} left" if left else ""
+            when = f"took {duration(task.elapsed)}" if task.finished else timing
             line = ", ".join(filter(None, [self._figure(task), when]))
             self.console.print(f"{task.description}: {line}", markup=False, soft_wrap=True)
+
+
+class Timing:
+    """How much longer each task takes, by its rate so far; how long it has taken, where it has no total."""
+
+    def __init__(self) -> None:
+        self._paces: dict[TaskID, Pace] = {}
+
+    def __call__(self, task: Task) -> str:
+        elapsed = task.elapsed or 0.0
+        if task.total is None:
+            return f"{duration(elapsed)} so far"
+        left = self._paces.setdefault(task.id, Pace()).left(elapsed, task.completed, task.total)
+        return f"{duration(left)} left" if left else ""
 
 
 class _Column(ProgressColumn):

@@ -32,10 +32,10 @@ def transfers(console: Console) -> Iterator[Progress]:
     tasks: dict[str, TaskID] = {}
     with progress(console, transfer) as bars:
 
-        def show(host: str, done: int, total: int, file: str) -> None:
+        def show(host: str, done: int, total: int | None, file: str) -> None:
             if host not in tasks:
-                tasks[host] = bars.add_task(host)
-            bars.update(tasks[host], completed=done, total=total)
+                tasks[host] = bars.add_task(host, total=total)
+            bars.update(tasks[host], completed=done, total=total, visible=total is None or done < total)
 
         yield show
 

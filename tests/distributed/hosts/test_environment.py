@@ -117,8 +117,15 @@ def rebuild_wheel(name: str, folder: Path) -> Path:
 def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServer, small_project):
     said: list[str] = []
     with Remote.connect(ssh_server.host) as remote:
-        [done] = setup([remote], lambda host, text: said.append(f"{host}: {text}"))
+        told: list[tuple] = []
+        [done] = setup([remote], lambda host, text: said.append(f"{host}: {text}"), lambda *about: told.append(about))
         assert done.source == "wheelhouse"
+        totals = {name: total for name, _, total, _ in told if total}
+        assert [*totals] == ["127.0.0.1", "127.0.0.1: installing"] and totals["127.0.0.1: installing"] > 100_000
+        assert {name for name, _, total, _ in told if total is None} == {
+            "127.0.0.1: fetching wheels",
+            "127.0.0.1: loading the packages",
+        }
         venv = Path(ssh_server.host.project_path, ".venv")
         assert done.python == str(venv / "bin/python")
         version = subprocess.run(

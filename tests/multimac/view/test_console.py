@@ -21,7 +21,7 @@ STEP = {"type": "step", "epoch": 0, "lr": 1e-4, "tokens": 20, "grad_norm": 1.0, 
 EVENTS = [
     {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]},
     {"type": "start", "host": "h2", "rank": 1, "steps_per_epoch": 4, "total_steps": 4, "trainable": 9, "device": "cpu"},
-    STEP | {"host": "h2", "rank": 1, "step": 1, "loss": 2.0, "samples": 4, "seconds": 2.0},
+    STEP | {"host": "h2", "rank": 1, "step": 1, "loss": 2.0, "samples": 4, "seconds": 8.0},
     {"type": "problem", "host": "h2", "rank": 1, "what": "clip.wav: damaged"},
     {"type": "validation", "host": "h1", "rank": 0, "epoch": 0, "step": 4, "loss": 1.5},
     {"type": "evaluation", "when": "before", "wer": 62.13},
@@ -39,7 +39,7 @@ def show(tmp_path, events: list[dict], status: int = 0) -> tuple[ExitStatus, str
 def test_a_run_in_plain_lines(tmp_path):
     status, text = show(tmp_path, [*EVENTS, {"type": "end", "status": 0, "message": ""}])
     assert status == ExitStatus.OK
-    assert "h2: epoch 1, step 1/4, loss 2.000, 2.0 clips/s, sent 0 B, 0:06 left" in text
+    assert "h2: epoch 1, step 1/4, loss 2.000, 0.5 clips/s, sent 0 B, 0:24 left" in text
     assert "h2: skipped: clip.wav: damaged" in text
     assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
 
@@ -187,11 +187,11 @@ def test_the_table_tells_what_each_host_does():
     view = RunView()
     for host in ("h1", "h2"):
         view.take(START | {"host": host})
-        view.take(STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 2.0})
+        view.take(STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 8.0})
     view.take(generation(1, "h1", "h2"))
-    assert state(view, "h2") == "1 1/4 2.000 2.0 0:06 cpu"
+    assert state(view, "h2") == "1 1/4 2.000 0.5 0:24 cpu"
     for event, expected in [
-        ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1 1/4 2.000 2.0 not reached"),
+        ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1 1/4 2.000 0.5 not reached"),
         (lost("h2"), "1 1/4 2.000 lost"),
         (lost("h2", given_up=True), "1 1/4 2.000 given up"),
         ({"type": "back", "host": "h2"}, "1 1/4 2.000 waiting"),
@@ -207,7 +207,7 @@ def test_the_table_tells_what_each_host_does():
     ]:
         view.take(event)
         assert state(view, "h2") == expected
-    assert state(view, "h1") == "1 1/4 2.000 2.0 0:06 cpu"
+    assert state(view, "h1") == "1 1/4 2.000 0.5 0:24 cpu"
 
 
 def test_plain_lines_tell_of_long_preparations(capsys):
@@ -216,6 +216,26 @@ def test_plain_lines_tell_of_long_preparations(capsys):
         view.take({"type": "preparing", "host": "h1", "done": done, "total": 5})
         screen.update(view)
     assert capsys.readouterr().out == "h1: preparing 1/5 clips\n"
+
+
+def test_time_left_of_preparations_and_evaluations_is_by_the_rate_so_far():
+    view = RunView()
+    for second, done, left in ((0, 100, ""), (4, 140, ""), (10, 200, ", 0:20 left"), (20, 250, ", 0:20 left")):
+        at = {"time": 1000.0 + second, "done": done, "total": 400}
+        view.take({"type": "preparing", "host": "h1", **at})
+        assert view.hosts["h1"].state == f"preparing {done}/400 clips{left}"
+        view.take({"type": "evaluating", "model": "before", **at})
+        assert view.progress == f"evaluating before: {done}/400 clips{left}"
+    view.take({"type": "evaluating", "model": "after", "done": 8, "total": 400, "time": 1021.0})
+    assert view.progress == "evaluating after: 8/400 clips"
+
+
+def test_a_first_step_alone_tells_no_time_left():
+    view = RunView()
+    view.take(EVENTS[1])
+    for step, left in ((1, None), (2, None), (3, 1.0)):
+        view.take(STEP | {"host": "h2", "step": step, "loss": 2.0, "samples": 4, "seconds": 1.0})
+        assert view.hosts["h2"].remaining == left
 
 
 def test_how_far_an_evaluation_is_is_told_before_its_result_alone(capsys, monkeypatch):
