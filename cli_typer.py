@@ -200,11 +200,20 @@ def export(
     verify: Annotated[bool, typer.Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,
     data: Annotated[Path | None, typer.Option(help="Manifest to verify with. [default: the run's test set]")] = None,
     language: Language = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print only folders and figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> int:
     """Write a trained model, adapters merged, as other programs load it."""
     return commands.export.export(
-        config, model, to, precision=precision, out=out, verify=verify, data=data, language=language
+        config,
+        model,
+        to,
+        precision=precision,
+        out=out,
+        verify=verify,
+        data=data,
+        language=language,
+        as_json=as_json,
     )
 
 
@@ -235,9 +244,10 @@ def selftest(
     hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
     out: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("report.json"),
     lid: Annotated[bool, typer.Option("--lid", help="Then watch for a minute in which you close a lid.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> int:
     """Check what this program assumes of your machines: about 5 minutes, with a report to send us."""
-    return commands.selftest.selftest(hosts, out, lid=lid)
+    return commands.selftest.selftest(hosts, out, lid=lid, as_json=as_json)
 
 
 @app.command()
@@ -393,6 +403,7 @@ def runs_clean(
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     keep: Annotated[int, typer.Option(min=0, help="Keep this many of the newest runs.")] = 0,
     older_than: Annotated[str, typer.Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the list, as JSON.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> int:
@@ -401,7 +412,7 @@ def runs_clean(
     Runs that can be resumed are kept, unless they are named or --older-than is given.
     """
     folders = commands.runs.folders_of(config, runs_dir)
-    return commands.runs.runs_clean(folders, runs or [], really=yes, keep=keep, older_than=older_than)
+    return commands.runs.runs_clean(folders, runs or [], really=yes, keep=keep, older_than=older_than, as_json=as_json)
 
 
 def main(arguments: list[str] | None = None) -> int:

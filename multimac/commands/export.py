@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import csv
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +40,9 @@ from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 
 
+BEFORE, ROUNDED = "before the export", "in float16"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     which: Format
@@ -60,9 +65,10 @@ def export(
     verify: bool,
     data: Path | None,
     language: str,
+    as_json: bool,
 ) -> ExitStatus:
     """Without `data` a verification takes the test set of the run that made the model."""
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, stderr=as_json)
     wanted = chosen(to, precision)
     for which, how in wanted:
         which.require(how, running=verify)
@@ -84,7 +90,14 @@ def export(
             which.write(merged, one.folder, how, _card(one, merged, speech, origin))
         console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
         found.append(one)
-    return _verified(console, found, merged, manifest, speech) if manifest else ExitStatus.OK
+    verified = _verified(console, found, merged, manifest, speech) if manifest else None
+    if as_json:
+        print(json.dumps(_as_json(found, verified), indent=2))
+    elif verified:
+        console.print(_table(verified))
+    if verified:
+        _raise_if_off(verified)
+    return ExitStatus.OK
 
 
 def _manifest(data: Path | None, origin: RunSummary | None) -> Manifest:
@@ -145,11 +158,19 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return []
 
 
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What each runtime wrote for the test clips. alike: transformers' own, by precision of the weights."""
+
+    manifest: Manifest
+    alike: dict[str, Evaluation]
+    results: list[tuple[Exported, Evaluation]]
+
+
 def _verified(
     console: Console, exported: Sequence[Exported], merged: Merged, manifest: Manifest, speech: Speech
-) -> ExitStatus:
-    """A table of what each runtime writes for the test clips, beside transformers."""
-    results: dict[str, Evaluation] = {}
+) -> Verified:
+    results = []
     with progress(console) as bar:
 
         def shown_by(name: str):
@@ -159,33 +180,67 @@ def _verified(
         # Greedily, as by the runtimes: what chance draws where a text is in doubt is another text in each of them.
         known = {"language": speech.language, "task": speech.task, "temperatures": GREEDY}
         reference = evaluate(merged.model, merged.processor, manifest.samples, **known, progress=shown_by("before"))
-        same = {"float32": reference}  # what transformers writes with weights of the same precision
+        alike = {"float32": reference}
         if any(one.precision == "float16" for one in exported):
             rounded = copy.deepcopy(merged.model).half().float()
-            at = shown_by("in float16")
-            same["float16"] = evaluate(rounded, merged.processor, manifest.samples, **known, progress=at)
+            at = shown_by(ROUNDED)
+            alike["float16"] = evaluate(rounded, merged.processor, manifest.samples, **known, progress=at)
         for one in exported:
-            results[one.name] = decoded(one.which, one.folder, manifest.samples, speech, shown_by(one.name))
-    table = Table(header_style="bold", title=f"{manifest.path}: {len(manifest.samples)} clips")
+            results.append((one, decoded(one.which, one.folder, manifest.samples, speech, shown_by(one.name))))
+    return Verified(manifest=manifest, alike=alike, results=results)
+
+
+def _table(verified: Verified) -> Table:
+    clips, reference = len(verified.manifest.samples), verified.alike["float32"]
+    table = Table(header_style="bold", title=f"{verified.manifest.path}: {clips} clips")
     for column in ("", "WER", "95 %", "points more", "95 %", "size", "audio s/s"):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
-    table.add_row("before the export", *_rates(reference))
-    if "float16" in same:
-        table.add_row("in float16", *_rates(same["float16"]), *_more(same["float16"], reference))
-    wrong = []
-    for one in exported:
-        result = results[one.name]
+    table.add_row(BEFORE, *_rates(reference))
+    if rounded := verified.alike.get("float16"):
+        table.add_row(ROUNDED, *_rates(rounded), *_more(rounded, reference))
+    for one, result in verified.results:
         about = [size(disk_use(one.folder)[0]), f"{result.speed:.1f}"]
         table.add_row(one.name, *_rates(result), *_more(result, reference), *about)
-        alike = same.get(one.precision)
+    return table
+
+
+def _as_json(exported: Sequence[Exported], verified: Verified | None) -> dict[str, Any]:
+    """`exports`; with a verification also `before`, and `before in float16` where the table has it."""
+    told = {one.name: {"to": one.which.name, "precision": one.precision, "folder": str(one.folder)} for one in exported}
+    for one in exported:
+        told[one.name]["bytes"] = disk_use(one.folder)[0]
+    found: dict[str, Any] = {"exports": [*told.values()]}
+    if verified:
+        reference, rounded = verified.alike["float32"], verified.alike.get("float16")
+        found |= {"data": str(verified.manifest.path), "clips": len(verified.manifest.samples)}
+        found["before"] = _figures(reference)
+        found |= {"before in float16": _figures(rounded, reference)} if rounded else {}
+        for one, result in verified.results:
+            told[one.name] |= _figures(result, reference) | {"speed": round(result.speed, 2)}
+    return found
+
+
+def _figures(result: Evaluation, reference: Evaluation | None = None) -> dict[str, Any]:
+    """Per cent, and points more than the reference, with intervals of 95 %."""
+    interval = wer_interval(counts(result.rows))
+    figures = {"wer": round(100 * result.normalized.wer, 2)}
+    figures["wer_interval"] = [round(interval.low, 2), round(interval.high, 2)] if interval else None
+    if reference and (more := wer_difference(counts(result.rows), counts(reference.rows))):
+        figures |= {"points_more": round(more.points, 2), "points_interval": [round(more.low, 2), round(more.high, 2)]}
+    return figures
+
+
+def _raise_if_off(verified: Verified) -> None:
+    """Each runtime must write what transformers writes with weights of the same precision. Raises RunError."""
+    wrong = []
+    for one, result in verified.results:
+        alike = verified.alike.get(one.precision)
         if is_off(off := alike and wer_difference(counts(result.rows), counts(alike.rows))):
             wrong.append(f"{one.name} by {off.points:+.1f} points")
-    console.print(table)
     if wrong:
         what = f"at the same precision WER is more than {LIMIT} points from transformers': {', '.join(wrong)}"
         remedy = "The export stays where it is. Please report it, with the versions of the packages."
         raise RunError(what, remedy=remedy)
-    return ExitStatus.OK
 
 
 def _rates(result: Evaluation) -> list[str]:

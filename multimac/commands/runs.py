@@ -107,9 +107,9 @@ def runs_compare(folders: Sequence[Path], names: Sequence[str], *, as_json: bool
 
 
 def runs_clean(
-    folders: Sequence[Path], names: Sequence[str], *, really: bool, keep: int, older_than: str
+    folders: Sequence[Path], names: Sequence[str], *, really: bool, keep: int, older_than: str, as_json: bool
 ) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
+    console, kept = Console(highlight=False, markup=False, stderr=as_json), []
     seconds = age(older_than) if older_than else None
     if names:
         if keep or older_than:
@@ -125,29 +125,47 @@ def runs_clean(
             console.print(f"  {', '.join(kept)}", soft_wrap=True)
     for removal in found:
         console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
+    failed = _remove_all(found) if really else []
+    if as_json:
+        print(json.dumps(_listed(found, kept), indent=2))
     total = size(sum(removal.size for removal in found))
     if not found:
         console.print("nothing to remove")
     elif not really:
         console.print(f"{total} in all; nothing has been removed yet: repeat the command with --yes")
-    else:
-        _remove_all(console, found)
+    elif not failed:
         console.print(f"removed, {total} freed")
+    for error in failed[1:]:
+        console.print(str(error), style="red")
+    if failed:
+        raise failed[0]
     return ExitStatus.OK
 
 
-def _remove_all(console: Console, found: Sequence[Removal]) -> None:
-    """Remove all that can be removed, then raise the first failure."""
+def _listed(found: Sequence[Removal], kept: Sequence[str]) -> dict:
+    """kept: ids of runs that can be resumed."""
+    listed = [
+        {
+            "run": one.run.id,
+            "path": str(one.path),
+            "bytes": one.size,
+            "reason": one.reason,
+            "removed": not one.path.exists(),
+        }
+        for one in found
+    ]
+    return {"removals": listed, "kept": [*kept]}
+
+
+def _remove_all(found: Sequence[Removal]) -> list[TunerError]:
+    """Remove all that can be removed; what went wrong with the others."""
     failed: list[TunerError] = []
     for removal in found:
         try:
             remove(removal)
         except TunerError as error:
             failed.append(error)
-    for error in failed[1:]:
-        console.print(str(error), style="red")
-    if failed:
-        raise failed[0]
+    return failed
 
 
 def to_json(run: RunSummary, speed_up: float | None, *, whole: bool = False) -> dict:

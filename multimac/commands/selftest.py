@@ -29,8 +29,8 @@ VERDICT_WIDTH, NAME_WIDTH = 9, 22
 
 
 @awake()
-def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
+def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False, as_json: bool = False) -> ExitStatus:
+    console = Console(highlight=False, markup=False, stderr=as_json)
     hosts = load_hosts(hosts_file) if hosts_file else Hosts(master=Host(address="localhost"), workers=())
     _check_writable(out)
     desk = Desk(hosts=hosts)
@@ -47,7 +47,10 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False) -> ExitSt
         for place in desk.places:
             place.machine.close()
         entries = [cleaned(desk, entry) for entry in entries]  # later checks may have made more names known
-        write_atomically(out, json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1) + "\n")
+        report = json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1)
+        write_atomically(out, report + "\n")
+        if as_json:
+            print(report)
     rows = [row for entry in entries for row in rows_of(entry)]
     _sum_up(console, rows, out, time.monotonic() - began)
     return ExitStatus.INTERRUPTED if interrupted else exit_status(rows)

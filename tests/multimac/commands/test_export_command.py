@@ -64,6 +64,21 @@ def test_a_run_is_exported_merged_verified_and_described(run_folder, capsys):
     assert 'model="transformers-float16"' in card
 
 
+def test_folders_and_figures_as_json(run_folder, capsys):
+    formats = ["--to", "transformers", "--precision", "float16"]
+    assert cli_typer.main(["export", RUN[:8], *formats, "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["clips"] == 3 and found["data"].endswith("test.csv")
+    [one] = found["exports"]
+    assert (one["to"], one["precision"], one["points_more"]) == ("transformers", "float16", 0.0)
+    assert Path(one["folder"]).is_dir() and one["bytes"] > 1000 and one["speed"] > 0
+    assert one["wer"] == found["before"]["wer"] == found["before in float16"]["wer"]
+    low, high = one["wer_interval"]
+    assert low <= one["wer"] <= high
+    assert cli_typer.main(["export", RUN[:8], *formats, "--json"]) == 0
+    assert [*json.loads(capsys.readouterr().out)] == ["exports"]
+
+
 def test_an_export_replaces_an_earlier_one_and_goes_where_it_is_told(run_folder, tmp_path, capsys):
     for _ in range(2):
         assert cli_typer.main(["export", f"runs/{RUN}/final", "--to", "transformers", "--out", "there"]) == 0

@@ -431,6 +431,22 @@ def test_clean_lists_first_and_removes_with_yes(runs, cli):
     assert not done.exists()
 
 
+def test_clean_as_json(runs, capsys):
+    useless, paused = runs.copy("20251101-101010-useless", final=False), runs.copy("20251103-101010-paused")
+    for path, status in ((useless, 5), (paused, 130)):
+        runs.end(path, status, "it ended")
+        runs.age(path, 3)
+    runs.checkpoint(paused)
+    for removed, more in ((False, []), (True, ["--yes"])):
+        assert cli_typer.main(["runs", "clean", "--json", *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        [one] = found["removals"]
+        assert (one["run"], one["reason"], one["removed"]) == (useless.name, "failed, no model", removed)
+        assert one["bytes"] > 1000 and useless.exists() != removed and found["kept"] == [paused.name]
+    assert cli_typer.main(["runs", "clean", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removals"] == []
+
+
 def test_clean_touches_nothing_outside_and_follows_no_link(runs, cli, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()

@@ -53,6 +53,14 @@ def test_alone(selftest):
     assert set(verdicts(report).values()) == {"pass"}
 
 
+def test_its_report_as_json_and_nothing_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "CHECKS", [check for check in run.CHECKS if check.name == "process group"])
+    out = tmp_path / "report.json"
+    assert cli_typer.main(["selftest", "--out", str(out), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == json.loads(out.read_text()) and "process group" in said.err
+
+
 def test_with_a_host_over_ssh(selftest, hosts, ssh_server):
     status, said, report = selftest("--hosts", hosts())
     assert status == 0, said
