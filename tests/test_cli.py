@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
+
+import cli_typer
 
 PROJECT = Path(__file__).parents[1]
 MODEL = PROJECT / "bundled" / "model"
@@ -68,12 +71,53 @@ def test_the_hosts_file_beside_config_ini_is_used_where_none_is_named(tmp_path, 
     assert done.stdout.startswith("hosts file: elsewhere/distributed_hosts.json\nlooking at localhost, 127.0.0.1\n")
 
 
-def test_version_and_short_help():
+def test_version():
     done = cli("--version")
     assert done.returncode == 0 and re.fullmatch(r"multimac \d+\.\d+\.\d+, Python 3\.\d+\.\S+\n", done.stdout)
-    for arguments in (["-h"], ["runs", "-h"], ["export", "-h"], ["runs", "show", "-h"]):
-        done = cli(*arguments)
-        assert done.returncode == 0 and "-h, --help" in done.stdout, arguments
+
+
+def commands_below(group, *before: str) -> list[list[str]]:
+    found = [[*before]]
+    for name, command in getattr(group, "commands", {}).items():
+        found += commands_below(command, *before, name)
+    return found
+
+
+@pytest.mark.parametrize("words", commands_below(typer.main.get_command(cli_typer.app)), ids=" ".join)
+def test_every_command_knows_both_ways_to_ask_for_help(words, capsys):
+    said = set()
+    for option in ("-h", "--help"):
+        assert cli_typer.main([*words, option]) == 0
+        said.add(capsys.readouterr().out)
+    [text] = said
+    assert text.startswith(" ".join(["Usage: multimac", *words])) and "-h, --help" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_is_installed_for_a_shell_completes_there(shell, tmp_path):
+    """Zsh completes only on a terminal: there only what it is given is looked at."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "multimac").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{PROJECT}/cli_typer.py" "$@"\n')
+    (folder / "multimac").chmod(0o755)
+    env = os.environ | {"HOME": str(tmp_path), "PATH": f"{folder}:{os.environ['PATH']}", "SHELL": shell}
+    env |= {"XDG_CONFIG_HOME": str(tmp_path / ".config"), "XDG_DATA_HOME": str(tmp_path / ".local")}
+
+    def asked(command: str, **more: str) -> str:
+        line = [shell, "-c", f"{command}; true"]  # so that it does not become the command itself
+        done = subprocess.run(line, env=env | more, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return done.stdout + done.stderr
+
+    assert f"{shell} completion installed" in asked("multimac --install-completion")
+    complete = {
+        "bash": "source .bashrc; COMP_WORDS=(multimac runs s); COMP_CWORD=2; "
+        "_multimac_completion multimac; echo ${COMPREPLY[@]}",
+        "zsh": "source .zfunc/_multimac 2> .errors; multimac",
+        "fish": "complete -C 'multimac runs s'",
+    }
+    zsh = {"_MULTIMAC_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "multimac runs s"}
+    said = asked(complete[shell], **(zsh if shell == "zsh" else {}))
+    assert "show" in said and "stop" in said and "compare" not in said
 
 
 def test_a_shell_completes_commands():

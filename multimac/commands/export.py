@@ -39,7 +39,6 @@ from whisper_tuner.export.merged import Merged, Speech
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 
-
 BEFORE, ROUNDED = "before the export", "in float16"
 
 
