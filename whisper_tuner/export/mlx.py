@@ -1,4 +1,7 @@
-"""A folder for mlx-whisper, on Apple's MLX: `config.json` and `weights.safetensors`. To write it needs no MLX."""
+"""A folder for mlx-whisper, on Apple's MLX: `config.json` and `weights.safetensors`. To write it needs no MLX.
+
+mlx-audio reads it too. It takes transformers' processor for the tokenizer, and its generation config for word times.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from whisper_tuner.export.final import save_processor
 from whisper_tuner.export.merged import Merged, Speech
 from whisper_tuner.export.openai import dimensions, weights
 
@@ -32,6 +36,8 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
     save_file(stored, folder / "weights.safetensors")
     config = {**dimensions(merged.model), "model_type": "whisper"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_processor(merged.processor, folder)
+    merged.model.generation_config.save_pretrained(folder)
 
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:

@@ -245,6 +245,18 @@ def test_what_cannot_be_written_is_told_and_nothing_is_left(merged, tmp_path, na
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("published", VOCABULARIES, indirect=True)
+def test_the_folder_for_mlx_has_what_mlx_audio_reads_besides(published, tmp_path):
+    """It has been read by mlx-audio 0.6, which is no dependency: docs/export.md."""
+    model, processor = load_model(published)
+    FORMATS["mlx"].write(Merged(model=model, processor=processor), tmp_path, "float16")
+    found = WhisperProcessor.from_pretrained(tmp_path)
+    assert found.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
+    assert found.feature_extractor.feature_size == model.config.num_mel_bins
+    stored = GenerationConfig.from_pretrained(tmp_path)
+    assert stored.no_timestamps_token_id == model.generation_config.no_timestamps_token_id
+
+
 @pytest.mark.parametrize("name", ["whisper.cpp", "mlx", "openai"])
 def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, tmp_path, name):
     model, processor = multilingual
