@@ -11,7 +11,7 @@ from pathlib import Path
 
 REPORT = "--report="  # an option of the launcher; a module's name follows
 LONGEST_S = 120.0  # it usually takes a second or two; a run of a day must not wait for a disk that hangs
-AT_ONCE_S = 5.0  # of a run that was to stop at once
+AT_ONCE_S = 10.0  # of a run that was to stop at once
 NOT_WRITTEN = "the report was not written: "
 
 
