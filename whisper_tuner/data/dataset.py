@@ -24,6 +24,7 @@ from whisper_tuner.paths import expanded
 DURATION_COLUMNS = ("duration_s", "duration")
 ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language",)
+SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
@@ -34,6 +35,7 @@ class Sample:
     """One clip and its transcript; `line` is where its manifest names it.
 
     An empty text says that there is no speech. language: the code of this clip's, "" if it is the profile's.
+    speaker: who speaks, in the manifest's own words; "" if it does not say.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Sample:
     duration_s: float
     line: int = 0
     language: str = ""
+    speaker: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,12 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     listing = io.StringIO()
     writer = csv.writer(listing)
     samples = list(samples)
-    more = LANGUAGE_COLUMNS if any(sample.language for sample in samples) else ()
+    more = [name for name in ("language", "speaker") if any(getattr(sample, name) for sample in samples)]
     writer.writerow(["id", "audio_path", "transcription", "duration_s", *more])
     for sample in samples:
         inside = sample.audio.is_relative_to(path.parent)
         audio = sample.audio.relative_to(path.parent) if inside else sample.audio
-        own = [sample.language] if more else []
+        own = [getattr(sample, name) for name in more]
         writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}", *own])
     write_shared(path, listing.getvalue())
 
@@ -143,6 +146,7 @@ def _sample(
         duration_s=seconds,
         line=line,
         language=_language(cell(row, LANGUAGE_COLUMNS)),
+        speaker=cell(row, SPEAKER_COLUMNS),
     )
 
 
