@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from whisper_tuner.data.checks.finding import Check, Finding, Kind, Needs, Severity, of_row
 from whisper_tuner.data.checks.material import Material
 
-# The level of the first or last 5 ms, compared with the clip's loud frames. The loudest edge of 1,046 studio recordings,
-# trimmed by hand, has -26 dB, that of 330 clips of synthetic speech -12. If clips are cut at random, 6 in 10 are above
-# -10; the others are cut in a pause, or in a consonant.
+# The level of the first or last 5 ms, compared with the clip's loud frames. The loudest edge of 1,046 recordings of a
+# studio, trimmed by hand, has -26 dB, that of 330 clips of synthetic speech -12. If clips are cut at random, 6 in 10
+# are above -10; the others are cut in a pause, or in a consonant.
 NEAR_DB = -10.0
 LOUD_DB = -45.0  # of the clip; below, what lies at its edges may be hum
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from whisper_tuner.data.check import header_index
 from whisper_tuner.data.checks.facts_store import FILE, FactsStore, Told
-from whisper_tuner.data.checks.material import Material
+from whisper_tuner.data.checks.material import PARTS, TEST, TRAIN, VALIDATION, Material
 from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.hub import loading, model_file
+
+_KIND_OF = dict.fromkeys(("train", "training"), TRAIN) | dict.fromkeys(("test", "eval"), TEST)
+_KIND_OF |= dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION)
+_KIND = re.compile(rf"(?:^|[-_. ])({'|'.join(_KIND_OF)})$", re.IGNORECASE)
 
 
 def read(path: Path, store: Path, *, max_duration_s: float, no_speech: bool = False) -> Manifest:
@@ -37,3 +42,14 @@ def reading_back(base_model: str) -> Callable[[str], str] | None:
 
         tokenizer = Tokenizer.from_file(str(file))
     return lambda text: tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids).strip()
+
+
+def parts_of(paths: Sequence[Path]) -> dict[str, Path]:
+    """Manifests that the user has named, by part: as their names say, else one to train on, else by their names."""
+    found: dict[str, Path] = {}
+    for path in dict.fromkeys(paths):
+        match = _KIND.search(path.stem)
+        kind = _KIND_OF[match[1].lower()] if match else TRAIN
+        names = [kind, path.stem, "-".join(path.absolute().with_suffix("").parts[-2:])]
+        found[next((name for name in names if name not in found), str(path))] = path
+    return {part: found[part] for part in sorted(found, key=lambda part: PARTS.index(part) if part in PARTS else -1)}
