@@ -20,7 +20,7 @@ from multimac.view.models import model_named
 from multimac.view.progress import progress, working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.checks import fix, gather, table
-from whisper_tuner.data.checks.contradicted import contradiction
+from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
 from whisper_tuner.data.checks.material import PARTS, Heard, Material
 from whisper_tuner.data.dataset import MAX_DURATION_S
@@ -68,6 +68,9 @@ def data_check(
     material, notes = _material(console, asked, model)
     if model:
         material = replace(material, heard=_heard(console, asked, material, model))
+        if (usual := usual_cer(material)) > USELESS:
+            what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
+            notes.append(f"{what}: where it hears something else is listed in the report, and counts as no finding.")
     found = table.findings(material)
     folder = out or PROJECT / STORE / CHECKS / asked.name
     page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)

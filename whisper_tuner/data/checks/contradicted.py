@@ -24,15 +24,21 @@ KIND = Kind(
 
 
 def find(material: Material) -> Iterator[Finding]:
-    known = [(row, heard) for row in material.spoken if (heard := material.heard.get((row.part, row.sample.line)))]
-    usual = median(heard.cer for _, heard in known) if known else 0.0
+    usual = usual_cer(material)
     if usual > USELESS:
         return
-    for row, heard in known:
+    for row in material.spoken:
+        if not (heard := material.heard.get((row.part, row.sample.line))):
+            continue
         far = heard.cer >= CER and heard.cer > TIMES * usual
         if far and heard.logprob > CERTAIN and max(letters(row.text), letters(heard.text)) > SHORT:
             what = f"heard: {heard.text[:80] or 'nothing'} (CER {100 * heard.cer:.0f}, {heard.logprob:.2f})"
             yield of_row(KIND, row, what, badness=contradiction(heard))
+
+
+def usual_cer(material: Material) -> float:
+    """The median."""
+    return median(heard.cer for heard in material.heard.values()) if material.heard else 0.0
 
 
 def contradiction(heard: Heard) -> float:

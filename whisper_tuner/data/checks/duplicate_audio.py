@@ -10,7 +10,7 @@ from whisper_tuner.data.checks.finding import Check, Finding, Kind, Needs, Sever
 from whisper_tuner.data.checks.material import Material, Row
 
 # The share of the 128 bits of two prints that may differ. Among 1,376 clips the same recording, made anew, differs in
-# up to 0.04; sentences of one voice that have all words but one in common differ in 0.12 at least.
+# up to 0.04; sentences of one voice that have all words but one in common differ in 0.14 at least.
 ALIKE = 0.08
 SLICES = 8  # of a print. Two that differ in few bits have one of these in common
 MOST_COMPARED = 64  # prints with a slice in common: more are no sign of anything

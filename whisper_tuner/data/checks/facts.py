@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import soundfile
 
-from whisper_tuner.data.audio import read_channels
+from whisper_tuner.data.audio import REFUSED, UNCOUNTED, read_channels
 from whisper_tuner.errors import TunerError
 
 FRAME_S = 0.02
@@ -22,6 +23,9 @@ BELOW_SPEECH_DB, ABOVE_NOISE_DB, NEAREST_DB = 40.0, 6.0, 20.0
 SEGMENTS, BANDS = 17, 9  # of a print: (17 - 1) * (9 - 1) = 128 bits
 LOWEST_HZ, HIGHEST_HZ = 200.0, 3600.0  # what every recording of speech has, also one of 8 kHz
 WINDOW_S = 0.032
+FAINTEST_DB = -70.0  # of a clip with a print
+LOUD_DB = 20.0  # below a clip's loud frames: from the first to the last such moment its print is taken
+FINE_S, SMOOTHED = 0.002, 10  # over 20 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,9 @@ class Facts:
     level: of its loud frames, the 95th percentile. spread: from its quiet to its loud frames, dB. clipped: the share of
     samples in flat tops. begins_s, ends_s: silence there. silent: the share of silent frames. first, last: level of the
     first and last 5 ms, compared with `level`. balance: of the loudest channel to the quietest, dB. cancelled: how much
-    the mean of the channels is below them, dB. digest: of the mono waveform. print: 128 bits that hardly change with
-    loudness, codec, and silence at the edges; "" where there is too little sound.
+    the mean of the channels is below them, dB. missing_s: how much shorter it is than its header says. digest: of the
+    mono waveform. print: 128 bits that hardly change with loudness, codec, and silence at the edges; "" where there is
+    too little sound.
     """
 
     rate: int = 0
@@ -50,6 +55,7 @@ class Facts:
     last: float = QUIETEST_DB
     balance: float = 0.0
     cancelled: float = 0.0
+    missing_s: float = 0.0
     digest: str = ""
     print: str = ""
     problem: str = ""
@@ -66,7 +72,17 @@ def measure(path: Path) -> Facts:
         samples, rate = read_channels(path)
     except (TunerError, OSError) as error:
         return Facts(problem=" - ".join(str(error).split("\n  ")))
-    return facts_of(samples, rate)
+    facts = facts_of(samples, rate)
+    return replace(facts, missing_s=round(max(0.0, _stated_s(path) - facts.seconds), 2))
+
+
+def _stated_s(path: Path) -> float:
+    """By its header; 0 where that does not say: of an MP3 it is guessed."""
+    try:
+        info = soundfile.info(path)
+    except (*REFUSED, OSError):
+        return 0.0
+    return 0.0 if info.format == "MP3" or info.frames == UNCOUNTED else info.frames / info.samplerate
 
 
 def facts_of(samples: np.ndarray, rate: int) -> Facts:
@@ -79,7 +95,6 @@ def facts_of(samples: np.ndarray, rate: int) -> Facts:
     sounds = np.flatnonzero(frames > limit)
     begins, ends = (int(sounds[0]), len(frames) - 1 - int(sounds[-1])) if len(sounds) else (len(frames), 0)
     channels = _decibels(np.sqrt(np.square(samples - samples.mean(axis=0)).mean(axis=0)))
-    n = max(1, round(FRAME_S * rate))
     short = max(1, round(EDGE_S * rate))
     edges = [_decibels(np.sqrt(np.square(part - offset).mean())) - level for part in (mono[:short], mono[-short:])]
     return Facts(
@@ -99,7 +114,7 @@ def facts_of(samples: np.ndarray, rate: int) -> Facts:
         balance=round(float(channels.max() - channels.min()), 1),
         cancelled=round(float(channels.max() - _decibels(np.sqrt(np.square(mono - offset).mean()))), 1),
         digest=hashlib.blake2b(np.rint(mono * 32768).astype("<i4").tobytes(), digest_size=12).hexdigest(),
-        print=_print(mono[begins * n : len(mono) - ends * n], rate) if level > -70 else "",
+        print=_print(_loud_part(mono - offset, rate, level), rate) if level > FAINTEST_DB else "",
     )
 
 
@@ -133,6 +148,15 @@ def _clipped(samples: np.ndarray) -> float:
             flat[2:] |= run
             worst = max(worst, float(flat.mean()))
     return round(worst, 5)
+
+
+def _loud_part(mono: np.ndarray, rate: int, level: float) -> np.ndarray:
+    """From the first loud moment to the last one, to 2 ms: where it begins must not depend on codec or noise."""
+    n = max(1, round(FINE_S * rate))
+    summed = np.concatenate([[0.0], np.cumsum(np.square(mono), dtype=np.float64)])[::n]
+    power = (summed[SMOOTHED:] - summed[:-SMOOTHED]) / (SMOOTHED * n)
+    loud = np.flatnonzero(power > 10 ** ((level - LOUD_DB) / 10))
+    return mono[loud[0] * n : (loud[-1] + SMOOTHED) * n] if len(loud) else mono[:0]
 
 
 def _print(sound: np.ndarray, rate: int) -> str:

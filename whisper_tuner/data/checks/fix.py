@@ -170,8 +170,8 @@ def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tupl
         leaks = [(row, other) for row, other in leaked_text.leaking(material, part)]
         if len(leaks) > leaked_text.MANY * len(manifest.samples):
             notes.append(
-                f"{manifest.path.name}: {len(leaks)} rows have a text that validation or test has too. They stay, since "
-                "they are more than a tenth: a set of fixed phrases would lose its phrases."
+                f"{manifest.path.name}: {len(leaks)} rows have a text that validation or test has too. They stay: "
+                "over a tenth of a set means fixed phrases, which it would lose."
             )
             continue
         for row, other in leaks:

@@ -19,7 +19,7 @@ KIND = Kind(
 
 def find(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if (better := repair.decoded(row.text)) != row.text:
+        if (better := repair.probably_decoded(row.text)) != row.text:
             yield of_row(KIND, row, f"probably: {better[:80]}")
 
 

@@ -16,10 +16,23 @@ KIND = Kind(
 )
 
 
+MISSING_S = 0.05  # decoders differ by a frame at most
+
+DAMAGED = Kind(
+    name="damaged audio",
+    severity=Severity.WARNING,
+    means="The file is damaged inside: a part of what its header states is lost, and words with it.",
+    remedy="Copy or convert it again, or listen whether its text still fits.",
+)
+
+
 def find(material: Material) -> Iterator[Finding]:
     for row in material.rows:
         if (facts := material.facts.get(row.sample.audio)) and facts.problem:
             yield of_row(KIND, row, facts.problem)
+        elif facts and facts.missing_s > MISSING_S:
+            what = f"{facts.missing_s:.2f} s of what its header states are lost"
+            yield of_row(DAMAGED, row, what, badness=facts.missing_s)
 
 
-CHECK = Check(kinds=(KIND,), find=find, needs=Needs.AUDIO)
+CHECK = Check(kinds=(KIND, DAMAGED), find=find, needs=Needs.AUDIO)
