@@ -36,7 +36,7 @@ app = typer.Typer(
 hosts_app = typer.Typer(help="Prepare and check the machines of a hosts file.", no_args_is_help=True)
 config_app = typer.Typer(help="Show the settings of config.ini.", no_args_is_help=True)
 runs_app = typer.Typer(help="List, compare, follow and stop runs; free disk space.", no_args_is_help=True)
-data_app = typer.Typer(help="Bring in recordings of any usual layout.", no_args_is_help=True)
+data_app = typer.Typer(help="Bring in recordings of any usual layout, and check them.", no_args_is_help=True)
 for name, group in {"data": data_app, "hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
     app.add_typer(group, name=name)
 
@@ -321,6 +321,35 @@ def data_import(
         language=language,
         keep_empty=keep_empty,
         split_off=split_off,
+        as_json=as_json,
+    )
+
+
+@data_app.command("check")
+def data_check(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
+    ],
+    model: Annotated[str, typer.Option("--model", help=f"Show what it hears otherwise. {MODEL}")] = "",
+    fix: Annotated[
+        Path | None, typer.Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
+    ] = None,
+    language: Language = "",
+    settings: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    config: Config = CONFIG,
+) -> int:
+    """Find what spoils training: bad audio, wrong texts, leaks between parts; exit status 4 if there are errors."""
+    return commands.data_check.data_check(
+        config,
+        what,
+        settings=settings or (),
+        language=language,
+        model=model,
+        fix_into=fix,
+        out=out,
         as_json=as_json,
     )
 

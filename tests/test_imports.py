@@ -34,7 +34,7 @@ LAYERS = [
     ["exogym", "whisper_tuner.eval"],
     ["exogym.state", "exogym.logger", "whisper_tuner.export"],
     ["exogym.strategy", "whisper_tuner.model"],
-    ["exogym.elastic_sampler"],
+    ["exogym.elastic_sampler", "whisper_tuner.data.checks"],
     ["exogym.comm", "whisper_tuner.data"],
     ["exogym.membership", "whisper_tuner.data.formats"],
     ["exogym.batches", "whisper_tuner.data.problems"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.progress import working
 from whisper_tuner.data.audio_check import AudioIndex
+from whisper_tuner.data.check import header_index
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.formats.table import DELIMITERS
 from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
@@ -81,8 +81,7 @@ def data_import(
 
 def _index(manifest: Path) -> AudioIndex:
     """The same that training on this manifest uses, which then need not open the audio again."""
-    name = hashlib.sha256(str(manifest.absolute()).encode()).hexdigest()[:16]
-    return AudioIndex(PROJECT / STORE / "cache" / "headers" / f"{name}.json")
+    return header_index(manifest, PROJECT / STORE)
 
 
 def _show(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:

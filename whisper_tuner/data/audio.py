@@ -37,6 +37,21 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
 
     Raises DataError (missing, damaged or empty file) or MissingProgram (a format that needs ffmpeg), naming the file.
     """
+    samples, rate = read_channels(path, sample_rate)
+    waveform = samples.mean(axis=1)
+    if rate != sample_rate:
+        # What librosa calls soxr_hq, without librosa's two seconds of import.
+        waveform = soxr.resample(waveform, rate, sample_rate, quality="HQ")
+    if len(waveform) == 0:
+        raise DataError(f"{path} holds no audio", remedy="Remove it from the manifest.")
+    return np.ascontiguousarray(waveform, dtype=np.float32)
+
+
+def read_channels(path: str | Path, sample_rate: int = SAMPLE_RATE) -> tuple[np.ndarray, int]:
+    """(float32 [n, channels], samples a second) of a file as it is; `sample_rate` where another program decodes it.
+
+    Raises as `load_audio` does.
+    """
     path = Path(path)
     _require_file(path)
     try:
@@ -45,15 +60,11 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
         samples, rate = _convert(path, sample_rate, reason=str(error)), sample_rate
     if rate < LOWEST_RATE:
         raise DataError(f"{path} states {rate} samples a second", remedy="Its header is damaged: copy it again.")
-    waveform = samples.mean(axis=1)
-    if rate != sample_rate and len(waveform):
-        # What librosa calls soxr_hq, without librosa's two seconds of import.
-        waveform = soxr.resample(waveform, rate, sample_rate, quality="HQ")
-    if len(waveform) == 0:
+    if len(samples) == 0:
         raise DataError(f"{path} holds no audio", remedy="Remove it from the manifest.")
-    if not np.abs(waveform).max() < LOUDEST:
+    if not np.abs(samples).max() < LOUDEST:
         raise DataError(f"{path} holds values that cannot be audio", remedy="Convert it again, or remove it.")
-    return np.ascontiguousarray(waveform, dtype=np.float32)
+    return samples, rate
 
 
 def duration(path: str | Path) -> float:

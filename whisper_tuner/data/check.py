@@ -70,8 +70,7 @@ def check_manifest(
 
     no_speech, reading, kind: see `load_manifest`. Raises Stopped once `stop` is set; the headers read by then are kept.
     """
-    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
-    index = AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
+    index = header_index(path, store, stop)
     try:
         return _without_twins(
             load_manifest(
@@ -81,6 +80,12 @@ def check_manifest(
         )
     finally:
         index.save()
+
+
+def header_index(path: Path, store: Path, stop: threading.Event | None = None) -> AudioIndex:
+    """The headers of a manifest's audio, as far as they are known."""
+    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
+    return AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
 
 
 def check_usable(manifest: Manifest) -> None:

@@ -142,7 +142,8 @@ def read_corrections(folder: Path) -> Corrections:
     """Raises DataError."""
     blacklist, patches = folder / BLACKLIST, folder / PATCHES
     ids = read_text(blacklist, AS_IT_IS)[0].splitlines() if blacklist.exists() else []
-    return Corrections(frozenset(filter(None, map(str.strip, ids))), dict(_patches(patches)))
+    ids = [line.strip() for line in ids if not line.lstrip().startswith("#")]  # a remark, as data check --fix writes it
+    return Corrections(frozenset(filter(None, ids)), dict(_patches(patches)))
 
 
 def _patches(path: Path) -> Iterator[tuple[str, str]]:

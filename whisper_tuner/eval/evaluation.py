@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,14 @@ class Transcript:
     """What the model wrote; `problem` says why an unreadable file has no text.
 
     temperature: at which it was decoded, the highest of a long recording's pieces. greedy: what it wrote at 0.
+    logprob: the mean of the tokens of that, the lowest of the pieces; None if it is not known.
     """
 
     text: str
     problem: str = ""
     temperature: float = 0.0
     greedy: str | None = None  # as `text`, if None
+    logprob: float | None = field(default=None, compare=False)
 
     @property
     def plain(self) -> str:
@@ -143,7 +145,7 @@ def compared(
     normalize = text_normalizer(written)
     pairs = list(zip(samples, heard, strict=True))
     rows = tuple(
-        Prediction(s, t.text, (normalize(s.text), normalize(t.text)), t.temperature, t.plain)
+        Prediction(s, t.text, (normalize(s.text), normalize(t.text)), t.temperature, t.plain, t.logprob)
         for s, t in pairs
         if not t.problem
     )
@@ -211,6 +213,7 @@ def _whole(pieces: Sequence[Transcript], written: str | None, problem: str) -> T
         problem,
         max((piece.temperature for piece in pieces), default=0.0),
         joined([piece.plain for piece in pieces], written),
+        min((piece.logprob for piece in pieces if piece.logprob is not None), default=None),
     )
 
 
@@ -270,12 +273,14 @@ def _heard(
         decoder = Decoder(temperature, seeds, no_speech)
         ids = whisper.generate(**_rows(inputs, again), **arguments, custom_generate=decoder)
         texts = [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
+        has_parts = len(decoder.certainties) != len(again)  # several of each, by timestamps
         if not found:
-            found = [Transcript(text) for text in texts]
+            logprobs = [None] * len(texts) if has_parts else [one.logprob for one in decoder.certainties]
+            found = [Transcript(text, logprob=logprob) for text, logprob in zip(texts, logprobs, strict=True)]
         else:
             for row, text in zip(again, texts, strict=True):
-                found[row] = Transcript(text, temperature=temperature, greedy=found[row].plain)
-        if len(temperatures) == 1 or len(decoder.certainties) != len(again):  # several parts of each, by timestamps
+                found[row] = replace(found[row], text=text, temperature=temperature, greedy=found[row].plain)
+        if len(temperatures) == 1 or has_parts:
             break
         certain = list(zip(again, decoder.certainties, strict=True))
         for row, certainty in certain:

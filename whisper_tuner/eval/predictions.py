@@ -6,7 +6,7 @@ A row's rates and counts are those of its normalised texts, as in the corpus fig
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -34,7 +34,7 @@ COLUMNS = (*TEXTS, *ERRORS, "duration_s", "flags", "temperature", "greedy")
 class Prediction:
     """What a model wrote for a clip; `normalized` is (reference, hypothesis) after the text normaliser.
 
-    temperature: at which it was decoded. greedy: what it wrote at 0.
+    temperature: at which it was decoded. greedy: what it wrote at 0. logprob: the mean of its tokens, if it is known.
     """
 
     sample: Sample
@@ -42,6 +42,7 @@ class Prediction:
     normalized: tuple[str, str]
     temperature: float
     greedy: str
+    logprob: float | None = field(default=None, compare=False)
 
     @cached_property
     def rates(self) -> ErrorRates:

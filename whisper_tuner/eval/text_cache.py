@@ -76,7 +76,7 @@ class TextCache:
     def write(self, key: str | None, result: Evaluation) -> None:
         """Nothing is kept of a test set with clips that could not be read: another program may be all that lacks."""
         if key and not result.problems:
-            texts = [[row.hypothesis, row.temperature, row.greedy] for row in result.rows]
+            texts = [[row.hypothesis, row.temperature, row.greedy, row.logprob] for row in result.rows]
             self._write(
                 self._folder / f"{key}.json", {"texts": texts, "written": result.written, "seconds": result.seconds}
             )
@@ -91,8 +91,8 @@ class TextCache:
 def _transcript(kept: object) -> Transcript | None:
     """None if it is not what `TextCache.write` has made of one."""
     match kept:
-        case [str() as text, float() as temperature, str() as greedy]:
-            return Transcript(text, temperature=temperature, greedy=greedy)
+        case [str() as text, float() as temperature, str() as greedy, float() | None as logprob]:
+            return Transcript(text, temperature=temperature, greedy=greedy, logprob=logprob)
     return None
 
 

@@ -1,0 +1,232 @@
+"""`multimac data check`: what spoils training, found before it does; `--fix` writes manifests without it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from distributed.hosts.keep_awake import awake
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.plan.job import resolve
+from multimac.commands.runs import folders_of
+from multimac.report import findings as report
+from multimac.view.findings import about_parts, by_kind, show, total
+from multimac.view.models import model_named
+from multimac.view.progress import progress, working
+from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.data.checks import fix, gather, table
+from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
+from whisper_tuner.data.checks.finding import Finding, Severity, of_row
+from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material
+from whisper_tuner.data.dataset import MAX_DURATION_S
+from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
+from whisper_tuner.data.labels import token_limit
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
+from whisper_tuner.languages import language_code, text_language
+from whisper_tuner.paths import expanded, shown
+
+CHECKS = "checks"  # the folder of reports below the store
+CONTRADICTED = 30  # clips of the report's list
+LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What to check. base_model: whose tokenizer and decoder the texts are for, '' if there is none."""
+
+    name: str
+    manifests: Mapping[str, Path]
+    language: str = ""
+    task: str = "transcribe"
+    base_model: str = ""
+    max_duration_s: float = MAX_DURATION_S
+    no_speech: bool = False
+    reading: Reading = AS_IT_IS
+
+
+@awake()
+def data_check(
+    config: Path,
+    what: Sequence[str],
+    *,
+    settings: Sequence[str] = (),
+    language: str = "",
+    model: str = "",
+    fix_into: Path | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> ExitStatus:
+    """Status DATA if there is an error that is not fixed."""
+    console = Console(highlight=False, markup=False, stderr=as_json)
+    asked = _asked(config, what, settings, language)
+    if fix_into:
+        fix.check_target(expanded(fix_into), asked.manifests.values())
+    model = model_named(model, lambda: folders_of(config, None)) if model else ""
+    material, notes = _material(console, asked, model)
+    if model:
+        material = replace(material, heard=_heard(console, asked, material, model))
+        if (usual := usual_cer(material)) > USELESS:
+            what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
+            notes.append(f"{what}: where it hears something else is listed in the report, and counts as no finding.")
+    found = table.findings(material)
+    folder = out or PROJECT / STORE / CHECKS / asked.name
+    page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)
+    if not as_json:
+        _print(console, material, found, notes)
+    written = _fix(console, material, found, expanded(fix_into)) if fix_into else {}
+    console.print(f"report: {shown(page.absolute())}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(_record(material, found, notes, page, written), indent=1))
+    has_errors = any(one.kind.severity == Severity.ERROR for one in found)
+    return ExitStatus.DATA if has_errors and not fix_into else ExitStatus.OK
+
+
+def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language: str) -> Asked:
+    """Raises ConfigError, DataError."""
+    paths = [expanded(name) for name in what]
+    if missing := [name for name, path in zip(what, paths, strict=True) if not path.is_file()]:
+        if len(what) > 1 or LIKE_A_FILE.search(what[0]):
+            raise DataError(f"no such manifest: {missing[0]}", remedy="Name manifests, or one profile of config.ini.")
+        if paths[0].is_dir() and not ConfigFile(config).has("profile", what[0]):
+            remedy = f"Run: multimac data import {shlex.quote(what[0])} --out NAME; then check NAME/train.csv."
+            raise DataError(f"{what[0]} is a folder, not a manifest or a profile", remedy=remedy)
+        profile = resolve(ConfigFile(config), what[0], strategy="allreduce", settings=settings).profile
+        return _of_profile(what[0], profile, language)
+    if settings:
+        raise ConfigError("--set changes a profile, not manifests", remedy="Name a profile, or use --language.")
+    manifests = gather.parts_of(paths)
+    folder, stem = paths[0].absolute().with_suffix("").parts[-2:]
+    name = f"{folder}-{stem}" if len(paths) == 1 else folder
+    slug = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "manifest"
+    return Asked(name=slug, manifests=manifests, language=language_code(language) if language else "")
+
+
+def _of_profile(name: str, profile: Profile, language: str) -> Asked:
+    spoken = language or profile.language
+    return Asked(
+        name=name,
+        manifests={part: path for part in PARTS if (path := getattr(profile, part))},
+        language=language_code(spoken) if spoken else "",
+        task=profile.task,
+        base_model=profile.base_model,
+        max_duration_s=profile.max_duration_s,
+        no_speech=profile.no_speech == "train",
+        reading=Reading.of(profile),
+    )
+
+
+def _material(console: Console, asked: Asked, model: str) -> tuple[Material, list[str]]:
+    """What is checked, and which checks could not be made."""
+    store, manifests = PROJECT / STORE, {}
+    for part, path in asked.manifests.items():
+        with working(console, f"reading {shown(path)}"):
+            about = {"max_duration_s": asked.max_duration_s, "no_speech": asked.no_speech, "reading": asked.reading}
+            manifests[part] = gather.read(path, store, kind=part if part in PARTS else TRAIN, **about)
+    written = text_language(asked.language, asked.task) or ""
+    material, notes = Material(manifests=manifests, language=written), []
+    base = asked.base_model or model
+    try:
+        with working(console, "loading the tokenizer"):
+            if base:
+                limit = token_limit(base, language=asked.language or "en", task=asked.task)
+                material = replace(material, limit=limit, read_back=gather.reading_back(base))
+    except TunerError as error:
+        notes.append(f"Tokens were not counted: {error.args[0]}.")
+    if not base:
+        notes.append("Tokens were not counted: that needs a profile, or a model (--model).")
+    with progress(console) as bar:
+        shown_as = bar.add_task("listening to the clips", total=len(material.rows))
+        told = lambda done, total: bar.update(shown_as, completed=done, total=total)  # noqa: E731
+        return gather.decode(material, store, told), notes
+
+
+def _heard(console: Console, asked: Asked, material: Material, name: str) -> dict[tuple[str, int], Heard]:
+    """What a model hears in all clips, decoded greedily; texts of an earlier check are taken from the cache."""
+    from exogym import device as devices
+    from multimac.view.transfers import fetch_model
+    from whisper_tuner.eval.evaluation import GREEDY, evaluate
+    from whisper_tuner.eval.hearing import heard_in
+    from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+    from whisper_tuner.export.final import load_model
+
+    fetch_model(name)
+    device, loaded, heard = devices.choose(), None, {}
+    about = {"language": asked.language or None, "task": asked.task, "temperatures": GREEDY}
+    texts = TextCache(PROJECT / STORE / "cache" / TEXTS)
+    with progress(console) as bar:
+        for part, manifest in material.manifests.items():
+            samples = [row.sample for row in material.rows if row.part == part and row.text]
+            key = texts.key(name, samples, Decoding(device=device.type, **about))
+            if (found := texts.read(key, samples)) is None:
+                if loaded is None:
+                    model, processor = load_model(name)
+                    loaded = model.to(device), processor
+                task = bar.add_task(f"{name[-30:]} hears {manifest.path.name}", total=len(samples))
+                told = lambda done, total, task=task: bar.update(task, completed=done)  # noqa: E731
+                found = evaluate(*loaded, samples, **about, progress=told)
+                texts.write(key, found)
+            heard |= heard_in(part, found)
+    return heard
+
+
+def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:
+    known = [(row, heard) for row in material.rows if (heard := material.heard.get((row.part, row.sample.line)))]
+    wrong = sorted((pair for pair in known if pair[1].cer), key=lambda pair: -contradiction(pair[1]))
+    kind = table.contradicted.KIND
+    return [(of_row(kind, row, ""), heard.text, heard.cer) for row, heard in wrong[:CONTRADICTED]]
+
+
+def _print(console: Console, material: Material, found: Sequence[Finding], notes: Sequence[str]) -> None:
+    for line in about_parts(material.manifests):
+        console.print(line, soft_wrap=True)
+    show(console, found)
+    for note in notes:
+        console.print(note)
+    console.print(f"{total(found)} in {len(material.rows) + _left_out(material):,} rows", style="bold")
+
+
+def _left_out(material: Material) -> int:
+    return sum(len(manifest.problems) for manifest in material.manifests.values())
+
+
+def _fix(console: Console, material: Material, found: Sequence[Finding], folder: Path) -> dict[str, Path]:
+    corrections = fix.read_corrections(folder)
+    result = fix.fixed(material, found, corrections)
+    written = fix.write(result, folder, corrections)
+    for part, path in written.items():
+        counts = ", ".join(f"{count} {change}" for change, count in result.counted(part).items()) or "nothing changed"
+        console.print(f"{shown(path.absolute())}: {len(result.samples[part]):,} rows ({counts})", soft_wrap=True)
+    for note in result.notes:
+        console.print(note)
+    if result.unknown:
+        console.print(f"no row has these ids of {fix.BLACKLIST} or {fix.PATCHES}: {', '.join(result.unknown[:5])}")
+    console.print(f"what was done to each row: {shown((folder / fix.CHANGES).absolute())}", soft_wrap=True)
+    console.print("To train on it, set in the [dataset:NAME] of config.ini:")
+    for part, path in written.items():
+        if part in PARTS:
+            console.print(f"    {part} = {shown(path.absolute())}", soft_wrap=True)
+    return written
+
+
+def _record(
+    material: Material, found: Sequence[Finding], notes: Sequence[str], page: Path, written: Mapping[str, Path]
+) -> dict:
+    parts = {
+        part: {"manifest": str(manifest.path), "rows": len(manifest.samples) + len(manifest.problems)}
+        for part, manifest in material.manifests.items()
+    }
+    counts = {kind.name: sum(one.rows for one in rows) for kind, rows in by_kind(found)}
+    return {
+        "parts": parts,
+        "counts": counts,
+        "findings": [report.record(one) for one in found],
+        "notes": list(notes),
+        "report": str(page),
+        "fixed": {part: str(path) for part, path in written.items()},
+    }

@@ -1,0 +1,1 @@
+"""What spoils training, found before it does: a file for each kind of bad row, and one table of them."""

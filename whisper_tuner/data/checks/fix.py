@@ -1,0 +1,226 @@
+"""`--fix`: new manifests without what spoils training, and what was done to each row. The old ones are never touched.
+
+What is left out is listed in blacklist.txt and what is changed in patches.csv, both by id. The user may edit them: if
+--fix is run again, a row that an earlier run has listed there, and the user has taken out, stays as it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from whisper_tuner.data.checks import duplicate_audio, leaked_text
+from whisper_tuner.data.checks.finding import Finding, Severity
+from whisper_tuner.data.checks.material import TEST, Material, Row
+from whisper_tuner.data.checks.repair import repaired
+from whisper_tuner.data.dataset import Sample, write_manifest
+from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.files import write_shared, write_table
+
+BLACKLIST, PATCHES, CHANGES = "blacklist.txt", "patches.csv", "changes.csv"
+LEFT_OUT, CHANGED, KEPT, TEXT_KEPT = "left out", "text changed", "kept", "text kept"
+COLUMNS = ("part", "line", "id", "change", "why", "before", "after")
+MENDED = "encoding, markup, spaces or Unicode form"
+_UNUSABLE = "cannot be used: "
+BLACKLIST_HEAD = """\
+# Clips to leave out, an id a line; lines that begin with # are remarks.
+# Remove an id and run --fix again to keep its clip; add one to leave its clip out.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    part: str
+    line: int
+    id: str
+    change: str
+    why: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What the user has decided, by id; and what an earlier --fix had, by part and id."""
+
+    left_out: frozenset[str] = frozenset()
+    texts: Mapping[str, str] | None = None
+    decided: frozenset[tuple[str, str, str]] = frozenset()
+
+    def has_undone(self, change: str, row: Row) -> bool:
+        """Whether an earlier --fix has made this change, and the user has taken it out of the file that lists it."""
+        listed, kept = (self.left_out, KEPT) if change == LEFT_OUT else ((self.texts or {}).keys(), TEXT_KEPT)
+        was_made = any((row.part, row.sample.id, name) in self.decided for name in (change, kept))
+        return was_made and row.sample.id not in listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """samples: by part, those that stay. unknown: ids of the user's files that no row has."""
+
+    samples: Mapping[str, Sequence[Sample]]
+    changes: Sequence[Change]
+    shared_ids: frozenset[str]
+    unknown: Sequence[str]
+    notes: Sequence[str] = ()
+
+    def counted(self, part: str) -> Counter[str]:
+        return Counter(change.change for change in self.changes if change.part == part)
+
+
+def check_target(folder: Path, manifests: Iterable[Path]) -> None:
+    """Raises ConfigError for a folder that is something else, or that holds what is to be fixed."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--fix {folder} is a file", remedy="Name a new folder.")
+    if any(path.absolute().parent == folder.absolute() for path in manifests):
+        what = f"--fix {folder}: the manifests to fix are in this folder, and are never changed"
+        raise ConfigError(what, remedy="Name a new folder.")
+    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if there and not {BLACKLIST, PATCHES, CHANGES} & set(there):
+        raise ConfigError(f"--fix {folder}: the folder holds something else ({there[0]})", remedy="Name a new folder.")
+
+
+def read_corrections(folder: Path) -> Corrections:
+    """Of an earlier --fix. Raises DataError for a file that cannot be read."""
+    ids = [line.strip() for line in _text(folder / BLACKLIST).splitlines()]
+    texts = {}
+    for number, cells in enumerate(csv.reader(io.StringIO(_text(folder / PATCHES), newline="")), 1):
+        if number > 1 and cells:
+            if len(cells) != 2 or not all(cell.strip() for cell in cells):
+                what = f"{folder / PATCHES} line {number}: not an id and a text: {', '.join(cells)[:80]}"
+                raise DataError(
+                    what, remedy=f"Its columns are id,text. To leave a clip out, add its id to {BLACKLIST}."
+                )
+            texts[cells[0].strip()] = cells[1].strip()
+    rows = csv.DictReader(io.StringIO(_text(folder / CHANGES), newline=""))
+    decided = frozenset((row.get("part") or "", row.get("id") or "", row.get("change") or "") for row in rows)
+    return Corrections(frozenset(line for line in ids if line and not line.startswith("#")), texts, decided)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise DataError(f"{path} cannot be read: {reason}", remedy="Mend it, or remove it to begin anew.") from None
+
+
+def fixed(material: Material, findings: Sequence[Finding], corrections: Corrections) -> Fixed:
+    reasons, notes = _reasons(material, findings)
+    parts = Counter(sample_id for _, sample_id in {(row.part, row.sample.id) for row in material.rows})
+    shared_ids = frozenset(sample_id for sample_id, count in parts.items() if count > 1)
+    changes = [_problem(found) for found in findings if found.kind.unusable and not found.id]
+    samples: dict[str, list[Sample]] = {part: [] for part in material.manifests}
+    for row in material.rows:
+        own = replace(corrections, decided=frozenset()) if row.sample.id in shared_ids else corrections
+        kept, made = _decided(row, reasons.get((row.part, row.sample.line), ""), own)
+        changes += made
+        samples[row.part] += [kept] if kept else []
+    known = {row.sample.id for row in material.rows}
+    return Fixed(
+        samples=samples,
+        changes=sorted(changes, key=lambda change: (list(samples).index(change.part), change.line)),
+        shared_ids=shared_ids,
+        unknown=sorted((corrections.left_out | (corrections.texts or {}).keys()) - known),
+        notes=notes,
+    )
+
+
+def _decided(row: Row, reason: str, corrections: Corrections) -> tuple[Sample | None, list[Change]]:
+    """The sample as it is to be, None if it is left out; and what was done."""
+    sample = row.sample
+    about = {"part": row.part, "line": sample.line, "id": sample.id}
+    made = []
+    if reason and corrections.has_undone(LEFT_OUT, row) and not reason.startswith(_UNUSABLE):
+        made.append(Change(**about, change=KEPT, why=f"taken out of {BLACKLIST}; {reason}"))
+    elif reason or sample.id in corrections.left_out:
+        return None, [Change(**about, change=LEFT_OUT, why=reason or f"in {BLACKLIST}", before=sample.text)]
+    text, why = (corrections.texts or {}).get(sample.id), f"in {PATCHES}"
+    if text is None:
+        text, why = (sample.text if row.part == TEST else repaired(sample.text)), MENDED
+        if text != sample.text and corrections.has_undone(CHANGED, row):
+            made.append(Change(**about, change=TEXT_KEPT, why=f"taken out of {PATCHES}", before=sample.text))
+            text = sample.text
+    if text != sample.text:
+        made.append(Change(**about, change=CHANGED, why=why, before=sample.text, after=text))
+    return replace(sample, text=text, audio=sample.audio.absolute()), made
+
+
+def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tuple[str, int], str], list[str]]:
+    """Why rows are left out, by part and line; and what was not done, in words.
+
+    Of a test set only those that cannot be used. Of two rows with the same recording the first stays, unless it is left
+    out for another reason.
+    """
+    reasons: dict[tuple[str, int], str] = {}
+    for found in findings:
+        kind, place = found.kind, (found.part, found.line)
+        if kind.unusable:
+            reasons.setdefault(place, f"{_UNUSABLE}{kind.name}: {found.what}")
+        elif kind.severity == Severity.ERROR and found.part != TEST and kind is not duplicate_audio.SAME:
+            reasons.setdefault(place, f"{kind.name}: {found.what}")
+    notes = []
+    for part, manifest in material.manifests.items():
+        leaks = [(row, other) for row, other in leaked_text.leaking(material, part)]
+        if len(leaks) > leaked_text.MANY * len(manifest.samples):
+            notes.append(
+                f"{manifest.path.name}: {len(leaks)} rows have a text that validation or test has too. They stay: "
+                "over a tenth of a set means fixed phrases, which it would lose."
+            )
+            continue
+        for row, other in leaks:
+            reasons.setdefault((part, row.sample.line), f"{leaked_text.KIND.name}: as {other.place} ({other.part})")
+    left = {
+        part: replace(
+            manifest, samples=tuple(sample for sample in manifest.samples if (part, sample.line) not in reasons)
+        )
+        for part, manifest in material.manifests.items()
+        if part != TEST
+    }
+    for found in duplicate_audio.find(replace(material, manifests=left)):
+        if found.kind is duplicate_audio.SAME:
+            reasons[found.part, found.line] = f"{found.kind.name}: {found.what}"
+    return reasons, notes
+
+
+def _problem(found: Finding) -> Change:
+    why = f"{_UNUSABLE}{found.kind.name}: {found.what}"
+    return Change(part=found.part, line=found.line, id="", change=LEFT_OUT, why=why)
+
+
+def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Path]:
+    """The new manifests by part. An id that several parts have is in neither list: there it would mean all of them."""
+    if "train" in result.samples and not result.samples["train"]:
+        raise DataError("no row to train on is left", remedy="Mend the findings first; report.html shows them.")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for part, samples in result.samples.items():
+        written[part] = folder / f"{part}.csv"
+        write_manifest(written[part].absolute(), samples)
+    write_shared(folder / BLACKLIST, _blacklist(result, corrections))
+    texts = dict(corrections.texts or {})
+    for change in result.changes:
+        if change.change == CHANGED and change.id not in result.shared_ids:
+            texts[change.id] = change.after
+    write_table(folder / PATCHES, ("id", "text"), texts.items())
+    rows = ([getattr(change, column) for column in COLUMNS] for change in result.changes)
+    write_table(folder / CHANGES, COLUMNS, rows)
+    return written
+
+
+def _blacklist(result: Fixed, corrections: Corrections) -> str:
+    """The user's own ids first, in no order that they would know; then those of now, each below its reason."""
+    left_out = [change for change in result.changes if change.change == LEFT_OUT and change.id]
+    told = {change.id for change in left_out}
+    lines = sorted(corrections.left_out - told)
+    for change in left_out:
+        remark = f"# {change.part} line {change.line}: {change.why}".replace("\n", " ").replace("\r", " ")
+        shared = change.id in result.shared_ids and change.id not in corrections.left_out
+        lines += [f"{remark} (its id, {change.id}, is also in another part)"] if shared else [remark, change.id]
+    return BLACKLIST_HEAD + "".join(f"{line}\n" for line in lines)
