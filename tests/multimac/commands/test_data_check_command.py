@@ -240,3 +240,23 @@ def test_few_rows_or_none(folder, content, capsys):
     (folder / "small.csv").write_text(content, newline="")
     assert check("small.csv") in (ExitStatus.OK, ExitStatus.DATA)
     assert "rows" in capsys.readouterr().out
+
+
+def test_a_data_set_of_several_lists_must_be_imported_first(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recs").mkdir()
+    for name in ("a", "b"):
+        shutil.copy(PROJECT / "bundled/data/train/000.ogg", tmp_path / "recs" / f"{name}.ogg")
+        (tmp_path / "recs" / f"{name}.txt").write_text(f"Words {name}.")
+    (tmp_path / "config.ini").write_text(f"[profile:recs2]\nbase_model = {PROJECT}/bundled/model\ntrain = recs\n")
+    for what in ("recs", "recs2"):
+        assert int(cli_typer.main(["data", "check", what])) == 4
+        said = capsys.readouterr()
+        assert "multimac data import" in said.err + said.out and "recs --out NAME" in said.err + said.out
+
+
+def test_what_a_fix_leaves_out_and_mends_is_kept_by_an_import(tmp_path):
+    from whisper_tuner.data.importing import read_corrections
+
+    (tmp_path / "blacklist.txt").write_text("# Clips to leave out.\n# train line 2: silent\nclip-1\n")
+    assert read_corrections(tmp_path).left_out == {"clip-1"}

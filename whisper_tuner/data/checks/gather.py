@@ -22,7 +22,13 @@ _KIND = re.compile(rf"(?:^|[-_. ])({'|'.join(_KIND_OF)})$", re.IGNORECASE)
 
 
 def read(
-    path: Path, store: Path, *, max_duration_s: float, no_speech: bool = False, reading: Reading = AS_IT_IS, kind: str
+    path: Path,
+    store: Path,
+    *,
+    max_duration_s: float,
+    no_speech: bool = False,
+    reading: Reading = AS_IT_IS,
+    kind: str = TRAIN,
 ) -> Manifest:
     """A manifest with the rows that can be used, and those that cannot. Headers of its audio are kept below `store`.
 
