@@ -89,9 +89,9 @@ def write(
         write_table(folder / CSV, COLUMNS, (record(one).values() for one in every))
         counts = {kind.name: sum(one.rows for one in rows) for kind, rows in findings}
         told = {"counts": counts, "findings": [record(one) for one in every]}
-        write_atomically(folder / JSON, json.dumps(told, indent=1) + "\n")
+        write_atomically(folder / JSON, json.dumps(told, indent=1) + "\n", durable=False)
         page = _page(name, manifests, findings, heard, notes)
-        write_atomically(folder / REPORT, page.encode("utf-8", "replace").decode("utf-8"))
+        write_atomically(folder / REPORT, page.encode("utf-8", "replace").decode("utf-8"), durable=False)
     except OSError as error:
         remedy = "Free some space, or name another place with --out."
         raise RunError(f"{folder}: {error.strerror}", remedy=remedy if error.errno in DISK else "") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,16 +18,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
+from multimac.view.findings import by_kind, rows_in_words
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_usable, described
+from whisper_tuner.data.checks.finding import Needs
+from whisper_tuner.data.checks.material import Material
+from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.data.splitting import split
-from whisper_tuner.errors import TunerError
+from whisper_tuner.errors import ConfigError, TunerError
+from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
 
@@ -57,6 +63,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             console.print(f"[red]{escape(str(error))}[/red]")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
+            _show_checks(data, console)
             _ask_split(questions, data, console)
             return data
 
@@ -166,6 +173,26 @@ def _show_clips(manifest: Manifest, console: Console) -> None:
     for sample in manifest.samples[:SHOWN]:
         table.add_row(escape(sample.audio.name), f"{sample.duration_s:.1f}", escape(sample.text))
     console.print(table)
+
+
+def _show_checks(data: Data, console: Console) -> None:
+    """What the checks of texts and parts find, which decode nothing: how many rows of each kind."""
+    manifests = {kind: Manifest(data.manifests[kind], samples, ()) for kind, samples in data.samples.items()}
+    found = findings(Material(manifests=manifests, language=_code(data.language)), [Needs.TEXT])
+    if not found:
+        console.print("No check of the texts has found anything. `multimac data check` also listens to the recordings.")
+        return
+    counts = "; ".join(f"{kind.name}: {rows_in_words(rows)}" for kind, rows in by_kind(found))
+    console.print(f"Look at: {counts}.", style="yellow", markup=False)
+    named = shlex.join(str(shown(path)) for path in data.manifests.values())
+    console.print(f"This shows them, and listens to the recordings: multimac data check {named}", markup=False)
+
+
+def _code(language: str) -> str:
+    try:
+        return language_code(language) if language else ""
+    except ConfigError:
+        return ""  # told where the language is asked for
 
 
 def _ask_split(questions: Questions, data: Data, console: Console) -> None:

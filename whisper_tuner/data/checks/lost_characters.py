@@ -19,7 +19,7 @@ LOST = Kind(
 TOKENS = Kind(
     name="special tokens",
     severity=Severity.ERROR,
-    means="The text has tokens of Whisper's own, as <|0.00|>. The tokenizer takes them for commands, not for text.",
+    means="The text has tokens of Whisper's own, as `<|0.00|>`. The tokenizer takes them for commands, not for text.",
     remedy="Remove them from the text. For times see timestamps_share.",
 )
 CHANGED = Kind(

@@ -11,7 +11,7 @@ from whisper_tuner.data.checks.material import Material
 KIND = Kind(
     name="markup",
     severity=Severity.WARNING,
-    means="The text has HTML in it, as &amp; or <i>, which nobody says.",
+    means="The text has HTML in it, as `&amp;` or `<i>`, which nobody says.",
     remedy="--fix replaces entities and removes tags.",
     repairs=True,
 )

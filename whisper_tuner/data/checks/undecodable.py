@@ -10,7 +10,7 @@ from whisper_tuner.data.checks.material import Material
 KIND = Kind(
     name="undecodable audio",
     severity=Severity.ERROR,
-    means="The header and both ends can be read, but the file is damaged in between. Training would stop at it.",
+    means="The header and both ends can be read, but what lies in between cannot be decoded.",
     remedy="Copy or convert it again, or remove the row.",
     unusable=True,
 )
