@@ -75,7 +75,9 @@ class LabHost:
     def mounts(self) -> str:
         """Shell commands that build the host's view of the file system, in its own mount namespace."""
         user = user_home()
-        lines = []
+        lines, tmp = [], f"{PRIVATE}/tmp"
+        if self.tmp is not None:  # it may lie in the home that is hidden, and the host's home in the old /tmp
+            lines += [f"mkdir -p {tmp}", f"mount --bind {q(self.tmp)} {tmp}"]
         for path in self.shown:
             if path.is_relative_to(user):
                 target = self.home / path.relative_to(user)
@@ -89,7 +91,7 @@ class LabHost:
             elif path.exists():
                 lines.append(f"mount --bind /dev/null {q(path)}")
         if self.tmp is not None:
-            lines.append(f"mount --bind {q(self.tmp)} /tmp")
+            lines.append(f"mount --bind {tmp} /tmp")
         lines.append("mount -t tmpfs none /dev/shm")  # names there hold PIDs, and each host counts its own
         return "\n".join(lines)
 

@@ -2,13 +2,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
 from lab import Lab, LabError, cpu, down, network
-from lab.hosts import PATH
+from lab.hosts import PATH, user_home
 from lab.lab import RECORD
 
 ABLE = sys.platform == "linux" and os.geteuid() == 0
@@ -141,6 +142,14 @@ def test_a_lab_whose_owner_died_is_cleared_away(tmp_path):
         assert lab.exec("h1", ["hostname"]).stdout == "h1\n"
     assert leftovers() == []
     assert (tmp_path / "kept" / "homes" / "h1").is_dir()
+
+
+def test_a_lab_below_the_users_home():
+    """As in a clone there: hosts have homes of their own in its place, and their /tmp lies there too."""
+    with tempfile.TemporaryDirectory(dir=user_home()) as folder, Lab(hosts=2, folder=Path(folder)) as lab:
+        said = lab.exec("h2", ["sh", "-c", f"ls -a ~ && touch /tmp/here && ls -d {folder}"]).stdout
+        assert ".ssh" in said and folder not in said
+        assert [path.name for path in Path(folder, "tmp", "h2").iterdir()] == ["here"]
 
 
 def test_command_line(tmp_path):
