@@ -28,6 +28,8 @@ CONFIG = """
 [profile:bench]
 base_model = {model}
 train = {data}/train.csv
+validation =
+test =
 runs_dir = {out}
 audio_context = {context}
 epochs = {epochs}

@@ -47,6 +47,7 @@ CONFIG = """
 base_model = {model}
 train = {data}/train.csv
 validation = {data}/validation.csv
+test =
 language = {language}
 method = {method}
 device = cpu

@@ -32,6 +32,7 @@ base_model = {model}
 [dataset:speech]
 train = {data}/train.csv
 validation = {data}/validation.csv
+test =
 [profile:full]
 model = base
 dataset = speech

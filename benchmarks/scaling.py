@@ -68,6 +68,8 @@ CONFIG = """
 [profile:bench]
 base_model = {model}
 train = {train}
+validation =
+test =
 language = {language}
 runs_dir = {runs}
 method = {method}

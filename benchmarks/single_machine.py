@@ -58,6 +58,8 @@ CONFIG = """
 [profile:bench]
 base_model = {model}
 train = {data}/train.csv
+validation =
+test =
 runs_dir = {out}
 method = {method}
 epochs = {epochs}

@@ -19,6 +19,8 @@ CONFIG = """
 [profile:tiny]
 base_model = {project}/bundled/model
 train = {project}/bundled/data/train.csv
+validation =
+test =
 epochs = 1
 batch_size = 4
 learning_rate = 3e-4

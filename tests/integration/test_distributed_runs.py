@@ -45,6 +45,8 @@ batch_size = 2
 [profile:one]
 base_model = {model}
 train = {train}
+validation =
+test =
 epochs = 1
 warmup_ratio = 0
 learning_rate = 3e-4

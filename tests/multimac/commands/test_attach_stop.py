@@ -23,6 +23,8 @@ CONFIG = """
 [profile:tiny]
 base_model = {project}/bundled/model
 train = {project}/bundled/data/train.csv
+validation =
+test =
 max_steps = 40
 batch_size = 2
 num_threads = 1
