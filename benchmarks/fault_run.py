@@ -93,7 +93,7 @@ class Course:
     def _prepare(self, undo: ExitStack) -> None:
         plan = self.plan
         self.home.mkdir(exist_ok=True)
-        test = f"test = {PROJECT}/bundled/data/test.csv" if plan.test else ""
+        test = f"test = {PROJECT}/bundled/data/test.csv" if plan.test else "test ="
         values = {"batch": plan.batch, "steps": plan.round_steps, "epochs": plan.epochs, "seed": plan.seed}
         (self.home / "config.ini").write_text(SETTINGS.format(bundled=BUNDLED, test=test, **values))
         workers = [{"host": self.lab[n].address, "project_path": f"~/project-{n}"} for n in plan.hosts[1:]]

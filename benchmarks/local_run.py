@@ -12,7 +12,6 @@ BUNDLED = f"""
 base_model = {PROJECT}/bundled/model
 train = {PROJECT}/bundled/data/train.csv
 validation = {PROJECT}/bundled/data/validation.csv
-test =
 num_threads = 1
 device = cpu
 """

@@ -33,6 +33,7 @@ communication_interval = 1
 checkpoint_interval = 50
 max_steps = {rounds}
 [profile:tiny]
+test =
 {bundled}
 epochs = 1000
 batch_size = 2

@@ -64,7 +64,9 @@ def test_detach_stop_resume_attach(folder, capfd):
 
 def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     config = folder / "config.ini"
-    config.write_text(config.read_text().replace("= 40", f"= 1\ntest = {PROJECT}/bundled/data/test.csv"))
+    config.write_text(
+        config.read_text().replace("= 40", "= 1").replace("test =", f"test = {PROJECT}/bundled/data/test.csv")
+    )
     assert cli_typer.main(["finetune", "tiny", "--detach"]) == ExitStatus.OK
     [run] = folder.glob("runs/*")
     wait_for('"type": "evaluating"', run / "events.jsonl")
