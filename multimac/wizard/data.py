@@ -178,7 +178,8 @@ def _show_clips(manifest: Manifest, console: Console) -> None:
 def _show_checks(data: Data, console: Console) -> None:
     """What the checks of texts and parts find, which decode nothing: how many rows of each kind."""
     manifests = {kind: Manifest(data.manifests[kind], samples, ()) for kind, samples in data.samples.items()}
-    found = findings(Material(manifests=manifests, language=_code(data.language)), [Needs.TEXT])
+    with working(console, "checking the texts"):
+        found = findings(Material(manifests=manifests, language=_code(data.language)), [Needs.TEXT])
     if not found:
         console.print("No check of the texts has found anything. `multimac data check` also listens to the recordings.")
         return

@@ -43,11 +43,11 @@ def find(material: Material) -> Iterator[Finding]:
             else:
                 distinct.append((row, facts))
         for row, other in alike(distinct):
-            yield of_row(NEAR, row, f"sounds as line {other.sample.line}{_texts(row, other)}")
+            yield of_row(NEAR, row, f"sounds like line {other.sample.line}{_texts(row, other)}")
 
 
 def alike(known: Sequence[Known]) -> Iterator[tuple[Row, Row]]:
-    """Each row that sounds as an earlier one, and that one."""
+    """Each row that sounds like an earlier one, and that one."""
     slices: defaultdict[tuple[int, str], list[Known]] = defaultdict(list)
     for row, facts in known:
         if not facts.print:

@@ -42,7 +42,7 @@ def _same_sound(material: Material, part: str, other: str) -> Iterator[tuple[Row
             yield row, same, "the same recording as"
     for row, same in alike([*theirs, *ours]):
         if (row.part, same.part) == (part, other):
-            yield row, same, "sounds as"
+            yield row, same, "sounds like"
 
 
 def _name(row: Row) -> str:
