@@ -479,8 +479,9 @@ def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_p
         time.sleep(0.02)
     site.end()
     commits = site.commits()
-    kept = {commit["round"]: commit for commit in commits}  # the newest checkpoint may be a round behind
-    assert site.lives["ada"] == 2 and len(commits) - len(kept) <= 1
+    kept = {commit["round"]: commit for commit in commits}
+    # Checkpoints are written in the background: that of a round may still be on its way when the next one is agreed.
+    assert site.lives["ada"] == 2 and len(commits) - len(kept) <= 2
     site.events[:] = kept.values()
     site.check(HOSTS[:2])
 

@@ -94,8 +94,8 @@ def test_losses_and_gradients_are_those_of_each_clip_alone(whisper, method, chec
             torch.nn.init.normal_(weight, std=0.1)
     if checkpointed:
         checkpoint_gradients(model)
-    wrapper = WhisperModelWrapper(model, None, "cpu")
-    assert_same(wrapper.train(checkpointed), clips_of(CLIPS), rtol=1e-4, atol=1e-5)  # it acts in training only
+    wrapper = WhisperModelWrapper(model, None, "cpu").double()  # float32's last digits depend on the CPU
+    assert_same(wrapper.train(checkpointed), doubled(clips_of(CLIPS)), rtol=1e-5, atol=1e-6)  # it acts in training only
 
 
 @settings(max_examples=40, deadline=None)
