@@ -41,6 +41,8 @@ EXAMPLES = {
     "gradient_checkpointing": "true",
     "epochs": "3",
     "max_steps": "500",
+    "early_stopping": "3",
+    "keep_best": "true",
     "batch_size": "4",
     "accumulation": "2",
     "learning_rate": "1e-4",

@@ -89,6 +89,12 @@ class Profile:
 
     epochs: int = setting(5, "passes over the training clips", low=1)
     max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0)
+    early_stopping: int = setting(
+        0, "epochs in a row without a new lowest validation loss, after which training ends; 0: never", low=0
+    )
+    keep_best: bool = setting(
+        False, "the model is that of the epoch with the lowest validation loss, not that of the last one"
+    )
     batch_size: int = setting(8, "clips per optimizer step, of all hosts together", low=1)
     accumulation: int = setting(1, "micro-batches that one batch is cut into, to save memory", low=1)
     learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0)

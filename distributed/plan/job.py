@@ -132,6 +132,11 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
     beside = {kind: path for kind, path in found.items() if kind not in merged.values}
     profile = dataclasses.replace(profile, **beside, train=found["train"])
     origin |= dict.fromkeys(beside, BESIDE)
+    for key in ("early_stopping", "keep_best"):
+        if getattr(profile, key) and not profile.validation:
+            what = f"{origin[key]}: {key} = {merged.values[key]}: there are no validation clips to go by"
+            remedy = "Name some with `validation =`, or make them: multimac data import SOURCE --out NAME --split"
+            raise ConfigError(what, remedy=f"{remedy}. Or remove {key}.")
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
 
 

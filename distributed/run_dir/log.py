@@ -47,7 +47,7 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("time", "seconds", "seconds_communicating", "seconds_waiting", "loss", "lr", "wer"), _number),
     "seconds_travelling": _number,
     **dict.fromkeys(("step", "epoch", "round", "number", "total_steps", "samples", "bytes", "memory"), _count),
-    **dict.fromkeys(("min_hosts", "done", "total"), _count),
+    **dict.fromkeys(("min_hosts", "done", "total", "validations", "best_step"), _count),
     **dict.fromkeys(("type", "host", "phase", "device", "reason", "what", "path", "model", "when", "message"), _text),
     **{"given_up": _flag, "hosts": _texts, "pairs": _pairs, "status": _status},
 }
@@ -63,6 +63,8 @@ FIELDS = {
     "round": "round step bytes? seconds? seconds_travelling?",
     "stop": "step bytes? seconds?",
     "validation": "step loss?",
+    "early_stop": "step validations total_steps",
+    "best": "best_step loss",
     "resume": "host step round epoch",
     "lost": "host reason given_up",
     "generation": "number hosts",

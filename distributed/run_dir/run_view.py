@@ -91,6 +91,7 @@ class RunView:
         self._generation = 0
         self._resumed = False
         self._validated = self._shared = 0
+        self._ended: set[str] = set()
         self._paces: dict[str, Pace] = {}  # of evaluations
 
     def take(self, event: dict) -> None:
@@ -118,6 +119,8 @@ class RunView:
             self._take_validation(event)
         elif kind == "shares":
             self._take_shares(event)
+        elif kind in ("early_stop", "best"):
+            self._take_end_of_training(event)
         elif said := line_of(event):
             self.lines.append(said)
 
@@ -129,11 +132,17 @@ class RunView:
         for name in event.get("hosts") or ():
             self._host(name)
             self._resumed, self._validated, self._shared = False, 0, 0  # a launcher has just started
+            self._ended = set()
 
     def _take_validation(self, event: dict) -> None:
         if event["step"] > self._validated and event.get("loss") is not None:  # every host tells it
             self._validated = event["step"]
             self.lines.append(f"step {event['step']}: validation loss {event['loss']:.3f}")
+
+    def _take_end_of_training(self, event: dict) -> None:
+        if event["type"] not in self._ended:  # every host tells it
+            self._ended.add(event["type"])
+            self.lines.append(line_of(event))
 
     def _take_shares(self, event: dict) -> None:
         if event["step"] > self._shared:  # every host tells it
@@ -175,6 +184,11 @@ def line_of(event: dict) -> str:
     if kind == "paused":
         there = ", ".join(event["hosts"]) or "none"
         return f"paused until {event['min_hosts']} hosts are there (min_hosts); now: {there}"
+    if kind == "early_stop":
+        reason = f"validations in a row without a lower loss: {event['validations']} (early_stopping)"
+        return f"training ends at step {event['step']} of {event['total_steps']}: {reason}"
+    if kind == "best":
+        return f"the model is that of step {event['best_step']}, validation loss {event['loss']:.3f} (keep_best)"
     if kind == "orphaned":
         return f"waiting for {', '.join(event['hosts'])}, who may have the newest state"
     if kind == "apart":

@@ -50,24 +50,6 @@ class StopAfter:
         pass
 
 
-class EarlyStop:
-    """Asks to stop when the validation loss has not become better for `patience` validations."""
-
-    def __init__(self, patience: int, by: float):
-        self.patience, self.by = patience, by
-        self.best, self.waited = float("inf"), 0
-
-    def __call__(self, event: dict) -> None:
-        if event["type"] != "validation" or event["rank"] != 0:  # all ranks tell the same
-            return
-        better = event["loss"] < self.best - self.by
-        self.best, self.waited = min(self.best, event["loss"]), 0 if better else self.waited + 1
-
-    @property
-    def is_due(self) -> bool:
-        return self.waited >= self.patience
-
-
 def stop_and_resume(out: Path, nodes: int, epochs: int) -> None:
     train_data, val_data = load_digits()
     settings = {
@@ -100,18 +82,18 @@ def stop_and_resume(out: Path, nodes: int, epochs: int) -> None:
 def stop_early(epochs: int) -> None:
     print("Step 4: stop when validation says that it gets no better.")
     train_data, val_data = load_digits()
-    early = EarlyStop(patience=2, by=0.01)
     trainer = LocalTrainer(DigitModel(), train_data, val_data)
     trainer.fit(
         strategy=strategy_for_long_runs(),
         num_epochs=epochs,
         batch_size=32,
         device="cpu",
-        logger=early,
-        should_stop=lambda: early.is_due,
+        early_stopping=2,  # validations without a lower loss
+        keep_best=True,
     )
-    ended = "stopped early" if trainer.result.stopped else "not stopped"
-    print(f"        {ended}, after {trainer.result.steps} steps; the best validation loss was {early.best:.3f}.")
+    result = trainer.result
+    kept = f"the model is that of step {result.best_step}, validation loss {result.val_loss:.3f}"
+    print(f"        ended after {result.steps} steps; {kept}.")
 
 
 def train_as_rank() -> tuple[int, float]:

@@ -34,6 +34,9 @@ class LoopSettings:
     refused.
     log_correlation: agreements from one measurement of how alike the ranks' weights are to the next (correlation.py);
     0: never. With a strategy whose ranks have the same weights at every step there is nothing to measure.
+    early_stopping: validations in a row without a new lowest loss, after which training ends; 0: never.
+    keep_best: at the end the model has the weights of the validation with the lowest loss, not the last ones. Each rank
+    keeps them meanwhile, also in its checkpoints.
     auto_shares: share the work in proportion to the ranks' measured speeds where these differ by more than a tenth, and
     anew when they change (shares.py). Faster ranks then have larger batches, and a run cannot be repeated bit for bit.
     """
@@ -47,13 +50,15 @@ class LoopSettings:
     resume: bool = False
     auto_shares: bool = False
     log_correlation: int = 0
+    early_stopping: int = 0
+    keep_best: bool = False
 
     def __post_init__(self) -> None:
         one_of("precision", self.precision, PRECISIONS)
         if self.num_epochs is None and self.max_steps is None:
             raise SettingError("give num_epochs or max_steps")
         _check_whole(self, {"val_interval": 1, "checkpoint_interval": 0, "log_correlation": 0})
-        _check_whole(self, {"num_epochs": 0, "max_steps": 0})
+        _check_whole(self, {"num_epochs": 0, "max_steps": 0, "early_stopping": 0})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import nn
 from exogym import device as devices
 from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
+from exogym.config import refuse
 from exogym.correlation import mean_correlation
 from exogym.elastic_sampler import sampler_of
 from exogym.errors import ExogymError, Rejoined
@@ -37,7 +38,8 @@ from exogym.validation import Validation, modes_kept
 class TrainResult:
     """What a rank can say at the end. Losses are means per target token (or per sample, see TrainNode).
 
-    train_loss: this rank's, over its last epoch; val_loss: over all ranks, after the last step; None if there was none.
+    train_loss: this rank's, over its last epoch; val_loss: over all ranks, of the weights that the model has now; None
+    if there was none. best_step: whose weights these are, with keep_best.
     digest: hash of the agreed weights, the same on all ranks. stopped: somebody asked to stop before the end.
     """
 
@@ -46,6 +48,7 @@ class TrainResult:
     samples: int
     train_loss: float | None
     val_loss: float | None
+    best_step: int | None
     digest: int | None
     stopped: bool
     bytes_sent: int
@@ -90,12 +93,16 @@ class TrainNode:
         self.train = sampler_of(train, comm.members)
         strategy.stretches = self.train.has_larger_steps
         length = RunLength(settings.num_epochs, settings.max_steps)
-        self.state = NodeState(model, strategy, self.train, length, self.device)
+        self.state = NodeState(model, strategy, self.train, length, self.device, patience=settings.early_stopping)
         self.progress = Progress(events or NullLogger(), comm, self.state)
         self.saved = SavedStates(checkpoints, self.state, comm, resume=settings.resume, emit=self.progress.emit)
         self._forward = Forward(model, self.device, settings.precision)
         self._guard = NonFiniteGuard(self.progress)
-        self._validation = Validation(val, model, self._forward, comm, self.state, self.progress)
+        about = {"keep_best": settings.keep_best}
+        self._validation = Validation(val, model, self._forward, comm, self.state, self.progress, **about)
+        if val is None:
+            refuse("without validation data", early_stopping=settings.early_stopping or None)
+            refuse("without validation data", keep_best=settings.keep_best or None)
         self.shares = Shares(self.state, comm, settings)
         self._hidden = HiddenRounds(self.state, comm, settings, validates=self._validation.has_data)
         self._was_given_state = False  # that of the others, after they had agreed on some
@@ -114,6 +121,7 @@ class TrainNode:
                 self.progress.start(self.device, self.settings)
                 self.comm.join(self)
                 stopped = self._until_all_have_ended()
+                best_step = None if stopped else self._take_best()
                 self.saved.note_written(at_once=True)
             finally:
                 self.strategy.close()
@@ -122,8 +130,9 @@ class TrainNode:
             rounds=state.now.rounds,
             samples=state.samples,
             train_loss=state.loss.value(),
-            val_loss=state.now.val_loss,
-            digest=digest(self.strategy.agreed_weights()),
+            val_loss=state.now.val_loss if best_step is None else state.now.best_loss,
+            best_step=best_step,
+            digest=digest(self.strategy.agreed_weights() if best_step is None else state.best_weights),
             stopped=stopped,
             bytes_sent=self.comm.bytes_sent,
             seconds=time.perf_counter() - started,
@@ -172,6 +181,17 @@ class TrainNode:
                 self.model.zero_grad(set_to_none=True)
                 self.progress.epoch = self.state.now.epoch
                 self.progress.emit("resume", round=self.state.now.rounds)
+
+    def _take_best(self) -> int | None:
+        """Once all have ended: what ranks have in common stays as it is, for those who go on from it."""
+        state = self.state
+        if state.ends_early:
+            self.progress.emit("early_stop", validations=state.now.not_better, total_steps=state.total_steps)
+        if not self.settings.keep_best or state.best_weights is None:
+            return None
+        self.strategy.parameters.write(state.best_weights)
+        self.progress.emit("best", best_step=state.now.best_at, loss=state.now.best_loss)
+        return state.now.best_at
 
     # What ranks do together, and in which order, is decided by their common state alone: so a rank that has just been
     # given this state does the same as those who have gone through it.

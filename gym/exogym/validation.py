@@ -31,10 +31,13 @@ class Validation:
         comm: Comm,
         state: NodeState,
         progress: Progress,
+        *,
+        keep_best: bool = False,
     ):
         self._sampler = None if source is None else sampler_of(source, comm.members)
         self._model, self._forward = model, forward
         self._comm, self._state, self._progress = comm, state, progress
+        self._keep_best = keep_best
 
     @property
     def has_data(self) -> bool:
@@ -49,11 +52,29 @@ class Validation:
         """Where ranks differ: the loss of the mean of their weights, and `local_loss`, the mean of their own losses."""
         if not self._sampler:
             return
-        loss, local = self._loss(), {}
-        if (loss_of_mean := self._loss_of_mean()) is not None:
-            loss, local = loss_of_mean, {"local_loss": loss}
-        self._state.validated(loss)
+        strategy, loss, local, mean = self._state.strategy, self._loss(), {}, None
+        if strategy.differs:
+            own = strategy.parameters.read()
+            if (mean := common_weights(self._comm, self._state, own)) is not None:
+                loss, local = self._loss_of(mean, own), {"local_loss": loss}
+        is_best = self._is_best(loss)
+        kept = self._common(mean) if is_best and self._keep_best else None
+        self._state.validated(loss, is_best=is_best, weights=kept)
         self._progress.emit("validation", loss=loss, **local)
+
+    def _is_best(self, loss: float | None) -> bool:
+        """Also where the best one was before weights were kept."""
+        state, best = self._state, self._state.now.best_loss
+        is_first = best is None or (self._keep_best and state.best_weights is None)
+        return loss is not None and (is_first or loss < best)
+
+    def _common(self, mean: Tensor | None) -> Tensor:
+        """The weights that were validated, the same on all ranks to the last bit."""
+        if mean is not None:
+            return mean
+        own = self._state.strategy.parameters.read()
+        common = common_weights(self._comm, self._state, own)  # machines may round differently
+        return own if common is None else common
 
     def _loss(self) -> float | None:
         return self._agreed(self._sums)
@@ -61,15 +82,9 @@ class Validation:
     def _agreed(self, sums: Callable[[], Tensor]) -> float | None:
         return Mean(*self._comm.commit_together(VALIDATION, sums).tolist()).value()
 
-    def _loss_of_mean(self) -> float | None:
-        """None where all have the same weights."""
+    def _loss_of(self, mean: Tensor, own: Tensor) -> float | None:
+        """Of these weights; the model then has its own again."""
         strategy = self._state.strategy
-        if not strategy.differs:
-            return None
-        own = strategy.parameters.read()
-        mean = common_weights(self._comm, self._state, own)
-        if mean is None:
-            return None
 
         def sums() -> Tensor:
             """The model has its own weights again before ranks that have lost one meet anew."""

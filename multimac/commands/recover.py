@@ -76,7 +76,7 @@ def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell:
         agreements = one.number // 2  # odd numbers are states inside a round
         tell(f"{one.machine.name}: {one.run}, agreed {agreements} times")
         try:
-            return _recover(one, here)
+            return _recover(one, here, tell)
         except (TunerError, OSError) as error:
             tell(f"  {error}")
     raise RunError(f"no host has a checkpoint of {name} that is complete")
@@ -93,7 +93,7 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
     return found
 
 
-def _recover(one: Kept, here: Path) -> Path:
+def _recover(one: Kept, here: Path, tell: Callable[[str], None]) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
     run_dir = here / "runs" / one.run
     if is_running(run_dir):
@@ -102,13 +102,17 @@ def _recover(one: Kept, here: Path) -> Path:
     profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).profile
     base = _fetched_base(one, profile.base_model, here)
     try:
-        state = Checkpoints(folder, unquote(one.rank)).load(one.number)["agreed"]["strategy"]
+        state = Checkpoints(folder, unquote(one.rank)).load(one.number)["agreed"]
     except CheckpointError as error:
         raise RunError(str(error)) from None
     model, processor = load_base(base)
     set_language(model, profile.language or None, profile.task)
     model = prepare(model, profile)
-    FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(state["weights"])
+    weights = state["strategy"]["weights"]
+    if profile.keep_best and state["best_weights"] is not None:
+        weights = state["best_weights"]
+        tell(f"  of step {state['now']['best_at']}, which had the lowest validation loss so far (keep_best)")
+    FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(weights)
     return save_final(model, processor, run_dir / "final", base)
 
 

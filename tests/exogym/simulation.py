@@ -334,6 +334,8 @@ class Job:
     hashed: bool = False
     bad: frozenset[int] = frozenset()
     log_correlation: int = 0
+    early_stopping: int = 0
+    keep_best: bool = False
 
     def clips_of(self, size: int) -> Clips:
         return Clips(size, batch_size=self.batch_size, seed=self.seed, hashed=self.hashed, bad=self.bad)
@@ -454,7 +456,7 @@ class World:
             epochs=job.epochs, val_interval=job.val_interval, device="cpu", events=heard,
             should_stop=lambda: host.stop_asked, checkpoints=Checkpoints(self.disk / host.name, host.name),
             checkpoint_interval=job.checkpoint_interval, resume=resume, auto_shares=job.auto,
-            log_correlation=job.log_correlation,
+            log_correlation=job.log_correlation, early_stopping=job.early_stopping, keep_best=job.keep_best,
         )  # fmt: skip
         host.node.shares.speed = DrawnSpeed(self.chance)
         host.to_coordinator.append(lambda: self.coordinator.ready(host.name))

@@ -48,6 +48,7 @@ def random_job(chance: random.Random) -> Job:
     schedule = chance.choice(["constant", "linear", "cosine"])
     warmup = chance.choice([0, 0, 3])
     make = STRATEGIES[chance.choice(list(STRATEGIES))]
+    validation = chance.choice([0, 3, 7])
     settings = {"lr": 0.05, "schedule": schedule, "warmup_steps": warmup, **more_settings(chance, make)}
     return Job(
         strategy=lambda: make(**settings),
@@ -58,11 +59,13 @@ def random_job(chance: random.Random) -> Job:
         auto=chance.random() < 0.5,
         checkpoint_interval=chance.choice([0, 1, 1, 2, 4]),
         val_interval=chance.choice([None, None, 1, 3]),
-        validation=chance.choice([0, 3, 7]),
+        validation=validation,
         min_hosts=chance.choice([1, 1, 1, 2]),
         seed=chance.randrange(1000),
         hashed=chance.random() < 0.5,
         log_correlation=chance.choice([0, 0, 1, 3]),
+        early_stopping=chance.choice([0, 0, 1, 2]) if validation else 0,
+        keep_best=bool(validation) and chance.random() < 0.5,
     )
 
 
@@ -119,8 +122,14 @@ def fuzzed(seed: int, disk: Path) -> Counter:
     assert all(torch.equal(weights[0], other) for other in weights)
     for name in members:
         node = world.hosts[name].node
+        if job.keep_best and node.state.best_weights is not None:
+            assert torch.equal(weights[0], node.state.best_weights)
         assert node.strategy.state_dict()["agreed"]["steps"] == node.state.agreed.step
     counted = world.hosts[members[0]].node.train.counts
+    if world.hosts[members[0]].node.state.ends_early:
+        told["ended early"] += 1
+        assert set(counted.values()) <= {1}
+        return told
     due = {(epoch, number): 1 for epoch in range(job.epochs) for number in range(job.clips)}
     wrong = {key: counted[key] for key in {*counted, *due} if counted[key] != due.get(key)}
     assert not wrong, f"{len(wrong)} of {len(due)} clips did not count once: {[*wrong.items()][:5]}"

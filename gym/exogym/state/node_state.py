@@ -38,7 +38,17 @@ class NodeState:
     with the rest, and are not compared.
     """
 
-    def __init__(self, model: nn.Module, strategy: Strategy, sampler: Sampler, length: RunLength, device: torch.device):
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy,
+        sampler: Sampler,
+        length: RunLength,
+        device: torch.device,
+        *,
+        patience: int = 0,
+    ):
+        """patience: validations in a row that may be no better than the best one; 0: any number."""
         self.strategy, self.sampler = strategy, sampler
         self._buffers = IntegerBuffers(model)
         self._agreed_buffers = self._buffers.read()
@@ -53,7 +63,8 @@ class NodeState:
         # Another rank's source may have more steps than this one's, which has none.
         least = 1 if sampler.may_be_lengthened else 0
         self.total_steps = length.total_steps(max(sampler.steps_per_epoch, least))
-        self._length, self._device = length, device
+        self._length, self._device, self._patience = length, device, patience
+        self.best_weights: torch.Tensor | None = None  # [numel], of the validation at best_at, where they are kept
         self._version, self._next_term = Version(0, 0), 0
         self._is_given = False  # the state in its memory came from another rank
         self._readable = threading.Condition()
@@ -133,9 +144,14 @@ class NodeState:
         with self.changing():
             self._agree(replace(self.agreed, **at), now=replace(self.now, **at), buffers=self._agreed_buffers)
 
-    def validated(self, loss: float | None) -> None:
+    def validated(self, loss: float | None, *, is_best: bool, weights: torch.Tensor | None = None) -> None:
+        """weights: the common ones [numel], on the CPU, if they are to be kept as the best."""
+        now = replace(self.now, val_loss=loss, validated_at=self.now.step, validation_due=False)
+        best = {"best_loss": loss, "best_at": now.step, "not_better": 0}
         with self.changing():
-            self._agree(replace(self.now, val_loss=loss, validated_at=self.now.step, validation_due=False))
+            if is_best:
+                self.best_weights = weights
+            self._agree(replace(now, **(best if is_best else {"not_better": now.not_better + 1})))
 
     def take_weights(self, flat: torch.Tensor) -> None:
         """The agreed weights, where ranks had drifted apart."""
@@ -160,7 +176,12 @@ class NodeState:
 
     @property
     def work_is_left(self) -> bool:
-        return self.now.step < self.total_steps
+        return self.now.step < self.total_steps and not self.ends_early
+
+    @property
+    def ends_early(self) -> bool:
+        """Validation has not been better for as long as training may go on so."""
+        return 0 < self._patience <= self.agreed.not_better
 
     @property
     def is_ahead(self) -> bool:
@@ -192,7 +213,7 @@ class NodeState:
     def fixed_fingerprints(self) -> list[int]:
         """Numbers that must be the same on all ranks, in the order of MUST_MATCH."""
         parameters, length = self.strategy.parameters, self._length
-        data = repr((self.sampler.fingerprint(), length.epochs, length.max_steps)).encode()
+        data = repr((self.sampler.fingerprint(), length.epochs, length.max_steps, self._patience)).encode()
         data_hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
         return [parameters.layout(), parameters.frozen_digest(), data_hash]
 
@@ -218,6 +239,7 @@ class NodeState:
             self._agreed_buffers = self._buffers.read()
             self.now = self.agreed = Position(**state["now"])
             self.total_steps = state["total_steps"]
+            self.best_weights = state["best_weights"]
             self.sampler.load_state_dict(state["sampler"])
             self.trained, self.in_flight, self.is_mid_round = {}, None, False
             self._version = Version(*state["version"])
@@ -271,5 +293,6 @@ class NodeState:
             "length": asdict(self._length),
             "strategy": strategy,
             "buffers": self._agreed_buffers,
+            "best_weights": self.best_weights,
             "sampler": self.sampler.state_dict(),
         }

@@ -17,6 +17,7 @@ class Position:
 
     validation_waits: the work was just resharded, so data of the validation may still be on their way. shared_at,
     compared_at: the steps at which it was last resharded, and at which speeds were last compared (see shares.py).
+    best_loss, best_at: of the validation with the lowest loss so far. not_better: validations since that one.
     """
 
     step: int = 0
@@ -29,6 +30,9 @@ class Position:
     validation_waits: bool = False
     shared_at: int = 0
     compared_at: int = 0
+    best_loss: float | None = None
+    best_at: int = 0
+    not_better: int = 0
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -99,3 +99,13 @@ def test_a_plain_profile_takes_the_settings_of_a_strategy_by_hand(tmp_path):
     (tmp_path / "config.ini").write_text(TEXT)
     found = resolve(ConfigFile(tmp_path / "config.ini"), "mine", settings=["strategy=allreduce", "epochs=2"])
     assert (found.distribution.strategy, found.profile.epochs) == ("allreduce", 2)
+
+
+@pytest.mark.parametrize("line", ["early_stopping = 2", "keep_best = true"])
+def test_what_goes_by_validation_needs_validation_clips(job, tmp_path, line):
+    with pytest.raises(ConfigError, match=rf"config.ini:11 \[distributed:three\]: {line}: there are no validation"):
+        job(TEXT + line)
+    (tmp_path / "validation.csv").touch()  # beside train.csv
+    assert job(TEXT + line).profile.validation == tmp_path / "validation.csv"
+    with pytest.raises(ConfigError, match="no validation"):
+        job(TEXT + line + "\nvalidation =\n")

@@ -38,10 +38,15 @@ class Hosts:
         (self.there / BASE).symlink_to(BUNDLED)
         self.said: list[str] = []
 
-    def keep(self, project: Path, number: int, shift: float, *, method: str = "full") -> torch.Tensor:
-        """A checkpoint of weights that are the base's moved by `shift`; returns the flat of them."""
+    def keep(
+        self, project: Path, number: int, shift: float, *, method: str = "full", keep_best: bool = False
+    ) -> torch.Tensor:
+        """A checkpoint of weights that are the base's moved by `shift`; returns the flat of them.
+
+        keep_best: those are the best ones, the last ones are others.
+        """
         base = BASE if project == self.there else str(BUNDLED)
-        profile = Profile(base_model=base, train=Path("clips.csv"), method=method)
+        profile = Profile(base_model=base, train=Path("clips.csv"), method=method, keep_best=keep_best)
         name = "mini" if project == self.there else "localhost"
         spec = RunSpec(run_id=RUN, run_dir=f"runs/{RUN}", cache_dir="c", world_size=2, hosts=("localhost", "mini"))
         spec = replace(spec, rank=int(project == self.there), profile=profile, strategy_settings=DiLoCoConfig())
@@ -49,9 +54,9 @@ class Hosts:
         model, processor = load_base(BUNDLED)
         parameters = FlatParameters(WhisperModelWrapper(prepare(model, profile), processor, "cpu"))
         flat = parameters.read() + shift
-        Checkpoints(project / "runs" / RUN / CHECKPOINTS, name).save(
-            number, {"agreed": {"strategy": {"weights": flat}}}
-        )
+        last, best = (flat + 1, flat) if keep_best else (flat, None)
+        agreed = {"strategy": {"weights": last}, "best_weights": best, "now": {"best_at": 30}}
+        Checkpoints(project / "runs" / RUN / CHECKPOINTS, name).save(number, {"agreed": agreed})
         return flat
 
     def recover(self, run: str = RUN) -> Path:
@@ -81,6 +86,12 @@ def test_the_newest_checkpoint_of_any_host_becomes_a_model_that_transformers_loa
     assert torch.equal(flat_of(final), newest)
     plain = WhisperForConditionalGeneration.from_pretrained(final)
     assert plain.generate(torch.zeros(1, plain.config.num_mel_bins, 3000), max_new_tokens=2).ndim == 2
+
+
+def test_the_best_weights_so_far_are_taken_where_they_were_kept(hosts):
+    best = hosts.keep(hosts.there, 8, 0.2, keep_best=True)
+    assert torch.equal(flat_of(hosts.recover()), best)
+    assert hosts.said[1] == "  of step 30, which had the lowest validation loss so far (keep_best)"
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_next(hosts):

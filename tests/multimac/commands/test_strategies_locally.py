@@ -69,6 +69,21 @@ def test_two_local_ranks_end_with_one_model(config_of, folder, strategy, capsys)
     assert "WER after" in capsys.readouterr().out
 
 
+def test_a_run_ends_early_and_leaves_the_best_model(config_of, folder, capsys):
+    """So large a learning rate that the loss soon rises."""
+    more = "epochs = 30\nlearning_rate = 0.05\nearly_stopping = 2\nkeep_best = true"
+    assert finetune(config_of("allreduce", more), "mine", ranks=2) == ExitStatus.OK
+    [run] = folder.glob("runs/*")
+    losses = {event["step"]: event["loss"] for event in events_of(run, "validation")}
+    best, steps = min(losses, key=losses.get), list(losses)
+    assert steps.index(best) == len(steps) - 3 and len(steps) < 30
+    assert [event["digest"] for event in events_of(run, "done")] == [saved_digest(run)] * 2
+    assert [event["best_step"] for event in events_of(run, "best")] == [best] * 2
+    said = capsys.readouterr().out
+    assert said.count("(early_stopping)") == said.count("(keep_best)") == 1
+    assert f"the model is that of step {best}, validation loss {losses[best]:.3f} (keep_best)" in said
+
+
 @pytest.mark.slow
 def test_what_one_rank_kept_of_a_strategy_whose_ranks_differ_becomes_a_model(config_of, folder):
     """Islands of one: nobody ever averages."""
