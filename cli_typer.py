@@ -332,6 +332,9 @@ def data_check(
         typer.Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
     ],
     model: Annotated[str, typer.Option("--model", help=f"Show what it hears otherwise. {MODEL}")] = "",
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
+    ] = None,
     fix: Annotated[
         Path | None, typer.Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
     ] = None,
@@ -348,6 +351,7 @@ def data_check(
         settings=settings or (),
         language=language,
         model=model,
+        hosts=hosts,
         fix_into=fix,
         out=out,
         as_json=as_json,

@@ -1,4 +1,4 @@
-"""The hosts of a run transcribe test clips beside this machine, each through a process of its own over SSH."""
+"""Hosts transcribe clips beside this machine, each through a process of its own over SSH."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from distributed.control.messages import split_line
-from distributed.hosts.code import SyncItem, folder_items
-from distributed.hosts.paths import STORE
+from distributed.hosts.code import SyncItem
 from distributed.hosts.sync import sync
-from distributed.plan.decode_spec import AFTER, DecodeSpec
-from distributed.plan.launch import Rank, environment
-from distributed.plan.prepare import audio_items
+from distributed.plan.decode_spec import DecodeSpec
+from distributed.plan.launch import environment
 from distributed.ssh.connection import Remote
+from distributed.ssh.host import Host
 from distributed.ssh.process import RemoteProcess
-from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import HostError, TunerError
 from whisper_tuner.eval.evaluation import Transcript
 
@@ -28,21 +26,38 @@ from .host_spawner import bring
 
 DECODER = "distributed.worker.decode"
 BEAT_S = 5.0  # an empty line so often: a decoder ends itself after launcher_silence_s without one
+WORTH_S = 20.0  # of this machine alone, still to come: on a host, torch and the model take half as long to load
 LEAVE_S = 4.0  # for the end of all hosts' decoders
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostDecoder:
+    """What one host is to do. clips: those of the dealers, by place.
+
+    code: sent before its process starts. models: by name, what is sent before it is used first. temporary: folders
+    that are removed at the end.
+    """
+
+    name: str
+    host: Host
+    spec: DecodeSpec
+    clips: Sequence[SyncItem]
+    code: Sequence[SyncItem] = ()
+    models: Mapping[str, Callable[[], list[SyncItem]]] = field(default_factory=dict)
+    temporary: Sequence[str] = ()
 
 
 class DecodingHosts:
     """A thread for each host, which takes groups from the Dealer of `deal` until `close`.
 
     A host that fails is told once, by `warn`, and left out from then on: others transcribe its clips.
-    final: the trained model's folder here. devices: the kinds of those that have transcribed anything.
+    devices: the kinds of those that have transcribed anything.
     """
 
-    def __init__(self, ranks: Sequence[Rank], manifest: Manifest, final: Path, warn: Callable[[str, str], None]):
+    def __init__(self, hosts: Sequence[HostDecoder], warn: Callable[[str, str], None]):
         self.devices: set[str] = set()
         self._warn, self._dealers, self._closed = warn, [], False
-        items = audio_items("test", manifest)
-        self._hosts = [_Host(rank, items, final) for rank in ranks]
+        self._hosts = [_Host(decoding) for decoding in hosts]
         for host in self._hosts:
             threading.Thread(target=self._work, args=(host,), daemon=True).start()
 
@@ -65,7 +80,7 @@ class DecodingHosts:
                 self._transcribe(host, *host.deals.get())
         except TunerError as error:
             if not self._closed:
-                self._warn(host.name, f"transcribes no more test clips: {error}")
+                self._warn(host.name, f"transcribes no more clips: {error}")
         finally:
             host.close()
 
@@ -83,25 +98,13 @@ class DecodingHosts:
 class _Host:
     """The decoder on one host. Raises HostError; `close` may come from any thread, and ends whatever it is doing."""
 
-    def __init__(self, rank: Rank, clips: Sequence[SyncItem], final: Path):
-        self.name, self.device = rank.label, ""
+    def __init__(self, decoding: HostDecoder):
+        self.name, self.device = decoding.name, ""
         self.deals: queue.SimpleQueue[tuple[str, Dealer]] = queue.SimpleQueue()
-        self._host, self._clips, self._final = rank.host, clips, final
-        spec = rank.spec
-        self._tuned = f"{STORE}/evaluated/{spec.run_id}"
-        self._spec = DecodeSpec(
-            before=str(spec.profile.base_model),
-            after=self._tuned,
-            cache_dir=spec.cache_dir,
-            device=spec.wanted_device,
-            language=spec.profile.language or None,
-            task=spec.profile.task,
-            batch_size=spec.profile.batch_size,
-            num_threads=spec.profile.num_threads,
-        )
+        self._host, self._decoding, self._to_send = decoding.host, decoding, dict(decoding.models)
         self._remote: Remote | None = None
         self._process: RemoteProcess | None = None
-        self._has_tuned = self._closed = False
+        self._closed = False
         self._said = ""
         self._writing = threading.Lock()
 
@@ -109,25 +112,29 @@ class _Host:
         self._remote = Remote.connect(self._host)
         if self._closed:
             self._remote.close()
+        self._sync(self._decoding.code)
         project = self._remote.expand(self._host.project_path)
         command = [self._remote.expand(self._host.python), "-m", DECODER]
         self._process = self._remote.start(command, env=environment(project), cwd=project)
         self._events = self._listen()
-        self._write(self._spec.to_json())
+        self._write(self._decoding.spec.to_json())
         threading.Thread(target=self._beat, daemon=True).start()
         self.device = str(self._next("ready").get("device"))
 
     def hears(self, model: str, group: Sequence[int]) -> list[Transcript]:
-        if model == AFTER and not self._has_tuned:
-            self._has_tuned = True
-            sync([self._remote], {self.name: folder_items(self._final, self._tuned)})
-        items = [self._clips[clip] for clip in group]
+        if model in self._to_send:
+            self._sync(self._to_send.pop(model)())
+        items = [self._decoding.clips[clip] for clip in group]
         bring(self._remote, items, self._go_on)  # of a clip that cannot be read here, the host says that it lacks it
         self._write(json.dumps({"model": model, "clips": [item.remote for item in items]}))
         texts = self._next("texts").get("texts")
         if not isinstance(texts, list) or len(texts) != len(group):
             raise HostError(self.name, f"its decoder answers with no texts for {len(group)} clips")
         return [_transcript(text, self.name) for text in texts]
+
+    def _sync(self, items: Sequence[SyncItem]) -> None:
+        if items:
+            sync([self._remote], {self.name: items}, self._go_on)
 
     def _go_on(self, *_progress) -> None:
         if self._closed:
@@ -159,7 +166,7 @@ class _Host:
                 self._write("")
 
     def close(self) -> None:
-        """The decoder, and the trained model there, are gone afterwards, if the host can be reached."""
+        """The decoder, and what is temporary there, are gone afterwards, if the host can be reached."""
         if self._closed:
             return
         self._closed = True
@@ -168,13 +175,15 @@ class _Host:
         with contextlib.suppress(TunerError):
             if self._process:
                 self._process.kill()
-            if self._has_tuned:
-                sync([self._remote], {self.name: []}, prune=[self._tuned])
+            if self._decoding.temporary:
+                sync([self._remote], {self.name: []}, prune=self._decoding.temporary)
         self._remote.close()
 
 
 def _transcript(text: object, host: str) -> Transcript:
     match text:
-        case [str() as written, str() as problem, float() | int() as temperature, str() | None as greedy]:
-            return Transcript(written, problem, float(temperature), greedy)
+        case [str() as written, str() as problem, float() | int() as temperature, greedy, logprob] if isinstance(
+            greedy, str | None
+        ) and isinstance(logprob, float | int | None):
+            return Transcript(written, problem, float(temperature), greedy, logprob)
     raise HostError(host, f"no transcript: {str(text)[:80]}")

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import torch
 
-from distributed.plan.decode_spec import AFTER, BEFORE
+from distributed.hosts.code import SyncItem, folder_items
+from distributed.hosts.paths import STORE
+from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.launch import Rank
+from distributed.plan.prepare import audio_items
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
@@ -32,14 +35,13 @@ from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import whisper_of
 
 from .dealer import Dealer
-from .decoding_hosts import DecodingHosts
+from .decoding_hosts import WORTH_S, DecodingHosts, HostDecoder
 
 # Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
 # for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325). A CPU is no faster with more
 # (8, 16 or 32: within 5 %); a card of NVIDIA's, which waits for its next small kernel at each token, is.
 WINDOWS_AT_ONCE = 16
 REMEDY = "The model is in final/. Close other programs; `multimac evaluate --batch-size 1` measures it."
-WORTH_S = 20.0  # of this machine alone, still to come: on a host, torch and the model take half as long to load
 NAMES = {BEFORE: "base", AFTER: "final"}  # of the folders with predictions
 
 
@@ -162,9 +164,27 @@ class _Evaluations:
             return
         to_do = sum(len(self._samples) - dealer.done for dealer in self._dealers.values())
         if seconds / self._dealers[when].done * to_do > self._worth_s:
-            self._hosts = DecodingHosts(self._helpers, self._manifest, self._final, self._warn)
+            clips = audio_items("test", self._manifest)
+            self._hosts = DecodingHosts([self._decoding(rank, clips) for rank in self._helpers], self._warn)
             for model, dealer in self._dealers.items():
                 self._hosts.deal(model, dealer)
+
+    def _decoding(self, rank: Rank, clips: Sequence[SyncItem]) -> HostDecoder:
+        """It has the base model already. The trained one is removed afterwards."""
+        spec, profile = rank.spec, rank.spec.profile
+        tuned = f"{STORE}/evaluated/{spec.run_id}"
+        asked = DecodeSpec(
+            before=str(profile.base_model),
+            after=tuned,
+            cache_dir=spec.cache_dir,
+            device=spec.wanted_device,
+            language=profile.language or None,
+            task=profile.task,
+            batch_size=profile.batch_size,
+            num_threads=profile.num_threads,
+        )
+        models = {AFTER: lambda: folder_items(self._final, tuned)}
+        return HostDecoder(name=rank.label, host=rank.host, spec=asked, clips=clips, models=models, temporary=[tuned])
 
     def _warn(self, host: str, what: str) -> None:
         self._events({"type": "warning", "host": host, "what": what})

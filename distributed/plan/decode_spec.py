@@ -1,4 +1,4 @@
-"""DecodeSpec: what a host is told that transcribes a part of the test set."""
+"""DecodeSpec: what a host is told that transcribes a part of the clips."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ BEFORE, AFTER = "before", "after"  # training: the two models of an evaluation
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSpec:
-    """Paths start at the host's project folder. `after` is there before the first clips that it is to transcribe."""
+    """Paths start at the host's project folder. A model is there before the first clips that it is to transcribe.
+
+    after: an adapter is added to `before`. greedy: no text is decoded again.
+    """
 
     before: str
-    after: str
+    after: str = ""
     cache_dir: str
     device: str | None = None
     language: str | None = None
     task: str | None = None
+    greedy: bool = False
     batch_size: int = 8
     num_threads: int = 0
 

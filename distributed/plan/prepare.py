@@ -236,7 +236,7 @@ def for_host(
     manifests, shard: by kind, all clips of the run, and those that are sent to this host before it starts.
     """
     model = model_folder(spec.profile.base_model)
-    model_name = f"{STORE}/models/{model.name}-{_short_hash(str(model))}"
+    model_name = model_on_hosts(model)
     items, lists = [*code_items(), *folder_items(model, model_name)], {}
     for kind, manifest in manifests.items():
         listing = _list_for_hosts(kind, manifest, run_dir)
@@ -253,6 +253,11 @@ def for_host(
     )
     folders = {"run_dir": f"runs/{spec.run_id}", "cache_dir": f"{STORE}/cache"}
     return dataclasses.replace(spec, profile=profile, **folders, **_said_of(host)), items
+
+
+def model_on_hosts(folder: Path) -> str:
+    """Where a host keeps it, from its project folder."""
+    return f"{STORE}/models/{folder.name}-{_short_hash(str(folder))}"
 
 
 def _said_of(host: Host | None) -> dict[str, str]:

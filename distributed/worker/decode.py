@@ -1,4 +1,4 @@
-"""A host's part of an evaluation: `python -m distributed.worker.decode`, started by the launcher after training.
+"""A host's part of an evaluation: `python -m distributed.worker.decode`, started by whoever evaluates.
 
 The first line of stdin is a DecodeSpec, each further one a group of clips: `model` ("before" or "after") and `clips`.
 What is heard in a group is one event, `texts`. The end of stdin ends the process, and so does a long silence.
@@ -38,7 +38,7 @@ def main() -> None:
     while True:
         group = groups.get()
         heard = hears(group["model"], [Path(name) for name in group["clips"]])
-        texts = [[one.text, one.problem, one.temperature, one.greedy] for one in heard]
+        texts = [[one.text, one.problem, one.temperature, one.greedy, one.logprob] for one in heard]
         send_event({"type": "texts", "texts": texts})
 
 
@@ -61,7 +61,7 @@ def decoder(spec: DecodeSpec) -> Hears:
 
     from exogym import device as devices
     from whisper_tuner.data.feature_store import FeatureStore
-    from whisper_tuner.eval.evaluation import FALLBACK, transcribe
+    from whisper_tuner.eval.evaluation import FALLBACK, GREEDY, transcribe
     from whisper_tuner.export.final import load_model
 
     if spec.num_threads:
@@ -78,7 +78,8 @@ def decoder(spec: DecodeSpec) -> Hears:
             store = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor)
             loaded[name] = model.to(device), processor, store
         model, processor, store = loaded[name]
-        about = {"language": spec.language, "task": spec.task, "temperatures": FALLBACK}
+        temperatures = GREEDY if spec.greedy else FALLBACK
+        about = {"language": spec.language, "task": spec.task, "temperatures": temperatures}
         return transcribe(model, processor, clips, batch_size=spec.batch_size, features=store, **about)
 
     return hears

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from rich.console import Console
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
+from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
+from distributed.ssh.host import Host
 from multimac.commands.runs import folders_of
 from multimac.report import findings as report
 from multimac.view.findings import about_parts, by_kind, show, total
@@ -58,19 +61,23 @@ def data_check(
     settings: Sequence[str] = (),
     language: str = "",
     model: str = "",
+    hosts: Path | None = None,
     fix_into: Path | None = None,
     out: Path | None = None,
     as_json: bool = False,
 ) -> ExitStatus:
     """Status DATA if there is an error that is not fixed."""
     console = Console(highlight=False, markup=False, stderr=as_json)
+    if hosts and not model:
+        raise ConfigError("--hosts: there is nothing for hosts to do", remedy="Name a model to be heard: --model MODEL")
+    helping = load_hosts(hosts).workers if hosts else ()
     asked = _asked(config, what, settings, language)
     if fix_into:
         fix.check_target(expanded(fix_into), asked.manifests.values())
     model = model_named(model, lambda: folders_of(config, None)) if model else ""
     material, notes = _material(console, asked, model)
     if model:
-        material = replace(material, heard=_heard(console, asked, material, model))
+        material = replace(material, heard=_heard(console, asked, material, model, helping))
         if (usual := usual_cer(material)) > USELESS:
             what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
             notes.append(f"{what}: where it hears something else is listed in the report, and counts as no finding.")
@@ -146,32 +153,48 @@ def _material(console: Console, asked: Asked, model: str) -> tuple[Material, lis
         return gather.decode(material, store, told), notes
 
 
-def _heard(console: Console, asked: Asked, material: Material, name: str) -> dict[tuple[str, int], Heard]:
+def _heard(
+    console: Console, asked: Asked, material: Material, name: str, hosts: Sequence[Host]
+) -> dict[tuple[str, int], Heard]:
     """What a model hears in all clips, decoded greedily; texts of an earlier check are taken from the cache."""
+    from distributed.launcher.hearing import Listening, hear_together
     from exogym import device as devices
     from multimac.view.transfers import fetch_model
-    from whisper_tuner.eval.evaluation import GREEDY, evaluate
+    from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings
     from whisper_tuner.eval.hearing import heard_in
     from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
     from whisper_tuner.export.final import load_model
 
     fetch_model(name)
-    device, loaded, heard = devices.choose(), None, {}
-    about = {"language": asked.language or None, "task": asked.task, "temperatures": GREEDY}
+    device, heard, keys, unknown = devices.choose(), {}, {}, {}
+    spoken = {"language": asked.language or None, "task": asked.task}
     texts = TextCache(PROJECT / STORE / "cache" / TEXTS)
-    with progress(console) as bar:
-        for part, manifest in material.manifests.items():
-            samples = [row.sample for row in material.rows if row.part == part and row.text]
-            key = texts.key(name, samples, Decoding(device=device.type, **about))
-            if (found := texts.read(key, samples)) is None:
-                if loaded is None:
-                    model, processor = load_model(name)
-                    loaded = model.to(device), processor
-                task = bar.add_task(f"{name[-30:]} hears {manifest.path.name}", total=len(samples))
-                told = lambda done, total, task=task: bar.update(task, completed=done)  # noqa: E731
-                found = evaluate(*loaded, samples, **about, progress=told)
-                texts.write(key, found)
+    for part, manifest in material.manifests.items():
+        samples = tuple(row.sample for row in material.rows if row.part == part and row.text)
+        keys[part] = texts.key(name, samples, Decoding(device=device.type, temperatures=GREEDY, **spoken))
+        if (found := texts.read(keys[part], samples)) is None:
+            unknown[part] = replace(manifest, samples=samples)
+        else:
             heard |= heard_in(part, found)
+    if not unknown:
+        return heard
+    model, processor = load_model(name)
+    listening = Listening(name=name, model=model.to(device), processor=processor, **spoken)
+    with progress(console) as bar:
+        task = bar.add_task(f"{name[-30:]} hears the clips", total=sum(len(one.samples) for one in unknown.values()))
+        told = lambda done, total: bar.update(task, completed=done)  # noqa: E731
+        warn = lambda host, what: console.print(f"{host}: {what}", soft_wrap=True)  # noqa: E731
+        began = time.perf_counter()
+        together = hear_together(listening, unknown, hosts, progress=told, warn=warn)
+        seconds = time.perf_counter() - began
+    _, written = generation_settings(model, **spoken)
+    for part, manifest in unknown.items():
+        found = compared(manifest.samples, together.transcripts[part], written, seconds)
+        if together.devices <= {device.type}:
+            texts.write(keys[part], found)
+        heard |= heard_in(part, found)
+    if len(together.counts) > 1:
+        console.print(f"heard by: {', '.join(f'{name} {count}' for name, count in together.counts.items())} clips")
     return heard
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "evaluate_slowly.py"
 DECODER = "distributed.worker.decode"
+CHECK = Path(__file__).parent / "check_slowly.py"
 CLIPS = 20
 TEXT = """
 [distributed:lora]
@@ -109,7 +110,7 @@ def test_a_host_that_is_lost_meanwhile_costs_no_clip(trained, alone, tmp_path, f
         events = evaluation.wait()
         assert (heard(trained), figures(events)) == alone
         if fault == "killed":
-            assert any(e["type"] == "warning" and "transcribes no more test clips" in e["what"] for e in events)
+            assert any(e["type"] == "warning" and "transcribes no more clips" in e["what"] for e in events)
     finally:
         lab.link("h2", up=True)
     wait_until(lambda: evaluation.decoders("h2", "h3") == 0, 40)
@@ -121,3 +122,45 @@ def test_a_stop_ends_all_decoders(trained, tmp_path):
     wait_until(lambda: evaluation.decoders("h2", "h3") == 2, 60)
     evaluation.process.kill()
     wait_until(lambda: evaluation.decoders("h2", "h3") == 0, 40)
+
+
+class Check:
+    """`data check` of the test clips on h1, with the base model or the trained adapter."""
+
+    def __init__(self, trained, folder: Path):
+        self._trained, self._folder = trained, folder
+
+    def run(self, model: Path, seconds: float, *hosts: str) -> tuple[str, str]:
+        """Its report as CSV, and what it printed."""
+        name = f"{model.name}-{'-'.join(hosts) or 'alone'}"
+        store, out = self._folder / f"{name}-store", self._folder / name
+        asked = [str(store), str(seconds), str(self._trained.folder / "test.csv"), str(model), str(out)]
+        asked += [str(self._trained.hosts(*hosts))] if hosts else []
+        variables = [f"{key}={value}" for key, value in environment(PROJECT).items()]
+        command = ["env", *variables, sys.executable, str(CHECK), *asked]
+        done = self._trained.lab.exec("h1", command, cwd=str(PROJECT), timeout=240)
+        assert done.returncode in (0, 4), done.stdout + done.stderr
+        return (out / "report.html").read_text(), done.stdout
+
+
+@pytest.mark.parametrize("model", ["base", "adapter"])
+def test_data_check_hears_on_all_hosts_what_one_hears(trained, tmp_path, model):
+    path = PROJECT / "bundled" / "model" if model == "base" else trained.run_dir / "final"
+    check = Check(trained, tmp_path)
+    page, _ = check.run(path, 0)
+    with_hosts, said = check.run(path, 1.5, "h2", "h3")
+    assert with_hosts == page
+    addresses = [trained.lab[name].address for name in ("h2", "h3")]
+    assert "heard by: this machine" in said and all(address in said for address in addresses)
+    for name in ("h2", "h3"):
+        assert not trained.lab.processes(name, DECODER)
+        assert not list((Path(trained.lab[name].home) / f"project-{name}" / ".multimac").glob("evaluated/*"))
+
+
+def test_data_check_goes_on_without_a_host_that_cannot_help(trained, tmp_path):
+    trained.names["h3"] = "10.77.0.99"  # nobody
+    try:
+        page, said = Check(trained, tmp_path).run(PROJECT / "bundled" / "model", 1.5, "h2", "h3")
+    finally:
+        del trained.names["h3"]
+    assert "10.77.0.99: transcribes no more clips" in said and page

@@ -17,7 +17,7 @@ from pathlib import Path
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, Transcript, compared
-from whisper_tuner.export.final import ADAPTER_CONFIG, base_of
+from whisper_tuner.export.final import base_of, is_adapter
 from whisper_tuner.files import write_atomically
 from whisper_tuner.hub import model_folder
 from whisper_tuner.json_text import parse_json
@@ -109,7 +109,7 @@ def _loaded(path: Path) -> dict:
 def _model_files(model: str) -> list[Path]:
     """Of a folder or a hub id; of an adapter, also those of its base."""
     folders = [model_folder(model)]
-    if (folders[0] / ADAPTER_CONFIG).is_file():
+    if is_adapter(folders[0]):
         folders.append(model_folder(str(base_of(folders[0]))))
     files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
     return [path for path in files if not path.name.startswith(".") and path.suffix != ".md"]

@@ -54,7 +54,7 @@ def load_model(
     adapter to the weights: the output is the same, and the model is a plain one again. Raises ModelError.
     """
     folder = expanded(folder) if expanded(folder).exists() else folder
-    if not (isinstance(folder, Path) and (folder / ADAPTER_CONFIG).is_file()):
+    if not is_adapter(folder):
         return load_base(folder)
     loaded = isinstance(base_model, WhisperForConditionalGeneration)
     base = base_model.cpu() if loaded else load_base(base_model or base_of(folder))[0]
@@ -106,6 +106,10 @@ def name_base(folder: Path, base_model: str | Path) -> None:
         stated = json.loads(config.read_text(encoding="utf-8"))
         stated["base_model_name_or_path"] = _portable_name(base_model, folder)
         write_atomically(config, json.dumps(stated, indent=2, sort_keys=True) + "\n")
+
+
+def is_adapter(folder: str | Path) -> bool:
+    return (expanded(folder) / ADAPTER_CONFIG).is_file()
 
 
 def base_of(folder: Path) -> str | Path:

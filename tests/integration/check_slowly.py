@@ -1,0 +1,32 @@
+"""`python check_slowly.py STORE SECONDS MANIFEST MODEL OUT [HOSTS]`: `data check` on a machine that needs SECONDS more
+for each group of clips, with a cache of its own. The report goes to OUT.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from distributed.launcher import hearing
+from multimac.commands import data_check
+
+
+def main() -> int:
+    store, seconds, manifest, model, out, *hosts = sys.argv[1:]
+    transcribe = hearing.transcribe
+
+    def slowly(*arguments, **settings):
+        time.sleep(float(seconds))
+        return transcribe(*arguments, **settings)
+
+    hearing.transcribe = slowly
+    hearing.hear_together = partial(hearing.hear_together, worth_s=0.0)
+    data_check.PROJECT = Path(store)
+    about = {"hosts": Path(hosts[0]) if hosts else None, "out": Path(out), "language": "en"}
+    return data_check.data_check(Path("config.ini"), [manifest], model=model, **about)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
