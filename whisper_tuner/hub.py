@@ -100,10 +100,21 @@ def _snapshot(base_model: str, weights: str, **options) -> Path | None:
     return folder if any(folder.glob(weights)) else None
 
 
+def folder_here(base_model: str) -> Path | None:
+    """The folder of a base model that is on this disk; None if it would have to be downloaded."""
+    if expanded(base_model).is_dir():
+        return expanded(base_model)
+    return next(filter(None, (_stored(base_model, weights) for weights in WEIGHTS)), None)
+
+
 def _is_here(base_model: str, weights: str) -> bool:
+    return _stored(base_model, weights) is not None
+
+
+def _stored(base_model: str, weights: str) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return _snapshot(base_model, weights, local_files_only=True) is not None
+        return _snapshot(base_model, weights, local_files_only=True)
     except LocalEntryNotFoundError:
-        return False
+        return None

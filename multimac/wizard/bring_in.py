@@ -16,12 +16,20 @@ from .questions import Questions
 
 def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, Path]:
     """The manifests of the import, by kind; none where `source` can be used as it is. Raises DataError, ConfigError."""
-    why = next((part.cut for part in parts_of(source).values() if part.cut), "")
+    why = questions.once("look", source, lambda: _why(source))
     if not why:
         return {}
     console.print(f"{shown(source)}: {why}. They are written as clips of their own.", markup=False)
     default = str(shown(Path.cwd() / f"{source.stem}-clips"))
     out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
-    with working(console, f"cutting {shown(source)}") as tell:
-        found = import_source(source, out, tell=tell)
-    return {one.kind: one.manifest for one in found}
+
+    def cut() -> dict[str, Path]:
+        with working(console, f"cutting {shown(source)}") as tell:
+            return {one.kind: one.manifest for one in import_source(source, out, tell=tell)}
+
+    return questions.once("cut", (source, out), cut)
+
+
+def _why(source: Path) -> str:
+    """Why its audio cannot be used where it lies; "" if it can."""
+    return next((part.cut for part in parts_of(source).values() if part.cut), "")

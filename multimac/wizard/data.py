@@ -11,6 +11,8 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +24,7 @@ from multimac.view.findings import by_kind, rows_in_words
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_usable, described
-from whisper_tuner.data.checks.finding import Needs
+from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
@@ -50,20 +52,21 @@ Manifests = dict[str, Path]  # by kind: one to train on, and those that belong t
 
 
 def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data:
-    with working(console, "looking for manifests"):
-        offers = _offers(config)
-        options = [_option(name, data) for name, data in offers.items()]
+    offers, options = questions.once("offers", None, lambda: _found(config, console))
     while True:
         answer = _choose(questions, options)
         path = typed_path(answer).absolute()
         try:
-            data = offers.get(answer) or Data(manifests=bring_in(questions, path, console) or beside(path))
-            _read(data, console)
+            if answer in offers:
+                data = replace(offers[answer], samples={}, split={})  # without those of an earlier answer
+            else:
+                data = Data(manifests=bring_in(questions, path, console) or beside(path))
+            _read(questions, data, console)
         except TunerError as error:
             console.print(f"[red]{escape(str(error))}[/red]")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
-            _show_checks(data, console)
+            _show_checks(questions, data, console)
             _ask_split(questions, data, console)
             return data
 
@@ -95,6 +98,12 @@ def new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
     stem = (match[1] if match else manifest.stem) or "split"
     offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in kinds} for name in numbered(stem))
     return next(files for files in offers if not any(path.exists() for path in files.values()))
+
+
+def _found(config: ConfigFile, console: Console) -> tuple[dict[str, Data], list[Option]]:
+    with working(console, "looking for manifests"):
+        offers = _offers(config)
+        return offers, [_option(name, data) for name, data in offers.items()]
 
 
 def _offers(config: ConfigFile) -> dict[str, Data]:
@@ -144,17 +153,23 @@ def typed_path(text: str) -> Path:
     return expanded(re.sub(r"\\(.)", r"\1", text))
 
 
-@awake()
-def _read(data: Data, console: Console) -> None:
+def _read(questions: Questions, data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
-    for kind, path in data.manifests.items():
+
+    @awake()
+    def load(path: Path, kind: str) -> Manifest:
         with working(console, f"reading {shown(path)}"):
             manifest = load_manifest(path, kind=kind)
         check_usable(manifest)
+        return manifest
+
+    for kind, path in data.manifests.items():
+        manifest = questions.once("read", (kind, path, _stamp(path)), partial(load, path, kind))
         data.samples[kind] = manifest.samples
         for note in manifest.notes:
             console.print(note, markup=False, style="yellow")
         if kind == "train":
+            data.stated_language = _code(manifest.language.partition("-")[0])
             _show_clips(manifest, console)
         total = duration(sum(sample.duration_s for sample in manifest.samples))
         unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
@@ -163,6 +178,18 @@ def _read(data: Data, console: Console) -> None:
         console.print(clips, markup=False)
         for problem in listed:
             console.print(problem, markup=False, style="yellow")
+
+
+def _stamps(data: Data) -> dict[str, tuple[Path, int | None]]:
+    return {kind: (path, _stamp(path)) for kind, path in data.manifests.items()}
+
+
+def _stamp(path: Path) -> int | None:
+    """Another one, once the file was changed."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _show_clips(manifest: Manifest, console: Console) -> None:
@@ -175,11 +202,16 @@ def _show_clips(manifest: Manifest, console: Console) -> None:
     console.print(table)
 
 
-def _show_checks(data: Data, console: Console) -> None:
+def _show_checks(questions: Questions, data: Data, console: Console) -> None:
     """What the checks of texts and parts find, which decode nothing: how many rows of each kind."""
-    manifests = {kind: Manifest(data.manifests[kind], samples, ()) for kind, samples in data.samples.items()}
-    with working(console, "checking the texts"):
-        found = findings(Material(manifests=manifests, language=_code(data.language)), [Needs.TEXT])
+    language = _code(data.language) or data.stated_language
+
+    def look() -> list[Finding]:
+        manifests = {kind: Manifest(data.manifests[kind], samples, ()) for kind, samples in data.samples.items()}
+        with working(console, "checking the texts"):
+            return findings(Material(manifests=manifests, language=language), [Needs.TEXT])
+
+    found = questions.once("check", (_stamps(data), language), look)
     if not found:
         console.print("No check of the texts has found anything. `multimac data check` also listens to the recordings.")
         return
@@ -193,7 +225,7 @@ def _code(language: str) -> str:
     try:
         return language_code(language) if language else ""
     except ConfigError:
-        return ""  # told where the language is asked for
+        return ""  # not one that Whisper knows; of a section it is told where the language is asked for
 
 
 def _ask_split(questions: Questions, data: Data, console: Console) -> None:
@@ -206,7 +238,7 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         console.print("Without a test set no WER is measured.")
         return
     try:
-        done = split(data.samples["train"], missing)
+        done = questions.once("split", (_stamps(data), missing), lambda: split(data.samples["train"], missing))
         data.split = new_names(data.manifests["train"], done.parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")

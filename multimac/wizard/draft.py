@@ -36,10 +36,14 @@ class Model:
 
 @dataclass(kw_only=True)
 class Data:
-    """By kind: `manifests` as they were found, those of a `split` that are still to be written, and all `samples`."""
+    """By kind: `manifests` as they were found, those of a `split` that are still to be written, and all `samples`.
+
+    language: as its section has it. stated_language: the code that the recordings' own lists give.
+    """
 
     section: str = ""
     language: str = ""
+    stated_language: str = ""
     manifests: dict[str, Path] = field(default_factory=dict)
     split: dict[str, Path] = field(default_factory=dict)
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)

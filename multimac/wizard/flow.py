@@ -21,8 +21,9 @@ from whisper_tuner.interrupts import as_ctrl_c
 from .data import ask_data
 from .draft import Draft, numbered, read_text
 from .hosts import ask_hosts
-from .model import ask_language, ask_method, ask_model, ask_settings, this_machine
-from .questions import Option, Questions, save_answers
+from .language import ask_language
+from .model import ask_method, ask_model, ask_settings, this_machine
+from .questions import Back, Option, Questions, save_answers
 from .strategy import ask_strategy
 
 NOW, LATER, LEAVE = "now", "later", "leave"
@@ -34,14 +35,14 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
     if answers is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Run it in a terminal, or answer from a file: python wizard.py --answers FILE"
         raise ConfigError("the wizard asks questions, so it needs a terminal", remedy=remedy)
-    questions = Questions(answers)
+    questions = Questions(answers, console)
     if save_answers_to and save_answers_to.is_dir():
         raise ConfigError(f"--save-answers {save_answers_to} is a folder", remedy="Name a file in it.")
     if save_answers_to and not save_answers_to.absolute().parent.is_dir():
         raise ConfigError(f"--save-answers {save_answers_to}: there is no such folder")
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:
-            draft, start = ask(questions, config.absolute(), Path(scratch), console)
+            draft, start = _ask_all(questions, config.absolute(), Path(scratch), console)
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 console.print("Stopped: nothing was written.")
@@ -57,15 +58,25 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
     return ExitStatus.OK
 
 
-def ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
-    """Every question, to the last one."""
-    draft = Draft(config_path=config, config_text=read_text(config))
-    keys = "Enter accepts the suggestion; Esc or Ctrl-C quits and changes nothing."
+def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
+    """From the first question anew each time the user goes back: what has been answered is not asked again."""
+    while True:
+        try:
+            return _ask(questions, config, scratch, console)
+        except Back:
+            questions.go_back()
+
+
+def _ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
+    """Every question, to the last one. Raises Back."""
+    draft = Draft(config_path=config, config_text=questions.once("config", config, lambda: read_text(config)))
+    keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
+    keys += "Esc or Ctrl-C quits and changes nothing."
     banner = f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}"
     console.print(Panel(escape(banner), expand=False))
     draft.model = ask_model(questions, draft.config)
     draft.data = ask_data(questions, draft.config, console)
-    draft.language = ask_language(questions, draft)
+    draft.language = ask_language(questions, draft, console)
     draft.method = ask_method(questions, draft.model)
     draft.settings = ask_settings(questions, draft, console)
     group = ask_hosts(questions, draft, scratch, console)

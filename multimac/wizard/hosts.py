@@ -26,6 +26,7 @@ from whisper_tuner.paths import expanded
 from .draft import Draft, Group, numbered
 from .questions import Option, Questions
 
+LOGIN = ("workers", "ssh_user", "ssh_key_path", "master", "setup")  # keys of answers about new hosts
 CURED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
 AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")
@@ -50,7 +51,16 @@ def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Consol
             console.print(f"[red]{escape(str(error))}[/red]", soft_wrap=True)
             options = [OTHERS, GIVE_UP] if where == NEW and group is None else [AGAIN, OTHERS, GIVE_UP]
             where = questions.again("What next?", options, error)
+            if where != AGAIN.value:
+                _take_back(questions, where)
     return None
+
+
+def _take_back(questions: Questions, where: str) -> None:
+    """Answers about hosts that were given up do not count any more."""
+    questions.taken["where"] = where
+    for key in LOGIN:
+        questions.taken.pop(key, None)
 
 
 def _where(questions: Questions, path: Path) -> str:
@@ -104,7 +114,7 @@ def _check_key(text: str) -> None:
 def _master(questions: Questions, worker: str) -> str:
     """This machine's own address, as that worker sees it; asked for only if the routing table cannot tell."""
     try:
-        return route_to(worker).address
+        return questions.once("route", worker, lambda: route_to(worker)).address
     except HostError:
         message, default = "This machine's address, as the others see it:", socket.gethostname()
         return questions.text("master", message, default, lambda text: check_is_this_machine(Host(address=text)))
@@ -114,7 +124,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
     """Check every machine, and offer `hosts setup` where that helps. Raises TunerError."""
     if not group.hosts.workers:
         raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
-    report = _look(draft, group, console)
+    report = _look(questions, draft, group, console)
     unready = ", ".join(unique(name for problem in report.errors for name in problem.hosts))
     curable = all(problem.check in CURED_BY_SETUP for problem in report.errors)
     if unready and curable and all(facts.reached for facts in report.hosts):
@@ -123,17 +133,22 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
         console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {escape(unready)}.")
         console.print("A host without internet gets the packages from here: about 400 MB, several minutes.")
         if questions.confirm("setup", f"Set up {unready} now?", True):
-            hosts_setup(group.path if group.text is None else scratch / HOSTS_FILE)
-            report = _look(draft, group, console)
+            file = group.path if group.text is None else scratch / HOSTS_FILE
+            questions.once("setup", group.hosts, lambda: hosts_setup(file), may_stay=lambda _: False, for_good=True)
+            report = _look(questions, draft, group, console)
     report.raise_if_errors()
     group.bytes_s, group.spare_bytes = report.measured.bytes_s, report.measured.spare_bytes
     group.machine_workers = report.machine_workers
 
 
-def _look(draft: Draft, group: Group, console: Console) -> Report:
+def _look(questions: Questions, draft: Draft, group: Group, console: Console) -> Report:
     """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
     job = draft.job().with_profile(train=draft.data.manifests["train"], validation=None, test=None)
-    with working(console, "checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
-        pass
+
+    def look() -> Report:
+        with working(console, "checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+            return report
+
+    report = questions.once("preflight", (job, group.hosts), look, may_stay=lambda report: not report.errors)
     show(console, report, errors=False)
     return report

@@ -1,4 +1,4 @@
-"""Asks what to train: model, language, method, and the few settings that matter; shows the memory of each."""
+"""Asks what to train: model, method, and the few settings that matter; shows the memory of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import HUB_ID, settings_of
-from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.paths import expanded, shown
@@ -44,6 +43,8 @@ LEARNING_RATES = (
     (1e12, 5e-6, 1e-4),
 )
 SHORT_S = 10.0  # of speech: nobody has told yet how long the clips are
+# AdamW moves each weight by about the rate at each step, and a Whisper's weights are of the size of 0.03.
+LARGEST_RATE = 0.1
 SETTINGS = {
     "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
@@ -66,13 +67,6 @@ def ask_model(questions: Questions, config: ConfigFile) -> Model:
     return model
 
 
-def ask_language(questions: Questions, draft: Draft) -> str:
-    if not is_multilingual(draft.model):
-        return ""
-    message, default = "Language of the speech (en, fr, German, ...):", draft.data.language or "en"
-    return language_code(questions.text("language", message, default, language_code))
-
-
 def ask_method(questions: Questions, model: Model) -> str:
     here, choices, fitting = memory_here(), [], _fitting(model)
     for method, words in METHODS.items():
@@ -88,22 +82,32 @@ def ask_method(questions: Questions, model: Model) -> str:
 
 def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
     defaults, settings = _defaults(draft), {}
-    clips = len(draft.data.samples.get("train", ())) if draft.data else 0
+    clips = len(draft.data.samples["train"])
     if clips:
         defaults["batch_size"] = str(min(int(defaults["batch_size"]), clips))
 
     def check(key: str, text: str) -> None:
         _check_setting(key, with_point(text))
         if key == "batch_size" and clips and int(text) > clips:
-            raise ValueError(f"there are {clips} training clips")
+            raise ValueError(f"there are {clips} training clips, and a step cannot have more")
+        if key == "learning_rate" and float(with_point(text)) > LARGEST_RATE:
+            usual = _learning_rate(draft.model, draft.method)
+            raise ValueError(f"above {LARGEST_RATE:g} a model forgets all it knows; usual for this one: {usual}")
 
     for key, message in SETTINGS.items():
         settings[key] = with_point(questions.text(key, message, defaults[key], partial(check, key)))
-    batch = int(settings["batch_size"])
-    if not fits(draft.model, draft.method, batch):
-        needed = size(memory_needed(draft.model, draft.method, batch))
-        console.print(f"{batch} clips of 30 s at once would need {needed}; shorter ones need less.", style="yellow")
+    _tell_parts(draft, int(settings["batch_size"]), console)
     return settings
+
+
+def _tell_parts(draft: Draft, batch: int, console: Console) -> None:
+    """A batch that is too large for the memory is no mistake: see distributed/worker/micro_batch.py."""
+    longest = max((sample.duration_s for sample in draft.data.samples.get("train", ())), default=None)
+    if fits(draft.model, draft.method, batch, longest):
+        return
+    needed = size(memory_needed(draft.model, draft.method, batch, longest))
+    what = f"A step of {batch} clips would need {needed} of memory; this machine has {size(memory_here())}."
+    console.print(f"{what} It is computed in smaller parts; the result is the same.", style="yellow", soft_wrap=True)
 
 
 def with_point(number: str) -> str:

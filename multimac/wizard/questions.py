@@ -1,4 +1,4 @@
-"""Asks questions on the terminal, or answers them from a file. Esc and Ctrl-C both raise KeyboardInterrupt.
+"""Asks questions on the terminal, or answers them from a file. Esc and Ctrl-C raise KeyboardInterrupt, Shift-Tab Back.
 
 A file of answers is JSON (one object) or INI (one section [answers]).
 """
@@ -14,12 +14,15 @@ from pathlib import Path
 
 import questionary
 from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
+from rich.console import Console
 
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.settings import FALSE, TRUE, nearest
 from whisper_tuner.text import is_unicode
+
+from .journal import Journal, T
 
 SECTION = "answers"
 EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
@@ -65,16 +68,46 @@ class Option:
     unfit: str = ""
 
 
+class Back(Exception):
+    """The user wants the question before this one."""
+
+
 class Questions:
     """Asks a person, or takes what the file at `path` says, and else the default.
 
-    `taken` holds each answer by its key, in the order of the questions.
+    `taken` holds each answer by its key, in the order of the questions. `console` is what all prints go to: it is quiet
+    while answers are taken from the journal, for then all of that is on the screen already.
     """
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self, path: Path | None = None, console: Console | None = None):
         self.path, self.interactive = path, path is None
         self.answers = load_answers(path) if path else {}
         self.taken: dict[str, str] = {}
+        self._console = console or Console()
+        self._journal = Journal()
+
+    def go_back(self) -> None:
+        """From here on, the same questions are answered as they were, up to the one before the last."""
+        self._journal.go_back()
+        self.taken.clear()
+        self._console.quiet = True
+
+    def once(
+        self,
+        name: str,
+        inputs: object,
+        do: Callable[[], T],
+        *,
+        may_stay: Callable[[T], bool] = lambda value: True,
+        for_good: bool = False,
+    ) -> T:
+        """What `do` returns or raises; see Journal.once. Its outcome must follow from `inputs`."""
+
+        def aloud() -> T:
+            self._console.quiet = False
+            return do()
+
+        return self._journal.once((name, inputs), aloud, may_stay=may_stay, for_good=for_good)
 
     def select(
         self, key: str, message: str, options: Sequence[Option], default: str, other: str = "", check: Check = str
@@ -83,7 +116,7 @@ class Questions:
         if not self.interactive:
             return self._read(key, default, lambda answer: _check_option(answer, options, check if other else None))
         extra = [Option(value=OTHER, title=other)] if other else []
-        answer = _pick(message, [*options, *extra], default)
+        answer = self._pick(message, [*options, *extra], default)
         if answer == OTHER:
             return self.text(key, f"{other}:", "", check)
         self.taken[key] = answer
@@ -100,21 +133,28 @@ class Questions:
                 return " ".join(str(error).split())
             return True
 
-        self.taken[key] = _ask(questionary.text(message, default=default, validate=valid)).strip()
+        def ask(suggested: str) -> str:
+            return self._ask(questionary.text(message, default=suggested, validate=valid)).strip()
+
+        self.taken[key] = self._journal.answer(message, default, ask)
         return self.taken[key]
 
     def confirm(self, key: str, message: str, default: bool) -> bool:
+        def ask(suggested: str) -> str:
+            return "yes" if self._ask(questionary.confirm(message, default=suggested == "yes")) else "no"
+
+        usual = "yes" if default else "no"
         if self.interactive:
-            self.taken[key] = "yes" if _ask(questionary.confirm(message, default=default)) else "no"
+            self.taken[key] = self._journal.answer(message, usual, ask)
         else:
-            self._read(key, "yes" if default else "no", _check_yes_or_no)
+            self._read(key, usual, _check_yes_or_no)
         return self.taken[key].lower() in TRUE
 
     def again(self, message: str, options: Sequence[Option], error: TunerError) -> str:
         """Ask what to do after `error`, which is on the screen; without a person it is raised."""
         if not self.interactive:
             raise error
-        return _pick(message, options, options[0].value)
+        return self._pick(message, options, options[0].value, lasting=False)
 
     def finish(self) -> None:
         """Raises ConfigError for an answer to a question that was never asked."""
@@ -134,6 +174,25 @@ class Questions:
             raise wrong from None
         return answer
 
+    def _pick(self, message: str, options: Sequence[Option], default: str, *, lasting: bool = True) -> str:
+        def ask(suggested: str) -> str:
+            fit = [option.value for option in options if not option.unfit]
+            choices = [questionary.Choice(o.title, value=o.value, disabled=o.unfit or None) for o in options]
+            chosen = next(value for value in (suggested, default, fit[0]) if value in fit)
+            question = questionary.select(message, choices=choices, default=chosen, instruction=" ")
+            question.application.erase_when_done = True
+            answer = self._ask(question)
+            short = next(o.short or o.title for o in options if o.value == answer)
+            questionary.print(f"? {message} ", style="bold", end="")
+            questionary.print(short, style="fg:#FF9D00 bold")
+            return answer
+
+        return self._journal.answer(message, default, ask, lasting=lasting)
+
+    def _ask(self, question: questionary.Question) -> str | bool:
+        self._console.quiet = False
+        return _answer(question, can_go_back=self._journal.can_go_back)
+
 
 def _check_option(answer: str, options: Sequence[Option], check_other: Check | None) -> None:
     chosen = next((option for option in options if option.value == answer), None)
@@ -151,26 +210,19 @@ def _check_yes_or_no(answer: str) -> None:
         raise ValueError("expected yes or no")
 
 
-def _pick(message: str, options: Sequence[Option], default: str) -> str:
-    fit = [option.value for option in options if not option.unfit]
-    choices = [questionary.Choice(o.title, value=o.value, disabled=o.unfit or None) for o in options]
-    chosen = default if default in fit else fit[0]
-    question = questionary.select(message, choices=choices, default=chosen, instruction=" ")
-    question.application.erase_when_done = True
-    answer = _ask(question)
-    short = next(o.short or o.title for o in options if o.value == answer)
-    questionary.print(f"? {message} ", style="bold", end="")
-    questionary.print(short, style="fg:#FF9D00 bold")
-    return answer
-
-
-def _ask(question: questionary.Question) -> str | bool:
-    """Bind Esc like Ctrl-C. Not eagerly: on a Mac, Option and an arrow key begin with an Esc, too."""
+def _answer(question: questionary.Question, *, can_go_back: bool) -> str | bool:
+    """Esc is not bound eagerly: on a Mac, Option and an arrow key begin with an Esc, too."""
     bindings = KeyBindings()
 
     @bindings.add("escape")
     def _(event) -> None:
         event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    @bindings.add("s-tab")
+    def _(event) -> None:
+        if can_go_back:
+            event.app.erase_when_done = True
+            event.app.exit(exception=Back)
 
     application = question.application
     application.key_bindings = merge_key_bindings([application.key_bindings, bindings])

@@ -57,7 +57,9 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
     message = "Measure each machine's speed with three training steps? (sends the model and some clips)"
     if not questions.confirm("probe", message, True):
         return []
-    try:
+    job = draft.job()
+
+    def try_steps() -> list[Speed]:
         with contextlib.ExitStack() as stack:
             remotes = on_each(group.hosts.workers, Remote.connect)
             for remote in remotes:
@@ -65,14 +67,21 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             samples = draft.data.samples["train"]
             show = stack.enter_context(transfers(console))
             console.print("three training steps on all machines at once; this usually takes less than a minute")
-            job = draft.job()
             speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
             remember(job, group.hosts, speeds)
+            return speeds
+
+    try:
+        speeds = questions.once("speed", (job, group.hosts), try_steps, may_stay=_is_measured)
     except (TunerError, OSError) as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
         return []
     _show_speeds(speeds, console)
     return speeds
+
+
+def _is_measured(speeds: Sequence[Speed]) -> bool:
+    return all(speed.clips_s is not None for speed in speeds)
 
 
 def _conditions(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Conditions:

@@ -10,7 +10,7 @@ import csv
 import io
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -68,12 +68,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Manifest:
-    """notes: what its reader decided by itself, and its user must know."""
+    """notes: what its reader decided by itself, and its user must know. language: see Part."""
 
     path: Path
     samples: tuple[Sample, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
+    language: str = ""
 
 
 def load_manifest(
@@ -104,7 +105,8 @@ def load_manifest(
     problems: list[Problem] = []
     for found in reader.read(part.rows()):
         (samples if isinstance(found, Sample) else problems).append(found)
-    return Manifest(part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes))
+    notes = (*part.notes, *reader.notes)
+    return Manifest(part.path, tuple(samples), tuple(problems), notes, part.language or _only_language(samples))
 
 
 def _must_be_imported(path: str | Path, why: str) -> DataError:
@@ -241,6 +243,12 @@ def _language(stated: str) -> str:
         return language_code(stated) if stated else ""
     except ConfigError as error:
         raise BadRow(Kind.LANGUAGE, error.args[0]) from None
+
+
+def _only_language(samples: Sequence[Sample]) -> str:
+    """That of all clips; "" if some do not say, or differ."""
+    stated = {sample.language for sample in samples}
+    return stated.pop() if len(stated) == 1 else ""
 
 
 def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -59,7 +59,14 @@ def _part(path: Path, reading: Reading) -> Part:
             "other columns": ", ".join(name for name in header if name not in used) or "none",
         },
         notes=tuple(notes),
+        language=_locale(text),
     )
+
+
+def _locale(text: str) -> str:
+    """That of the first row, such as zh-CN."""
+    first = next(_rows("\n".join(text.split("\n", 2)[:2])), None)
+    return str(first.cells.get("locale", "")) if first and not isinstance(first.cells, BadRow) else ""
 
 
 def _rows(text: str) -> Iterator[Row]:

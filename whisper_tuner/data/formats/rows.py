@@ -76,6 +76,7 @@ class Part:
 
     folder: where names of audio begin; beside: other folders in which they may be. facts: how it was understood, for
     the screen. notes: what nobody has asked for and must be told. cut: why its audio cannot be used where it lies.
+    language: as it is stated for all rows, such as zh-CN; "" if it is not.
     """
 
     path: Path
@@ -87,6 +88,7 @@ class Part:
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     cut: str = ""
+    language: str = ""
 
 
 Parts = dict[str, Part]

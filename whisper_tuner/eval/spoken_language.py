@@ -1,0 +1,63 @@
+"""Which language a multilingual model hears in a few clips.
+
+It listens in a process of its own: who asks must not keep gigabytes of a model, and must not wait for long.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from whisper_tuner.errors import TunerError
+
+
+def languages_heard(model: Path, clips: Sequence[Path], limit_s: float) -> list[str]:
+    """A code for each clip that was heard within limit_s, by the model of this folder; none where that fails."""
+    command = [sys.executable, "-P", "-m", __name__, str(model), *map(str, clips)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=env, **streams) as process:
+        try:
+            said, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return said.split()
+
+
+def heard(folder: str, clips: Sequence[str]) -> Iterator[str]:
+    """The code of each clip that can be read."""
+    import torch
+
+    from whisper_tuner.data.audio import load_audio
+    from whisper_tuner.data.features import log_mel, pad_log_mel
+    from whisper_tuner.model.base_model import load_base
+
+    model, processor = load_base(folder)
+    codes = {number: token.strip("<|>") for token, number in model.generation_config.lang_to_id.items()}
+    extractor = processor.feature_extractor
+    model.eval()
+    for clip in clips:
+        try:
+            mel = log_mel(load_audio(clip), extractor)
+        except TunerError:
+            continue
+        padded = torch.from_numpy(pad_log_mel(mel, extractor.nb_max_frames))[None]
+        yield codes[model.detect_language(padded).item()]
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")  # what a library prints does not belong there
+    os.dup2(2, 1)
+    for code in heard(sys.argv[1], sys.argv[2:]):
+        print(code, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
