@@ -55,9 +55,9 @@ class Journal:
         """ask: of the answer that is suggested. That is an earlier one, if the default is the same as it was then."""
         if old := self._next(Asked, what):
             return old.answer
-        earlier = self._taken(Asked, what)
-        suggested = earlier[-1].answer if earlier and earlier[-1].default == default else default
-        given = ask(suggested)
+        earlier = self._fitting(Asked, what)
+        given = ask(earlier[-1].answer if earlier and earlier[-1].default == default else default)
+        self._forget(Asked, what)
         self._add(Asked(what=what, default=default, answer=given, lasting=lasting))
         return given
 
@@ -72,8 +72,9 @@ class Journal:
         """What `do` returns or raises. may_stay: whether the outcome still counts after its question is asked again."""
         old = self._next(Done, what)
         if old is None:
-            earlier = [one for one in self._taken(Done, what) if not one.error and may_stay(one.value)]
+            earlier = [one for one in self._fitting(Done, what) if not one.error and may_stay(one.value)]
             old = earlier[-1] if earlier else self._tried(what, do, for_good=for_good)
+            self._forget(Done, what)
             self._add(old)
         if old.error:
             raise old.error
@@ -103,12 +104,12 @@ class Journal:
         del self._entries[self._at :]
         return None
 
-    def _taken(self, kind: type, what: object) -> list[Asked | Done]:
-        found, others = [], []
-        for entry in self._undone:
-            (found if isinstance(entry, kind) and entry.what == what else others).append(entry)
-        self._undone = others
-        return found
+    def _fitting(self, kind: type, what: object) -> list[Asked | Done]:
+        return [entry for entry in self._undone if isinstance(entry, kind) and entry.what == what]
+
+    def _forget(self, kind: type, what: object) -> None:
+        """A question that is asked once more in this pass, or what is tried again, begins afresh."""
+        self._undone = [entry for entry in self._undone if not (isinstance(entry, kind) and entry.what == what)]
 
     def _add(self, entry: Asked | Done) -> None:
         self._entries.append(entry)

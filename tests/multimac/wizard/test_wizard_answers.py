@@ -112,6 +112,7 @@ def test_a_section_is_replaced_only_when_told_to(folder):
     [
         ({"epochs": 0}, 3, "epochs = 0: expected a number at least 1"),
         ({"learning_rate": "0"}, 3, "learning_rate = 0"),
+        ({"learning_rate": "5"}, 3, "learning_rate = 5: above 0.1 a model forgets all it knows"),
         ({"batch_size": "4000"}, 3, "batch_size = 4000: there are 20 training clips"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper model"),
@@ -124,6 +125,7 @@ def test_a_section_is_replaced_only_when_told_to(folder):
         ({"where": "new", "workers": "user@there"}, 3, "workers = user@there"),
         ({"where": "new", "workers": "127.0.0.2", "ssh_key_path": "no.key"}, 3, "ssh_key_path = no.key"),
         ({"model": "openai/whisper-tiny", "language": "klingon"}, 3, "unknown language 'klingon'"),
+        ({"model": "openai/whisper-tiny"}, 3, "language is missing, and it has no default"),
         ("[answer]\nepochs = 3\n", 3, "expected one section [answers]"),
         ({"epochs": None}, 3, "epochs: expected a text or a number"),
     ],

@@ -23,7 +23,8 @@ import pytest
 from whisper_tuner.config import ConfigFile
 
 PROJECT = Path(__file__).parents[3]
-ENTER, ESCAPE, CTRL_C, DOWN = "\r", "\x1b", "\x03", "\x1b[B"
+ENTER, ESCAPE, CTRL_C, DOWN, LEFT, BACK = "\r", "\x1b", "\x03", "\x1b[B", "\x1b[D", "\x1b[Z"
+DELETE = "\x7f" * 12
 QUESTIONS = (
     "Which model",
     "Which recordings",
@@ -64,14 +65,15 @@ class Screen:
             return bool(data)
         return True
 
-    def expect(self, words: str, timeout: float = 60) -> None:
-        """Wait for words, spaces and line breaks being alike, and forget what came before them."""
+    def expect(self, words: str, timeout: float = 60) -> str:
+        """Wait for words, spaces and line breaks being alike; forget what came before them, and return it."""
         pattern = re.compile(r"\s*".join(map(re.escape, words.replace(" ", ""))))
         deadline = time.monotonic() + timeout
         while not (match := pattern.search(self.seen)):
             assert time.monotonic() < deadline, self.seen
             assert self.read(0.2), f"ended before {words!r}: {self.seen}"
-        self.seen = self.seen[match.end() :]
+        before, self.seen = self.seen[: match.start()], self.seen[match.end() :]
+        return before
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
@@ -132,6 +134,73 @@ def test_enter_takes_the_defaults_up_to_a_saved_profile(folder, screen):
     [name] = ConfigFile(folder / "config.ini").names("profile")
     assert ConfigFile(folder / "config.ini").profile(name).test == folder / "all-test.csv"
     assert (folder / "all-train.csv").exists()
+
+
+def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
+    """From a list, a text, yes or no. Answers stand there as they were; what has been read is not shown again."""
+    saved = tmp_path / "answers.json"
+    screen = Screen(folder, "--save-answers", str(saved))
+
+    def answer(question: str, keys: str) -> None:
+        screen.expect(question)
+        time.sleep(0.1)
+        screen.type(keys)
+
+    try:
+        answer("Which model", BACK + DOWN + BACK + "\x1b[A" + ENTER)  # there is none before the first
+        answer("Which recordings", ENTER)
+        answer("Split off", "n")
+        answer("Which weights", BACK)
+        answer("Split off", BACK)
+        answer("Which recordings", ENTER)
+        answer("Split off", ENTER)  # no, as before
+        screen.expect("no WER is measured")
+        answer("Which weights", DOWN + ENTER)
+        answer("Epochs", DELETE + "12" + LEFT + "3" + ENTER)
+        answer("Learning rate", DELETE + "0.002" + ENTER)
+        answer("Clips per step", ENTER)
+        answer("Where do you want to train", BACK)
+        answer("Clips per step", BACK)
+        answer("Learning rate", BACK)
+        answer("Epochs", BACK)
+        before = screen.expect("Which weights")
+        time.sleep(0.1)
+        screen.type("\x1b[A" + ENTER)
+        # The suggested rate is another one now.
+        answer("(passes over the clips; stop earlier if validation loss rises): 132", ENTER)
+        answer("Learning rate (too high forgets, too low learns little): 0.0015", ENTER)
+        answer("Clips per step", ENTER)
+        answer("Where do you want to train", ENTER)
+        answer("Name for this profile", DELETE * 2 + "mine" + ENTER)
+        answer("Ready?", BACK)
+        answer("Name for this profile: mine", ENTER)
+        answer("Ready?", DOWN + ENTER)
+        assert screen.wait() == 0
+    finally:
+        screen.end()
+    assert "train: 12 clips" not in before
+    profile = ConfigFile(folder / "config.ini").profile("mine")
+    assert (profile.method, profile.epochs, profile.learning_rate, profile.test) == ("full", 132, 0.0015, None)
+    answers = json.loads(saved.read_text())
+    expected = {"split": "no", "method": "full", "epochs": "132", "learning_rate": "0.0015", "where": "alone"}
+    assert answers.items() >= (expected | {"name": "mine", "start": "later"}).items() and "workers" not in answers
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "told"),
+    [
+        ("Epochs", "0", "expected a number at least 1"),
+        ("Learning rate", "5", "above 0.1 a model forgets all it knows; usual for this one: 0.0015"),
+        ("Clips per step", "4000", "there are 10 training clips, and a step cannot have more"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_asked_for_again(folder, screen, question, answer, told):
+    enter_until(screen, question)
+    time.sleep(0.1)
+    screen.type(DELETE + answer + ENTER)
+    screen.expect(told)
+    screen.type(DELETE + "1e-3" + ENTER if question == "Learning rate" else DELETE + "2" + ENTER)
+    screen.expect(QUESTIONS[QUESTIONS.index(question) + 1])
 
 
 @pytest.mark.parametrize(
