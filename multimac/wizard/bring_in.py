@@ -24,6 +24,7 @@ def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, 
     out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
 
     def cut() -> dict[str, Path]:
+        questions.cut.append(out)
         with working(console, f"cutting {shown(source)}") as tell:
             return {one.kind: one.manifest for one in import_source(source, out, tell=tell)}
 

@@ -1,4 +1,7 @@
-"""The wizard from the banner to the finished run. Until the last answer it writes only into a scratch folder."""
+"""The wizard from the banner to the finished run.
+
+Until the last answer it writes only into a scratch folder, and clips that must be cut into a folder that the user names.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from rich.table import Table
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.interrupts import as_ctrl_c
+from whisper_tuner.paths import shown
 
 from .data import ask_data
 from .draft import Draft, numbered, read_text
@@ -30,7 +34,7 @@ NOW, LATER, LEAVE = "now", "later", "leave"
 
 
 def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | None = None) -> ExitStatus:
-    """Raises TunerError; KeyboardInterrupt before the run leaves everything as it was."""
+    """Raises TunerError; KeyboardInterrupt before the run leaves everything as it was, but clips that were cut."""
     console = Console(highlight=False)
     if answers is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Run it in a terminal, or answer from a file: python wizard.py --answers FILE"
@@ -45,7 +49,8 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
             draft, start = _ask_all(questions, config.absolute(), Path(scratch), console)
         except KeyboardInterrupt:
             with contextlib.suppress(OSError):  # the terminal may be gone
-                console.print("Stopped: nothing was written.")
+                but = f" but the clips in {', '.join(map(str, map(shown, questions.cut)))}" if questions.cut else ""
+                console.print(f"Stopped: nothing was written{but}.", markup=False, soft_wrap=True)
             return ExitStatus.INTERRUPTED
         for line in draft.save():
             console.print(f"written: {line}", markup=False, soft_wrap=True)
@@ -116,7 +121,9 @@ def _check_name(text: str) -> None:
 
 def _free_name(draft: Draft) -> str:
     known = {name for kind in SECTION_KINDS for name in draft.config.names(kind)}
-    title = f"{draft.data.section or draft.data.manifests['train'].parent.name}-{draft.method}"
+    train = draft.data.manifests["train"]
+    place = (train if train.is_dir() else train.parent).resolve()  # it may be ../recordings
+    title = f"{draft.data.section or place.name}-{draft.method}"
     stem = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-._")
     return next(name for name in numbered(stem) if not known & {name, f"{name}-hosts"})
 

@@ -75,14 +75,15 @@ class Back(Exception):
 class Questions:
     """Asks a person, or takes what the file at `path` says, and else the default.
 
-    `taken` holds each answer by its key, in the order of the questions. `console` is what all prints go to: it is quiet
-    while answers are taken from the journal, for then all of that is on the screen already.
+    taken: each answer by its key, in the order of the questions. cut: folders into which clips were written meanwhile.
+    The console is quiet while answers are taken from the journal: all that would be printed is on the screen already.
     """
 
     def __init__(self, path: Path | None = None, console: Console | None = None):
         self.path, self.interactive = path, path is None
         self.answers = load_answers(path) if path else {}
         self.taken: dict[str, str] = {}
+        self.cut: list[Path] = []
         self._console = console or Console()
         self._journal = Journal()
 

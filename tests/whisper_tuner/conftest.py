@@ -1,4 +1,4 @@
-"""Tiny random Whispers with a byte-level tokenizer, and audio to feed them; nothing is downloaded."""
+"""Tiny random Whispers, and audio to feed them; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,26 +11,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from transformers import (
-    GenerationConfig,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-    WhisperTokenizer,
-)
-from transformers.convert_slow_tokenizer import bytes_to_unicode
-from transformers.models.whisper.tokenization_whisper import LANGUAGES
+from small_whisper import write_whisper
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import TIMESTAMPS
 from whisper_tuner.model.base_model import load_base
-
-LANGUAGE_TOKENS = [f"<|{code}|>" for code in LANGUAGES]
-# In the published order: transformers' tokenizer works a language's id out from it.
-SPECIAL = ["<|startoftranscript|>", *LANGUAGE_TOKENS, "<|translate|>", "<|transcribe|>"]
-SPECIAL += ["<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -116,55 +103,3 @@ def write_audio(path: Path, *, seconds: float, rate: int = 16_000, channels: int
     noise = np.random.default_rng(seed).normal(0, 0.02, (len(time), channels))
     soundfile.write(path, noise + 0.3 * np.sin(2 * np.pi * 440 * time)[:, None], rate, **options)
     return path
-
-
-def write_whisper(folder: Path, *, multilingual: bool, seconds: int, timestamps: int = 0) -> Path:
-    tokenizer = _tokenizer()
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
-    end, start = tokenizer.eos_token_id, ids["<|startoftranscript|>"]
-    special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
-    config = WhisperConfig(
-        vocab_size=len(tokenizer) + timestamps,
-        num_mel_bins=80,
-        d_model=16,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_source_positions=50 * seconds,
-        max_target_positions=64,
-        init_std=0.2,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-        **special,
-    )
-    torch.manual_seed(0)
-    model = WhisperForConditionalGeneration(config)
-    languages = {
-        "lang_to_id": {token: ids[token] for token in LANGUAGE_TOKENS},
-        "task_to_id": {"transcribe": ids["<|transcribe|>"], "translate": ids["<|translate|>"]},
-    }
-    model.generation_config = GenerationConfig(
-        **special,
-        is_multilingual=multilingual,
-        **(languages if multilingual else {}),
-        no_timestamps_token_id=ids["<|notimestamps|>"],
-        prev_sot_token_id=ids["<|startofprev|>"],
-        max_length=24,
-        return_timestamps=False,
-    )
-    WhisperProcessor(WhisperFeatureExtractor(chunk_length=seconds), tokenizer).save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
-
-
-def _tokenizer() -> WhisperTokenizer:
-    """One token for each byte, then end-of-text (which is also pad, as on the hub), then the special tokens."""
-    vocabulary = {char: number for number, char in enumerate(bytes_to_unicode().values())}
-    vocabulary["<|endoftext|>"] = len(vocabulary)
-    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[], pad_token="<|endoftext|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.set_prefix_tokens()
-    return tokenizer

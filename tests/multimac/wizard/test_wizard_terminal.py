@@ -44,14 +44,16 @@ CODES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 class Screen:
     """A child on a pseudo-terminal, that answers what a terminal is asked (where its cursor is)."""
 
-    def __init__(self, folder: Path, *options: str):
+    def __init__(self, folder: Path, *options: str, first: str = ""):
+        """first: Python that the child runs before the wizard."""
         self.seen = ""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
             os.chdir(folder)
             os.environ |= {"TERM": "xterm-256color", "TMPDIR": str(folder.parent / "tmp"), "PROMPT_TOOLKIT_NO_CPR": "1"}
-            os.execv(sys.executable, [sys.executable, str(PROJECT / "wizard.py"), *options])
+            run = f"import sys; sys.path.insert(0, {str(PROJECT)!r}); import wizard\n{first}\nsys.exit(wizard.main())"
+            os.execv(sys.executable, [sys.executable, "-c", run, *options])
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, WIDTH, 0, 0))
 
     def read(self, timeout: float) -> bool:

@@ -185,7 +185,7 @@ def test_common_voice(common_voice):
             "Une apostrophe : l'eau",
         ]
         assert len({sample.speaker for sample in manifest.samples}) == 2 and not manifest.problems
-        assert manifest.path == common_voice / "train.tsv"
+        assert manifest.path == common_voice / "train.tsv" and manifest.language == "fr"
     found = with_siblings(common_voice.parent, Reading())
     assert {kind: path.name for kind, path in found.items()} == {
         "train": "train.tsv",

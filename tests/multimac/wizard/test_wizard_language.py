@@ -1,0 +1,125 @@
+"""Which language the wizard suggests: one that is known, or that the model hears; else none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small_whisper import write_whisper
+from test_wizard_terminal import BACK, ENTER, Screen, folder
+from transformers import WhisperForConditionalGeneration
+
+import cli_typer
+from multimac.wizard import language
+from multimac.wizard.draft import Data, Draft, Model
+from multimac.wizard.questions import Questions
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.dataset import Sample
+
+# A machine that runs tests may be busy.
+PATIENT = "from multimac.wizard import language; language.LISTENING_S = 120.0"
+
+__all__ = ["folder"]
+
+
+def hears(code: str, path: Path) -> Path:
+    """A multilingual Whisper that hears this language in any clip: its decoder's output is the same everywhere."""
+    write_whisper(path, multilingual=True, seconds=5)
+    model = WhisperForConditionalGeneration.from_pretrained(path)
+    norm, embedding = model.model.decoder.layer_norm, model.get_output_embeddings().weight
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.copy_(embedding[model.generation_config.lang_to_id[f"<|{code}|>"]])
+        embedding[model.generation_config.lang_to_id[f"<|{code}|>"]] *= 100
+    model.save_pretrained(path)
+    return path
+
+
+def test_what_the_model_hears_is_shown_as_a_guess_and_heard_once(folder, tmp_path):
+    hears("fr", tmp_path / "model")
+    config = (folder / "config.ini").read_text()
+    (folder / "config.ini").write_text(f"[model:mine]\nbase_model = {tmp_path}/model\n{config}")
+    screen = Screen(folder, first=PATIENT)
+    try:
+        for question in ("Which model", "Which recordings", "Split off"):
+            screen.expect(question)
+            screen.type(ENTER)
+        screen.expect("A guess of this model: it sounds like French in 5 of 5 clips.", timeout=150)
+        screen.expect("Language of the speech (en, fr, German, ...): fr")
+        screen.type(ENTER)
+        screen.expect("Which weights")
+        screen.type(BACK)
+        assert "guess" not in screen.expect("Language of the speech (en, fr, German, ...): fr", timeout=5)
+        screen.type("x" + ENTER)
+        screen.expect("unknown language 'frx'")
+    finally:
+        screen.end()
+
+
+@pytest.fixture
+def draft(tmp_path) -> Draft:
+    clips = tuple(
+        Sample(id=str(number), audio=tmp_path / f"{number}.wav", text="a", duration_s=number, line=number)
+        for number in range(1, 21)
+    )
+    config = tmp_path / "config.ini"
+    config.write_text("[model:mine]\nbase_model = openai/whisper-tiny\n")
+    data = Data(manifests={"train": tmp_path / "train.csv"}, samples={"train": clips})
+    model = Model(base_model="openai/whisper-tiny", section="mine")
+    return Draft(config_path=config, config_text=config.read_text(), model=model, data=data)
+
+
+@pytest.mark.parametrize(
+    ("heard", "suggested", "told"),
+    [
+        (["fr", "de", "fr", "fr"], "fr", "it sounds like French in 3 of 4 clips"),
+        (["fr", "de", "fr", "en"], "", "it sounds like French in 2 of 4 clips"),
+        ([], "", ""),
+    ],
+)
+def test_only_what_is_heard_in_most_clips_is_suggested(draft, monkeypatch, capsys, heard, suggested, told):
+    """The published model is not here: its outcome is made up."""
+    monkeypatch.setattr(language, "folder_here", lambda base_model: Path(base_model))
+    monkeypatch.setattr(language, "languages_heard", lambda folder, clips, limit_s: heard)
+    assert language._guessed(Questions(), draft, language.Console()) == suggested
+    assert told in capsys.readouterr().out
+
+
+def test_clips_to_listen_to_are_of_the_longer_half(draft):
+    chosen = language._chosen(draft.data.samples["train"])
+    assert [path.name for path in chosen] == ["11.wav", "13.wav", "15.wav", "17.wav", "19.wav"]
+
+
+@pytest.mark.parametrize(
+    ("section", "stated", "inherited", "known"),
+    [("de", "fr", "it", "de"), ("", "fr", "it", "fr"), ("", "", "it", "it"), ("", "", "", "")],
+)
+def test_a_language_is_known_from_the_data_or_the_configuration(draft, section, stated, inherited, known):
+    draft.data.language, draft.data.stated_language = section, stated
+    if section:
+        draft.data.section = "mine"
+        draft.config_text += f"[dataset:mine]\ntrain = train.csv\nlanguage = {section}\n"
+    if inherited:
+        draft.config_text += f"language = {inherited}\n" if not section else f"[DEFAULT]\nlanguage = {inherited}\n"
+    assert language._known(draft) == known
+
+
+@pytest.mark.parametrize(("locale", "code"), [("fr", "fr"), ("sv-SE", "sv"), ("rw", "")])
+def test_the_locale_of_common_voice_is_its_language(folder, monkeypatch, capsys, locale, code):
+    """Whisper does not know Kinyarwanda; a script is told to say what is to be taken."""
+    (folder / "cv" / "clips").mkdir(parents=True)
+    lines = ["client_id\tpath\tsentence\tlocale"]
+    for number, audio in enumerate(sorted(folder.glob("*.ogg"))):
+        audio.rename(folder / "cv" / "clips" / audio.name)
+        lines.append(f"{number}\t{audio.name}\tText {number}\t{locale}")
+    (folder / "cv" / "train.tsv").write_text("\n".join(lines) + "\n")
+    answers = {"model": "openai/whisper-tiny", "data": str(folder / "cv"), "start": "later", "name": "mine"}
+    (folder / "answers.json").write_text(json.dumps(answers))
+    monkeypatch.chdir(folder)
+    status = cli_typer.main(["wizard", "--answers", "answers.json"])
+    if code:
+        assert status == 0 and ConfigFile(folder / "config.ini").profile("mine").language == code
+    else:
+        assert status == 3 and "language is missing, and it has no default" in capsys.readouterr().err
