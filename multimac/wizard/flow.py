@@ -1,6 +1,6 @@
 """The wizard from the banner to the finished run.
 
-Until the last answer it writes only into a scratch folder, and clips that must be cut into a folder that the user names.
+Until the last answer it writes only into a scratch folder, and clips that must be cut into one that the user names.
 """
 
 from __future__ import annotations

@@ -19,8 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_wizard_layouts import clips, subtitles
 
 from whisper_tuner.config import ConfigFile
+
+__all__ = ["clips"]
 
 PROJECT = Path(__file__).parents[3]
 ENTER, ESCAPE, CTRL_C, DOWN, LEFT, BACK = "\r", "\x1b", "\x03", "\x1b[B", "\x1b[D", "\x1b[Z"
@@ -227,6 +230,28 @@ def test_leaving_leaves_everything_as_it_was(folder, screen, question, key):
     assert not list((folder.parent / "tmp").iterdir())
 
 
+def test_clips_that_were_cut_stay_and_are_not_cut_again(folder, screen, clips, tmp_path):
+    (tmp_path / "talks").mkdir()
+    subtitles(tmp_path / "talks", clips)
+    for question, keys in {
+        "Which model": ENTER,
+        "Which recordings": DOWN + ENTER,
+        "another manifest or folder": f"{tmp_path / 'talks'}{ENTER}",
+        "Folder for the clips": ENTER,
+        "Split off": BACK,
+        "Folder for the clips and their manifests:": ENTER,
+    }.items():
+        screen.expect(question)
+        time.sleep(0.1)
+        screen.type(keys)
+    assert "cutting" not in screen.expect("Split off")
+    time.sleep(0.1)
+    screen.type(ESCAPE)
+    assert screen.wait() == 130
+    screen.expect("Stopped: nothing was written but the clips in talks-clips.")
+    assert (folder / "talks-clips" / "train.csv").is_file()
+
+
 def test_a_hung_up_terminal_leaves_everything_as_it_was(folder, screen):
     before = files(folder)
     enter_until(screen, "Epochs")
@@ -249,11 +274,24 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
         screen.expect("its key is not known here")
         screen.expect(f"accept it once with: ssh -p {ssh_server.port} ")
         screen.expect("What next?")
+        time.sleep(0.1)
+        screen.type(BACK)
+        assert "1 error" not in screen.expect("Where do you want to train")
+        time.sleep(0.1)
+        screen.type(ENTER)
+        screen.expect("its key is not known here")  # it is looked at again
+        screen.expect("What next?")
         ssh_server.trust()
         time.sleep(0.1)
         screen.type(ENTER)
-        screen.expect("all well")
-        screen.expect("Measure each machine")
+        screen.expect("Measure each machine")  # a busy machine may have warnings
+        time.sleep(0.1)
+        screen.type(BACK)
+        screen.expect("Where do you want to train")
+        time.sleep(0.1)
+        screen.type(ENTER)
+        shown = screen.expect("Measure each machine")  # the same answer: what was found is shown again
+        assert "packages" in shown and "checking" not in shown
         time.sleep(0.1)
         screen.type(ESCAPE)
         assert screen.wait() == 130
