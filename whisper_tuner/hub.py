@@ -112,9 +112,9 @@ def _is_here(base_model: str, weights: str) -> bool:
 
 
 def _stored(base_model: str, weights: str) -> Path | None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return _snapshot(base_model, weights, local_files_only=True)
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):  # the hub's own rules for names are stricter than HUB_ID
         return None

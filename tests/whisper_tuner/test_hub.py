@@ -51,6 +51,18 @@ def test_finetune_downloads_in_sight_and_only_once(model, tmp_path):
     assert load_file(final / "model.safetensors").keys() == load_file(model / "model.safetensors").keys()
 
 
+def test_a_model_that_is_not_on_the_disk_is_not_downloaded_to_listen_to_clips(model, tmp_path):
+    def here(name: str) -> str:
+        code = f"from whisper_tuner.hub import folder_here; print(folder_here({name!r}))"
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, env=found.env, cwd=PROJECT).stdout.strip()
+
+    with hub(tmp_path / "home", NAME, model) as found:
+        assert here(NAME) == "None" and found.asked == []
+        assert here("someone/" + "a" * 200) == "None" and here(str(model)) == str(model)
+        assert Path(fetch(found).stdout.strip()) == Path(here(NAME))
+
+
 def test_the_second_copy_of_large_v3_is_left_where_it_is(model, tmp_path):
     (model / "model.fp32-00001-of-00002.safetensors").write_bytes(b"gigabytes")
     (model / "README.md").write_text("words")
