@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from peft import PeftModel
@@ -19,7 +20,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, write_atomically
-from whisper_tuner.hub import ADAPTER_CONFIG, loading, settings_of
+from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.paths import expanded
 
@@ -113,7 +114,7 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def base_of(folder: Path) -> str | Path:
-    """The base that an adapter names; a relative path starts at the adapter's own folder."""
+    """The base that an adapter names; a relative path starts at the adapter's own folder. Raises ModelError."""
     name = settings_of(folder, ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ModelError(
@@ -121,10 +122,19 @@ def base_of(folder: Path) -> str | Path:
             remedy=f"Write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again.",
         )
     try:
-        return beside if (beside := folder / name).is_dir() else name
+        if (beside := folder / name).is_dir():
+            return beside
+        if expanded(name).is_dir() or re.fullmatch(HUB_ID, name):
+            return name
+        looked = (folder / expanded(name)).resolve()
     except OSError as error:  # a name longer than names can be
         what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
         raise ModelError(what, remedy="Copy the folder again.") from None
+    raise ModelError(
+        f"{folder} is a LoRA adapter, and its base model is missing: {name}, looked for as {looked}",
+        remedy=f"Put one of the two back where it was. Or write the base's folder into {folder / ADAPTER_CONFIG} as "
+        f"base_model_name_or_path. Before you move an adapter: `multimac export` makes a model that needs no base.",
+    )
 
 
 _ADAPTER_CARD = """---

@@ -10,7 +10,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.eval.evaluation import transcribe
-from whisper_tuner.export.final import load_model, save_final
+from whisper_tuner.export.final import load_model, name_base, save_final
 from whisper_tuner.model.base_model import full_frames, load_base, prepare, set_language
 
 
@@ -117,6 +117,21 @@ def test_damaged_and_mismatched_adapters_are_named(adapted, multilingual, multil
     (out / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="names no base model"):
         load_model(out)
+
+
+def test_a_moved_adapter_tells_which_base_is_missing_and_where(adapted, multilingual, multilingual_folder, tmp_path):
+    out = save_final(adapted, multilingual[1], tmp_path / "runs" / "one" / "final", multilingual_folder)
+    named = json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
+    moved = tmp_path / "elsewhere" / "deeper" / "still" / "final"
+    moved.parent.mkdir(parents=True)
+    out.rename(moved)
+    with pytest.raises(ModelError, match="its base model is missing") as told:
+        load_model(moved)
+    assert named in str(told.value)
+    assert str((moved / named).resolve()) in str(told.value)
+    assert "adapter_config.json" in told.value.remedy
+    name_base(moved, multilingual_folder)  # what the remedy says
+    torch.testing.assert_close(logits(load_model(moved)[0]), logits(adapted), rtol=1e-4, atol=1e-4)
 
 
 def test_a_merged_adapter_can_be_saved_as_a_full_model(adapted, multilingual, multilingual_folder, tmp_path):
