@@ -7,11 +7,10 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-# UTF-8 that was read as Windows-1252: the first byte of a character, as Ã or â, and those that follow it.
+# UTF-8 that was read as Windows-1252 or Latin-1: the first byte of a character, as Ã or â, and those that follow it.
 _MISREAD = re.compile(
     r"(?<![^\W\d_])?[ÂÃÄÅÎÏÐÑâã][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]{1,2}"
 )
-_UNDEFINED = {byte: byte for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}  # Windows leaves them as control characters
 _TAG = re.compile(r"</?(?:b|i|u|em|strong|br|p|span|font|div|sup|sub|c|v|ruby|rt)(?:\s[^<>]*)?/?>", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:[a-zA-Z][a-zA-Z0-9]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
 # Marks of direction, soft hyphens, byte order marks and the like. Joiners (U+200C, U+200D) are letters in some scripts.
@@ -65,7 +64,8 @@ def _utf8(found: re.Match[str]) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return b"".join(bytes([ord(c)]) if ord(c) in _UNDEFINED else c.encode("cp1252") for c in text)
+    """Windows-1252 leaves five bytes as control characters, and Latin-1 all from 80 to 9F."""
+    return b"".join(c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252") for c in text)
 
 
 STEPS: tuple[Callable[[str], str], ...] = (decoded, without_markup, without_controls, composed, single_spaced)

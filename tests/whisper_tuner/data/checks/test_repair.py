@@ -12,6 +12,8 @@ from whisper_tuner.data.checks.sound_description import described
         ("Ã©tÃ©", "été"),
         ("ÐŸÑ€Ð¸Ð²ÐµÑ‚", "Привет"),
         ("â€œhiâ€\x9d", "“hi”"),
+        ("GrÃ¼Ã\x9fe", "Grüße"),  # read as Latin-1
+        ("â\x80\x9chiâ\x80\x9d", "“hi”"),
         ("Tom &amp; Jerry&#39;s", "Tom & Jerry's"),
         ("one<br>two <i>three</i>", "one two three"),
         ("dish\u00adwasher\u200b", "dishwasher"),
