@@ -89,6 +89,7 @@ TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_
 PLACE = {"address": str, "interface": str, "port": int, "datagram_port": int, "networks": [(str, str, int)]}
 SHAPES: dict[str, Any] = {
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
+    "lacking": {"missing": [(int, int)]},
     "commit": {"damaged": [str]},
     "facts": {
         "system": str,

@@ -76,6 +76,27 @@ def sync(
     return on_each(remotes, lambda remote: _HostSync(remote, files[remote.name], progress, list(prune)).run())
 
 
+def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[SyncItem]]) -> dict[str, tuple[int, int]]:
+    """Files and bytes that `sync` would send to each host. Nothing is changed there. Raises as `sync` does."""
+    remotes = list(remotes)
+    files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX) for remote in remotes}
+
+    def ask(remote: Remote) -> tuple[str, tuple[int, int]]:
+        wanted = [[file.item.remote, file.size, file.sha256] for file in files[remote.name]]
+        root = remote.expand(remote.host.project_path)
+        answer = agent_call(remote, "lacking", root=root, files=wanted)
+        parts = distinct(files[remote.name], answer["missing"])
+        return remote.name, (len(parts), sum(file.size - have for file, have in parts))
+
+    return dict(on_each(remotes, ask))
+
+
+def distinct(files: Sequence[HashedFile], missing: Sequence[tuple[int, int]]) -> list[tuple[HashedFile, int]]:
+    """Each content once, the smallest first, with the bytes of it that arrived earlier. missing: as the host says."""
+    parts = {files[position].sha256: (files[position], have) for position, have in missing}
+    return sorted(parts.values(), key=lambda part: part[0].size)
+
+
 def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
     """Refuse names that would leave the project folder, and two files of one name."""
     names: dict[str, Path] = {}
@@ -171,8 +192,7 @@ class _HostSync:
         if not state["missing"] and not state["stale"]:
             return []
         missing = [self.files[position] for position, _ in state["missing"]]
-        distinct = {self.files[position].sha256: (self.files[position], have) for position, have in state["missing"]}
-        parts = sorted(distinct.values(), key=lambda part: part[0].size)
+        parts = distinct(self.files, state["missing"])
         need = sum(file.size - have for file, have in parts)
         if need and need + SPARE_BYTES > state["free"]:  # a host that needs nothing may have a full disk
             raise HostError(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.sync import lacking
 from distributed.plan.automatic import Measured, may_choose
 from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
 from distributed.plan.job import BESIDE, Job, resolve
@@ -95,7 +96,7 @@ def distributed_train(
             if prepared.rounds:
                 console.print(prepared.rounds, soft_wrap=True)
             if dry_run:
-                _show_plan(console, prepared)
+                _show_plan(console, prepared, {} if no_sync else lacking(report.remotes, prepared.items))
                 return ExitStatus.OK
             if not no_sync:
                 send(console, prepared.items, report.remotes)
@@ -179,10 +180,12 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 
 
-def _show_plan(console: Console, prepared: Prepared) -> None:
+def _show_plan(console: Console, prepared: Prepared, to_send: Mapping[str, tuple[int, int]]) -> None:
+    """to_send: files and bytes, by host; empty with --no-sync, which looks at no files."""
     for rank, shard in zip(prepared.launch.ranks, prepared.shards, strict=True):
         seconds = sum(sample.duration_s for sample in shard)
-        files = prepared.items.get(rank.label, [])
-        total = size(sum(item.local.stat().st_size for item in files))
-        needs = f"needs {len(files)} files, {total}" if files else "has everything"
-        console.print(f"{rank.label}: {len(shard)} clips, {duration(seconds)} of speech; {needs}")
+        what = f"{rank.label}: {len(shard)} clips, {duration(seconds)} of speech"
+        if rank.label in to_send:
+            files, total = to_send[rank.label]
+            what += f"; {files} files to send, {size(total)}" if files else "; has everything"
+        console.print(what, soft_wrap=True)

@@ -55,6 +55,19 @@ def check(root: str, files: list, prune: list) -> dict:
     }
 
 
+def lacking(root: str, files: list) -> dict:
+    """The `missing` of `check`, of [name, size, sha256]. Nothing is changed here, and no folder made."""
+    base = Path(root).expanduser()
+    private = base / PRIVATE
+    index = load_index(private)
+    differ = [
+        [position, part_size(private, digest, size)]
+        for position, (name, size, digest) in enumerate(files)
+        if current(base / name, name, size, index) != digest
+    ]
+    return {"missing": differ}
+
+
 def commit(root: str, files: list, stale: list, parts: list) -> dict:
     """Take the parts that follow on stdin; move whole ones to their names, [name, size, sha256]; remove `stale`.
 

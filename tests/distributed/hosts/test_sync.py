@@ -17,7 +17,7 @@ from distributed.hosts import agent_call as agent_call_module
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent_call import agent_call
 from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items, folder_items
-from distributed.hosts.sync import sync
+from distributed.hosts.sync import lacking, sync
 from distributed.ssh import process
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import DataError, HostError
@@ -74,6 +74,19 @@ def test_only_what_changed_travels(remote, there, tmp_path):
     report = run(remote, items)
     assert (report.files, report.bytes) == (1, 1000)
     assert (there / "data/b").read_bytes() == b"3" * 1000
+
+
+def test_what_would_be_sent_is_told_and_nothing_changed(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"a": b"1" * 1000, "b": b"2" * 1000, "same as b": b"2" * 1000})
+    assert lacking([remote], {remote.name: items}) == {remote.name: (2, 2000)}
+    assert not there.exists()
+    run(remote, items)
+    assert lacking([remote], {remote.name: items}) == {remote.name: (0, 0)}
+    (tmp_path / "src" / "b").write_bytes(b"3" * 1500)
+    (there / ".sync" / f"{hashlib.sha256(b'3' * 1500).hexdigest()}.99999999.part").write_bytes(b"3" * 600)  # sent earlier
+    before = {path: path.stat().st_mtime_ns for path in there.rglob("*")}
+    assert lacking([remote], {remote.name: items}) == {remote.name: (1, 900)}
+    assert {path: path.stat().st_mtime_ns for path in there.rglob("*")} == before
 
 
 def test_hashes_that_cannot_be_kept_keep_no_host_away(remote, there, tmp_path, monkeypatch):
