@@ -18,8 +18,10 @@ from .log import MOST
 
 REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
+RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
 NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
+ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file
 
 
@@ -110,6 +112,8 @@ def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False
         reason = f"{error.filename}: {error.strerror}"
     except ValueError as error:
         reason = str(error)
+    if reason == NO_RUN_JSON and (model := _model_in(run_dir)) and not (run_dir / "events.jsonl").exists():
+        return RunSummary(state=RECOVERED, message=ONLY_A_MODEL, model=model, **known), events
     return RunSummary(state=BROKEN, message=reason, **known), events
 
 
@@ -170,17 +174,22 @@ def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[
 
 
 def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
-    final, folder, report = run_dir / "final", run_dir / "checkpoints", run_dir / REPORT
+    folder, report = run_dir / "checkpoints", run_dir / REPORT
     found: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # a running run drops old ones, and at its end all
         found = sorted(path for path in folder.glob("[0-9]*") if any(path.glob("*.json")))
     saved = [event.get("step") for event in events.of_type("checkpoint")]
     return {
-        "model": final if final.is_dir() and any(final.iterdir()) else None,
+        "model": _model_in(run_dir),
         "report": report if report.is_file() else None,
         "checkpoints": tuple(found),
         "checkpoint_step": saved[-1] if found and saved else None,
     }
+
+
+def _model_in(run_dir: Path) -> Path | None:
+    final = run_dir / "final"
+    return final if final.is_dir() and any(final.iterdir()) else None
 
 
 def _clips_list(run_dir: Path) -> str:

@@ -194,9 +194,12 @@ def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: fl
     except (TimeoutError, OSError) as error:
         if is_denied(error, *where):
             raise HostError(host.address, f"port {where[1]}: {DENIED}", remedy=WAYS_OUT) from error
+        target = f"Try: ssh {settings.target}"
+        if isinstance(error, ConnectionRefusedError):
+            what = f"port {where[1]}: Connection refused"
+            raise HostError(host.address, what, remedy=f"{REMOTE_LOGIN} {target}") from error
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
-        raise HostError(
-            host.address, f"port {where[1]}: {reason}", remedy=f"{REMOTE_LOGIN} Try: ssh {settings.target}"
-        ) from error
+        remedy = f"{ASLEEP} {REMOTE_LOGIN} {target}"
+        raise HostError(host.address, f"port {where[1]}: {reason}", remedy=remedy) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

@@ -17,12 +17,14 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.run_dir.find import meant
 from distributed.run_dir.folder import is_running
+from distributed.run_dir.summary import read_run
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine, Machine
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
+from multimac.view.run_tables import next_commands
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base, prepare, set_language
@@ -56,7 +58,9 @@ def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
                 machines.append((remote, remote.expand(host.project_path)))
             except HostError as error:
                 console.print(str(error))
-        console.print(f"model: {recover(run, machines, PROJECT, console.print)}")
+        final = recover(run, machines, PROJECT, console.print)
+    console.print(f"model: {final}")
+    console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(read_run(final.parent)))]))
     return ExitStatus.OK
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
 from distributed.run_dir.find import find_run, run_dirs, speed_ups
-from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RunSummary, read_run
+from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RunSummary, read_run
 from multimac.view import run_tables
 from multimac.view.narrow import USUAL_WIDTH, fitting
 from whisper_tuner.config import ConfigFile
@@ -76,8 +76,8 @@ def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatu
     if len(problems) > SHOWN_PROBLEMS:
         problems[SHOWN_PROBLEMS:] = [f"and {len(problems) - SHOWN_PROBLEMS} more, in {run.path / 'events.jsonl'}"]
     _print_block(console, problems)
-    if run.state in (FAILED, BROKEN, INTERRUPTED):
-        _print_block(console, run.message.splitlines(), style="" if run.state == INTERRUPTED else "red")
+    if run.state in (FAILED, BROKEN, INTERRUPTED, RECOVERED):
+        _print_block(console, run.message.splitlines(), style="red" if run.state in (FAILED, BROKEN) else "")
     _print_block(console, run_tables.curve_lines(run, console.width - 1))
     commands = [f"  {command}" for command in run_tables.next_commands(run)]
     _print_block(console, ["next:", *commands] if commands else [])

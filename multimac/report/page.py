@@ -17,7 +17,17 @@ from markupsafe import Markup
 
 from distributed.hosts.paths import PROJECT
 from distributed.run_dir.figures import RunEvents
-from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, REPORT, RUNNING, RunSummary, read_history
+from distributed.run_dir.summary import (
+    BROKEN,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RECOVERED,
+    REPORT,
+    RUNNING,
+    RunSummary,
+    read_history,
+)
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.eval.predictions import Aligned, align
@@ -162,6 +172,7 @@ def _state(run: RunSummary, events: RunEvents) -> list[str]:
         INTERRUPTED: f"The run was interrupted. It had trained {steps}.",
         RUNNING: f"The run is still going. This page shows it after {steps}.",
         FAILED: f"The run broke off. It had trained {steps}.",
+        RECOVERED: "What was asked and what happened is not in this run's folder.",
         BROKEN: "This run's folder is damaged or incomplete. The page shows what is left.",
     }
     if _is_recovered(run, events):

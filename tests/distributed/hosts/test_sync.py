@@ -83,7 +83,8 @@ def test_what_would_be_sent_is_told_and_nothing_changed(remote, there, tmp_path)
     run(remote, items)
     assert lacking([remote], {remote.name: items}) == {remote.name: (0, 0)}
     (tmp_path / "src" / "b").write_bytes(b"3" * 1500)
-    (there / ".sync" / f"{hashlib.sha256(b'3' * 1500).hexdigest()}.99999999.part").write_bytes(b"3" * 600)  # sent earlier
+    sent_earlier = there / ".sync" / f"{hashlib.sha256(b'3' * 1500).hexdigest()}.99999999.part"
+    sent_earlier.write_bytes(b"3" * 600)
     before = {path: path.stat().st_mtime_ns for path in there.rglob("*")}
     assert lacking([remote], {remote.name: items}) == {remote.name: (1, 900)}
     assert {path: path.stat().st_mtime_ns for path in there.rglob("*")} == before

@@ -10,6 +10,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
+from distributed.run_dir.summary import read_run
 from distributed.ssh.machine import LocalMachine
 from distributed.worker.train import keep_spec
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
@@ -17,6 +18,8 @@ from exogym.config import DiLoCoConfig
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from multimac.commands.recover import recover
+from multimac.report.page import contents, write_report
+from multimac.view.run_tables import next_commands
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import load_model
@@ -84,6 +87,10 @@ def test_the_newest_checkpoint_of_any_host_becomes_a_model_that_transformers_loa
     assert final == hosts.here / "runs" / RUN / "final"
     assert hosts.said == [f"mini: {RUN}, agreed 4 times"]
     assert torch.equal(flat_of(final), newest)
+    run = read_run(final.parent)
+    assert (run.state, run.model) == ("recovered", final) and "runs recover" in run.message
+    assert any(line.startswith("multimac transcribe") for line in next_commands(run))
+    assert "What was asked and what happened" in write_report(contents(final.parent)).read_text()
     plain = WhisperForConditionalGeneration.from_pretrained(final)
     assert plain.generate(torch.zeros(1, plain.config.num_mel_bins, 3000), max_new_tokens=2).ndim == 2
 
