@@ -6,8 +6,9 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host
+from multimac.commands.cut_long import cut_long, told_of
 from multimac.commands.runs import folders_of
 from multimac.report import findings as report
 from multimac.view.findings import about_parts, by_kind, show, total
@@ -26,7 +28,7 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.checks import fix, gather, table
 from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
-from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material
+from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material, Row
 from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
@@ -74,19 +76,31 @@ def data_check(
     asked = _asked(config, what, settings, language)
     if fix_into:
         fix.check_target(expanded(fix_into), asked.manifests.values())
+    corrections = fix.read_corrections(expanded(fix_into)) if fix_into else fix.Corrections()
     model = model_named(model, lambda: folders_of(config, None)) if model else ""
     material, notes = _material(console, asked, model)
+    load = cache(lambda: _loaded(model))
     if model:
-        material = replace(material, heard=_heard(console, asked, material, model, helping))
+        material = replace(material, heard=_heard(console, asked, material, model, load, helping))
         if (usual := usual_cer(material)) > USELESS:
             what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
             notes.append(f"{what}: where it hears something else is listed in the report, and counts as no finding.")
+    long, cuts = _long(asked, material), {}
+    if model and fix_into and long:
+        about = {"longest_s": asked.max_duration_s, "language": asked.language, "task": asked.task}
+        into = expanded(fix_into)
+        about |= {"store": PROJECT / STORE, "model": model, "load": load}
+        cuts = cut_long(console, long, material, into, corrections, **about)
+        notes += told_of(long, cuts)
     found = table.findings(material)
     folder = out or PROJECT / STORE / CHECKS / asked.name
     page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)
     if not as_json:
         _print(console, material, found, notes)
-    written = _fix(console, material, found, expanded(fix_into)) if fix_into else {}
+    written = {}
+    if fix_into:
+        result = fix.fixed(material, found, corrections, long, cuts)
+        written = _write(console, result, expanded(fix_into), corrections)
     console.print(f"report: {shown(page.absolute())}", soft_wrap=True)
     if as_json:
         print(json.dumps(_record(material, found, notes, page, written), indent=1))
@@ -153,8 +167,32 @@ def _material(console: Console, asked: Asked, model: str) -> tuple[Material, lis
         return gather.decode(material, store, told), notes
 
 
+def _long(asked: Asked, material: Material) -> list[Row]:
+    """The rows whose clips are too long."""
+    found = []
+    for part, manifest in material.manifests.items():
+        kind = part if part in PARTS else TRAIN
+        some = gather.too_long(manifest, PROJECT / STORE, reading=asked.reading, kind=kind)
+        found += [Row(part, manifest.path, sample) for sample in some]
+    return found
+
+
+def _loaded(name: str) -> tuple:
+    """Model and processor."""
+    from exogym import device as devices
+    from whisper_tuner.export.final import load_model
+
+    model, processor = load_model(name)
+    return model.to(devices.choose()), processor
+
+
 def _heard(
-    console: Console, asked: Asked, material: Material, name: str, hosts: Sequence[Host]
+    console: Console,
+    asked: Asked,
+    material: Material,
+    name: str,
+    load: Callable[[], tuple],
+    hosts: Sequence[Host],
 ) -> dict[tuple[str, int], Heard]:
     """What a model hears in all clips, decoded greedily; texts of an earlier check are taken from the cache."""
     from distributed.launcher.hearing import Listening, hear_together
@@ -163,7 +201,6 @@ def _heard(
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings
     from whisper_tuner.eval.hearing import heard_in
     from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
-    from whisper_tuner.export.final import load_model
 
     fetch_model(name)
     device, heard, keys, unknown = devices.choose(), {}, {}, {}
@@ -178,8 +215,8 @@ def _heard(
             heard |= heard_in(part, found)
     if not unknown:
         return heard
-    model, processor = load_model(name)
-    listening = Listening(name=name, model=model.to(device), processor=processor, **spoken)
+    model, processor = load()
+    listening = Listening(name=name, model=model, processor=processor, **spoken)
     with progress(console) as bar:
         task = bar.add_task(f"{name[-30:]} hears the clips", total=sum(len(one.samples) for one in unknown.values()))
         told = lambda done, total: bar.update(task, completed=done)  # noqa: E731
@@ -218,9 +255,7 @@ def _left_out(material: Material) -> int:
     return sum(len(manifest.problems) for manifest in material.manifests.values())
 
 
-def _fix(console: Console, material: Material, found: Sequence[Finding], folder: Path) -> dict[str, Path]:
-    corrections = fix.read_corrections(folder)
-    result = fix.fixed(material, found, corrections)
+def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.Corrections) -> dict[str, Path]:
     written = fix.write(result, folder, corrections)
     for part, path in written.items():
         counts = ", ".join(f"{count} {change}" for change, count in result.counted(part).items()) or "nothing changed"

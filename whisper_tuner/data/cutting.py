@@ -97,7 +97,7 @@ class Cutter:
     def _from_bytes(self, cells: Cells, held: dict) -> Path:
         data = held["bytes"]
         stem = Path(str(held.get("path") or cell(cells, ID_COLUMNS) or "clip")).stem
-        clip = self._clip(stem, hashlib.blake2b(data, digest_size=6).hexdigest())
+        clip = _flac(self._folder, stem, hashlib.blake2b(data, digest_size=6).hexdigest())
         if self._there(clip):
             return clip
         try:
@@ -117,10 +117,7 @@ class Cutter:
         if not (offset >= 0 and seconds >= SHORTEST_S):
             raise BadRow(Kind.DURATION, f"a clip that begins at {offset:g} s and lasts {seconds:g} s")
         self._check_length(path.name, seconds)
-        stat = path.stat()
-        source = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}".encode()
-        at = f"{round(offset * 1000):08d}-{round(seconds * 1000):05d}"
-        clip = self._clip(f"{path.stem[:STEM_LETTERS]}-{at}", hashlib.blake2b(source, digest_size=4).hexdigest())
+        clip = flac_of(self._folder, path, offset, seconds)
         if self._there(clip):
             return clip
         recording = self._recording(path, scratch)
@@ -151,21 +148,35 @@ class Cutter:
             self._open[1].close()
         self._open = None
 
-    def _clip(self, stem: str, digest: str) -> Path:
-        safe = re.sub(r"[^\w.-]+", "_", stem)[: STEM_LETTERS + 16].strip(".") or "clip"
-        return self._folder / f"{safe}-{digest}.flac"
-
     def _there(self, clip: Path) -> bool:
         there = clip.is_file()
         self.kept += there
         return there
 
     def _write(self, clip: Path, samples: np.ndarray) -> Path:
-        clip.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(clip, durable=False, mode=0o644) as part:
-            soundfile.write(part, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        write_flac(clip, samples)
         self.written += 1
         return clip
+
+
+def flac_of(folder: Path, recording: Path, start: float, seconds: float) -> Path:
+    """Where a part of a recording is kept: another name once the recording is another one."""
+    stat = recording.stat()
+    source = f"{recording.absolute()} {stat.st_size} {stat.st_mtime_ns}".encode()
+    at = f"{round(start * 1000):08d}-{round(seconds * 1000):05d}"
+    return _flac(folder, f"{recording.stem[:STEM_LETTERS]}-{at}", hashlib.blake2b(source, digest_size=4).hexdigest())
+
+
+def _flac(folder: Path, stem: str, digest: str) -> Path:
+    safe = re.sub(r"[^\w.-]+", "_", stem)[: STEM_LETTERS + 16].strip(".") or "clip"
+    return folder / f"{safe}-{digest}.flac"
+
+
+def write_flac(clip: Path, samples: np.ndarray) -> None:
+    """samples: mono float32 [n] at SAMPLE_RATE."""
+    clip.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(clip, durable=False, mode=0o644) as part:
+        soundfile.write(part, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
 
 
 def _decoded(data: bytes, suffix: str) -> np.ndarray:

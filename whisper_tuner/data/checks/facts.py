@@ -89,10 +89,9 @@ def facts_of(samples: np.ndarray, rate: int) -> Facts:
     """samples: float32 [n, channels]."""
     mono = samples.mean(axis=1)
     offset = float(mono.mean())
-    frames = _frame_levels(mono - offset, rate)
-    level, noise = (float(np.percentile(frames, part)) for part in (95, 10))
-    limit = min(level - NEAREST_DB, max(level - BELOW_SPEECH_DB, noise + ABOVE_NOISE_DB))
-    sounds = np.flatnonzero(frames > limit)
+    frames = frame_levels(mono - offset, rate)
+    level = float(np.percentile(frames, 95))
+    sounds = np.flatnonzero(frames > silence_below(frames))
     begins, ends = (int(sounds[0]), len(frames) - 1 - int(sounds[-1])) if len(sounds) else (len(frames), 0)
     channels = _decibels(np.sqrt(np.square(samples - samples.mean(axis=0)).mean(axis=0)))
     short = max(1, round(EDGE_S * rate))
@@ -122,7 +121,14 @@ def _decibels(values):
     return 20 * np.log10(np.maximum(values, 10 ** (QUIETEST_DB / 20)))
 
 
-def _frame_levels(mono: np.ndarray, rate: int) -> np.ndarray:
+def silence_below(frames: np.ndarray) -> float:
+    """The level in dB below which a frame is silent, in a clip with these levels."""
+    level, noise = (float(np.percentile(frames, part)) for part in (95, 10))
+    return min(level - NEAREST_DB, max(level - BELOW_SPEECH_DB, noise + ABOVE_NOISE_DB))
+
+
+def frame_levels(mono: np.ndarray, rate: int) -> np.ndarray:
+    """In dB of full scale, one for each FRAME_S. mono: float32 [n]."""
     n = max(1, round(FRAME_S * rate))
     whole = mono[: len(mono) // n * n] if len(mono) >= n else np.pad(mono, (0, n - len(mono)))
     return _decibels(np.sqrt(np.square(whole.reshape(-1, n)).mean(axis=1)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from whisper_tuner.data.checks import duplicate_audio, leaked_text
 from whisper_tuner.data.checks.finding import Finding, Severity
@@ -22,7 +23,8 @@ from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import write_shared, write_table
 
 BLACKLIST, PATCHES, CHANGES = "blacklist.txt", "patches.csv", "changes.csv"
-LEFT_OUT, CHANGED, KEPT, TEXT_KEPT = "left out", "text changed", "kept", "text kept"
+CLIPS = "clips"  # the folder of what was cut
+LEFT_OUT, CHANGED, KEPT, TEXT_KEPT, CUT = "left out", "text changed", "kept", "text kept", "cut"
 COLUMNS = ("part", "line", "id", "change", "why", "before", "after")
 MENDED = "encoding, markup, spaces or Unicode form"
 _UNUSABLE = "cannot be used: "
@@ -30,6 +32,10 @@ BLACKLIST_HEAD = """\
 # Clips to leave out, an id a line; lines that begin with # are remarks.
 # Remove an id and run --fix again to keep its clip; add one to leave its clip out.
 """
+
+
+Cuts = Mapping[tuple[str, int], "tuple[Sample, ...] | str"]
+"""By part and line: the clips that a row which is too long has become, or why it was not cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ def check_target(folder: Path, manifests: Iterable[Path]) -> None:
     if any(path.absolute().parent == folder.absolute() for path in manifests):
         what = f"--fix {folder}: the manifests to fix are in this folder, and are never changed"
         raise ConfigError(what, remedy="Name a new folder.")
-    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    there = [path.name for path in folder.iterdir() if path.name != CLIPS] if folder.is_dir() else []
     if there and not {BLACKLIST, PATCHES, CHANGES} & set(there):
         raise ConfigError(f"--fix {folder}: the folder holds something else ({there[0]})", remedy="Name a new folder.")
 
@@ -111,18 +117,31 @@ def _text(path: Path) -> str:
         raise DataError(f"{path} cannot be read: {reason}", remedy="Mend it, or remove it to begin anew.") from None
 
 
-def fixed(material: Material, findings: Sequence[Finding], corrections: Corrections) -> Fixed:
+def fixed(
+    material: Material,
+    findings: Sequence[Finding],
+    corrections: Corrections,
+    long: Sequence[Row] = (),
+    cuts: Cuts = MappingProxyType({}),
+) -> Fixed:
+    """long: the rows that are too long. They are not among those of the material."""
     reasons, notes = _reasons(material, findings)
-    parts = Counter(sample_id for _, sample_id in {(row.part, row.sample.id) for row in material.rows})
+    pieces = [replace(row, sample=piece) for row in long for piece in _pieces(cuts, row)]
+    rows = sorted(
+        [*material.rows, *pieces], key=lambda row: (list(material.manifests).index(row.part), row.sample.line)
+    )
+    parts = Counter(sample_id for _, sample_id in {(row.part, row.sample.id) for row in rows})
     shared_ids = frozenset(sample_id for sample_id, count in parts.items() if count > 1)
-    changes = [_problem(found) for found in findings if found.kind.unusable and not found.id]
+    were_cut = {(row.part, row.sample.line): row for row in long if _pieces(cuts, row)}
+    changes = [_problem(found, cuts) for found in _without_id(findings) if (found.part, found.line) not in were_cut]
+    changes += [_cut(row, _pieces(cuts, row)) for row in were_cut.values()]
     samples: dict[str, list[Sample]] = {part: [] for part in material.manifests}
-    for row in material.rows:
+    for row in rows:
         own = replace(corrections, decided=frozenset()) if row.sample.id in shared_ids else corrections
         kept, made = _decided(row, reasons.get((row.part, row.sample.line), ""), own)
         changes += made
         samples[row.part] += [kept] if kept else []
-    known = {row.sample.id for row in material.rows}
+    known = {row.sample.id for row in (*rows, *long)}
     return Fixed(
         samples=samples,
         changes=sorted(changes, key=lambda change: (list(samples).index(change.part), change.line)),
@@ -189,9 +208,29 @@ def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tupl
     return reasons, notes
 
 
-def _problem(found: Finding) -> Change:
+def _without_id(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Of rows that could not be read as samples."""
+    return (found for found in findings if found.kind.unusable and not found.id)
+
+
+def _problem(found: Finding, cuts: Cuts) -> Change:
     why = f"{_UNUSABLE}{found.kind.name}: {found.what}"
+    if not_cut := cuts.get((found.part, found.line)):
+        why = f"{why}; not cut: {not_cut}"
     return Change(part=found.part, line=found.line, id="", change=LEFT_OUT, why=why)
+
+
+def _pieces(cuts: Cuts, row: Row) -> tuple[Sample, ...]:
+    found = cuts.get((row.part, row.sample.line), ())
+    return () if isinstance(found, str) else found
+
+
+def _cut(row: Row, pieces: Sequence[Sample]) -> Change:
+    why = f"too long; now {', '.join(piece.id for piece in pieces)}"
+    texts = " / ".join(piece.text for piece in pieces)
+    return Change(
+        part=row.part, line=row.sample.line, id=row.sample.id, change=CUT, why=why, before=row.text, after=texts
+    )
 
 
 def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Path]:

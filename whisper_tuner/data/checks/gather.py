@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from whisper_tuner.data.check import header_index
 from whisper_tuner.data.checks.facts_store import FILE, FactsStore, Told
 from whisper_tuner.data.checks.material import PARTS, TEST, TRAIN, VALIDATION, Material
-from whisper_tuner.data.dataset import Manifest, load_manifest
+from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
+from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 from whisper_tuner.hub import loading, model_file
 
@@ -44,6 +46,15 @@ def read(
         remedy = f"Run: multimac data import {shlex.quote(str(path))} --out NAME; then check NAME/{kind}.csv."
         raise DataError(f"{path} is not one list of clips", remedy=remedy)
     return manifest
+
+
+def too_long(manifest: Manifest, store: Path, *, reading: Reading = AS_IT_IS, kind: str = TRAIN) -> list[Sample]:
+    """The rows that are left out of the manifest because their clips are too long; not those without text."""
+    lines = {problem.line for problem in manifest.problems if problem.kind == Kind.TOO_LONG}
+    if not lines:
+        return []
+    whole = read(manifest.path, store, max_duration_s=math.inf, reading=reading, kind=kind)
+    return [sample for sample in whole.samples if sample.line in lines]
 
 
 def decode(material: Material, store: Path, told: Told) -> Material:

@@ -22,7 +22,7 @@ _WORDS = {  # what it means, and what to do
     ),
     Problem.TOO_LONG: (
         "The clip is longer than max_duration_s, or than the 30 s that Whisper hears at once.",
-        "Cut it at pauses, and divide its text accordingly. Where there are subtitles, these say where.",
+        "--fix with --model cuts it at pauses, and divides its text. If there are subtitles, an import cuts by them.",
     ),
     Problem.TOKENS: (
         "The text has more tokens than the decoder takes, usually 448 with its prompt.",

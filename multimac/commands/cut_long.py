@@ -1,0 +1,100 @@
+"""What `multimac data check --fix --model` does with clips that are too long: it cuts them at pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+
+from multimac.view.progress import progress
+from whisper_tuner.data.checks.fix import BLACKLIST, CLIPS, Corrections, Cuts
+from whisper_tuner.data.checks.material import TEST, Material, Row
+from whisper_tuner.data.checks.repair import repaired
+
+if TYPE_CHECKING:
+    from whisper_tuner.eval.long_clips import Hear
+
+TOLD = 5  # rows that were not cut, on the screen and in the report; changes.csv has all
+IN_A_TEST_SET = "a test set is not cut, least of all by where a model is sure"
+Load = Callable[[], tuple]
+"""The model and its processor."""
+
+
+def cut_long(
+    console: Console,
+    long: Sequence[Row],
+    material: Material,
+    folder: Path,
+    corrections: Corrections,
+    *,
+    store: Path,
+    model: str,
+    load: Load,
+    longest_s: float,
+    language: str,
+    task: str,
+) -> Cuts:
+    """Clips are written below `folder`. load: of `model`, called once something is to be heard."""
+    from exogym import device as devices
+    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips, NotCut
+    from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+
+    cache = store / "cache"
+    decoding = Decoding(device=devices.choose().type, language=None, task=task)
+    heard = HeardPieces(cache / HEARD, TextCache(cache / TEXTS).key(model, [], decoding))
+    about = {"longest_s": longest_s, "language": language, "task": task, "limit": material.limit}
+    clips = LongClips(folder.absolute() / CLIPS, _hearing(load, task), heard, **about)
+    taken = {row.sample.id for row in (*material.rows, *long)}
+    found: dict[tuple[str, int], tuple | str] = {}
+    with progress(console) as bar:
+        shown_as = bar.add_task("cutting long clips", total=len(long))
+        for row in long:
+            sample, place = row.sample, (row.part, row.sample.line)
+            if row.part == TEST:
+                found[place] = IN_A_TEST_SET
+            elif sample.id in corrections.left_out:
+                found[place] = f"it is in {BLACKLIST}"
+            else:
+                text = (corrections.texts or {}).get(sample.id) or repaired(sample.text)
+                try:
+                    found[place] = clips.cut(
+                        replace(sample, text=text), lambda number, s=sample: _name(s.id, number, taken)
+                    )
+                except NotCut as reason:
+                    found[place] = str(reason)
+            bar.advance(shown_as)
+    return found
+
+
+def told_of(long: Sequence[Row], cuts: Cuts) -> Iterator[str]:
+    """What became of the rows, in words."""
+    pieces = [found for found in cuts.values() if not isinstance(found, str)]
+    made = sum(map(len, pieces))
+    yield f"{len(pieces)} of {len(long)} clips that are too long were cut at pauses, into {made}."
+    refused = [(row, why) for row in long if isinstance(why := cuts[row.part, row.sample.line], str)]
+    for row, why in refused[:TOLD]:
+        yield f"{row.place} was not cut: {why}."
+    if len(refused) > TOLD:
+        yield f"{len(refused) - TOLD} more were not cut."
+
+
+def _name(own: str, number: int, taken: set[str]) -> str:
+    name = f"{own}-{number}"
+    return f"{own}-cut-{number}" if name in taken else name
+
+
+def _hearing(load: Load, task: str) -> Hear:
+    from whisper_tuner.data.features import log_mel
+    from whisper_tuner.eval.evaluation import FALLBACK, transcribe
+
+    def hear(waveforms: Sequence[np.ndarray], language: str | None) -> list[str]:
+        model, processor = load()
+        mels = [log_mel(waveform, processor.feature_extractor) for waveform in waveforms]
+        found = transcribe(model, processor, mels, language=language, task=task, temperatures=FALLBACK)
+        return [one.text for one in found]
+
+    return hear

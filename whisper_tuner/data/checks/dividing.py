@@ -1,0 +1,162 @@
+"""Which part of a transcript is said in which piece of its recording, as far as that is certain.
+
+A model has written what it hears in each piece. The transcript is cut where its parts differ least from that, and only
+where any other place is clearly worse: a word that the model has not heard could belong to either side.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from itertools import pairwise
+
+import numpy as np
+
+from whisper_tuner.languages import UNSPACED
+
+LEAST_WORSE = 2  # letters by which every other place must be worse: one letter is often misheard
+MOST_DIFFERENT = 0.5  # of a piece's letters: beyond that, it is another text
+NEAR = {True: 8, False: 4}  # words beside a cut, of which half must have been heard; True: characters
+_SLACK = 4  # words by which a place may be worse than the best one, and still be compared by letters
+_MOST_PLACES = 60
+_WORD = re.compile(r"\S+\s*")
+_JOINED_BELOW = "\u0e00"  # letters of scripts with spaces, such as Latin ones among Japanese: they make words
+_OPENING = {"Ps", "Pi"}
+
+Normalize = Callable[[str], str]
+
+
+class Unsure(Exception):
+    """piece: the number of the piece before the cut, or of the piece that is not certain; the first is 0."""
+
+    def __init__(self, piece: int, what: str):
+        super().__init__(what)
+        self.piece = piece
+
+
+def words_of(text: str, language: str | None) -> list[str]:
+    """What a text may be cut into, each with the space after it: words, or characters where there are no spaces.
+
+    Joined they are the text. A mark that nobody says stays with the word that it belongs to.
+    """
+    text = text.strip()
+    found: list[str] = []
+    opening = ""
+    for unit in _characters(text) if language in UNSPACED else _WORD.findall(text):
+        if any(char.isalnum() for char in unit):
+            found.append(opening + unit)
+            opening = ""
+        elif opening or not found or unicodedata.category(unit[0]) in _OPENING or unit[0] in "¿¡":
+            opening += unit
+        else:
+            found[-1] += unit
+    if opening:
+        found[-1:] = ["".join(found[-1:]) + opening]
+    return found
+
+
+def _characters(text: str) -> list[str]:
+    found: list[str] = []
+    for char in text:
+        joins = unicodedata.category(char)[0] == "M" or char.isspace()
+        joins |= _makes_words(char) and bool(found) and _makes_words(found[-1][-1])
+        if joins and found:
+            found[-1] += char
+        else:
+            found.append(char)
+    return found
+
+
+def _makes_words(char: str) -> bool:
+    return char.isalnum() and char < _JOINED_BELOW
+
+
+def divided(text: str, heard: Sequence[str], *, language: str | None, normalize: Normalize) -> list[str]:
+    """The part of `text` for each piece, in order: together they have each word once. heard: what a model wrote.
+
+    language: of the text, a code. Raises Unsure.
+    """
+    words = words_of(text, language)
+    others = [words_of(one, language) for one in heard]
+    _check_not_empty(words, others)
+    plain, plain_others = [normalize(word) for word in words], [[normalize(word) for word in one] for one in others]
+    texts = ["".join(normalize(one).split()) for one in heard]
+
+    def letters(first: int, last: int, piece: int) -> int:
+        return _difference("".join(normalize("".join(words[first:last])).split()), texts[piece])
+
+    totals = _totals(plain, plain_others)
+    rough = [int(total.argmin()) for total in totals] + [len(words)]
+    cuts = [0]
+    for piece, total in enumerate(totals):
+        after = max(rough[piece + 1], cuts[-1])
+        places = [place for place in range(cuts[-1], after + 1) if total[place] <= total.min() + _SLACK]
+        if not places or len(places) > _MOST_PLACES:
+            raise Unsure(piece, "the text does not fit what is heard there")
+        worse = sorted((letters(cuts[-1], at, piece) + letters(at, after, piece + 1), at) for at in places)
+        if len(worse) > 1 and worse[1][0] - worse[0][0] < LEAST_WORSE:
+            unclear = "".join(words[slice(*sorted((worse[0][1], worse[1][1])))]).strip()
+            raise Unsure(piece, f"'{unclear}' may belong before or after the cut")
+        cuts.append(worse[0][1])
+    cuts.append(len(words))
+    _check_certain(plain, plain_others, cuts, NEAR[language in UNSPACED])
+    for piece, (first, last) in enumerate(pairwise(cuts)):
+        if letters(first, last, piece) > MOST_DIFFERENT * len("".join(plain[first:last])):
+            raise Unsure(piece, "the text does not fit what is heard there")
+    return ["".join(words[first:last]).strip() for first, last in pairwise(cuts)]
+
+
+def _check_not_empty(words: Sequence[str], heard: Sequence[Sequence[str]]) -> None:
+    if not words:
+        raise Unsure(0, "there is no text")
+    if silent := [piece for piece, one in enumerate(heard) if not one]:
+        raise Unsure(silent[0], "the model hears nothing there")
+
+
+def _check_certain(words: Sequence[str], heard: Sequence[Sequence[str]], cuts: Sequence[int], near: int) -> None:
+    """Raises Unsure for a piece without text, and for a cut beside which the text is not what was heard."""
+    for piece, (first, last) in enumerate(pairwise(cuts)):
+        if first == last:
+            raise Unsure(piece, "nothing of the text is said there")
+        begins = words[first:last][:near], heard[piece][: 2 * near]
+        ends = words[first:last][-near:], heard[piece][-2 * near :]
+        if piece and not _alike(*begins):
+            raise Unsure(piece - 1, "the words after the cut are not those that are heard")
+        if piece + 1 < len(heard) and not _alike(*ends):
+            raise Unsure(piece, "the words before the cut are not those that are heard")
+
+
+def _alike(words: Sequence[str], heard: Sequence[str]) -> bool:
+    same = sum(block.size for block in SequenceMatcher(None, words, heard, autojunk=False).get_matching_blocks())
+    return 2 * same >= len(words)
+
+
+def _totals(words: Sequence[str], heard: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    """For each cut between pieces, and each place in the text: what the whole differs if it is cut there, in words."""
+    numbers: dict[str, int] = {}
+    own = np.array([numbers.setdefault(word, len(numbers)) for word in words])
+    other = np.array([numbers.setdefault(word, len(numbers)) for one in heard for word in one])
+    ends = np.cumsum([len(one) for one in heard])[:-1].tolist()
+    before = _distances(own, other, ends)
+    after = _distances(own[::-1], other[::-1], [len(other) - end for end in ends])
+    return [before[end] + after[len(other) - end][::-1] for end in ends]
+
+
+def _difference(one: str, other: str) -> int:
+    own, heard = (np.array([*map(ord, text)], dtype=np.int64) for text in (one, other))
+    return int(_distances(own, heard, [len(heard)])[len(heard)][-1])
+
+
+def _distances(own: np.ndarray, other: np.ndarray, ends: Sequence[int]) -> dict[int, np.ndarray]:
+    """Edit distances (Levenshtein) of each beginning of `own`, int [len + 1], from other[:end], for each of `ends`."""
+    steps = np.arange(len(own) + 1)
+    row, found = steps, {0: steps}
+    for number, one in enumerate(other, 1):
+        changed = np.minimum(row[1:] + 1, row[:-1] + (own != one))
+        # Along the row each missing word costs 1 more: a running minimum of what is left without these steps.
+        row = np.minimum.accumulate(np.append(number, changed) - steps) + steps
+        if number in ends:
+            found[number] = row
+    return found

@@ -1,0 +1,160 @@
+"""Clips that are longer than Whisper hears at once, cut at pauses: each piece with its part of the transcript."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from whisper_tuner.data.audio import SAMPLE_RATE, load_audio
+from whisper_tuner.data.checks.dividing import Unsure, divided
+from whisper_tuner.data.checks.pauses import NoPause, Span, pieces, spoken
+from whisper_tuner.data.cutting import flac_of, write_flac
+from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.labels import TokenLimit
+from whisper_tuner.errors import TunerError
+from whisper_tuner.eval.wer import text_normalizer
+from whisper_tuner.json_text import parse_json
+from whisper_tuner.languages import text_language
+
+SHARES = (1.0, 0.8, 0.6)  # of the longest piece, tried in turn: another cut may be certain where the first was not
+HEARD = "heard-pieces.jsonl"  # below the project's cache
+
+Hear = Callable[[Sequence[np.ndarray], str | None], list[str]]
+"""What a model writes for waveforms, float32 [n] at SAMPLE_RATE, of speech in a language (a code)."""
+
+
+class NotCut(Exception):
+    """Says why, for the user."""
+
+
+class LongClips:
+    """Cuts clips into files below `folder`. Those that are there stay, and so does what was heard: see `HeardPieces`.
+
+    hear: is asked for what is not known yet. limit: of the model that is to be trained, if it is known.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hear: Hear,
+        heard: HeardPieces,
+        *,
+        longest_s: float,
+        language: str = "",
+        task: str = "transcribe",
+        limit: TokenLimit | None = None,
+    ):
+        self._folder, self._hear, self._heard = folder, hear, heard
+        self._longest_s, self._language, self._task, self._limit = longest_s, language, task, limit
+
+    def cut(self, sample: Sample, name: Callable[[int], str]) -> tuple[Sample, ...]:
+        """name: the id of a piece, of its number, from 1. Raises NotCut."""
+        try:
+            waveform = load_audio(sample.audio)
+        except TunerError as error:
+            raise NotCut(" ".join(str(error).split())) from None
+        spans, texts = self._divided(sample, waveform)
+        return tuple(
+            replace(
+                sample,
+                id=name(number),
+                audio=self._written(sample.audio, waveform, span),
+                text=text,
+                duration_s=len(_within(waveform, span)) / SAMPLE_RATE,
+            )
+            for number, (span, text) in enumerate(zip(spans, texts, strict=True), 1)
+        )
+
+    def _divided(self, sample: Sample, waveform: np.ndarray) -> tuple[list[Span], list[str]]:
+        said, reason, tried = spoken(waveform, SAMPLE_RATE), "", set()
+        for share in SHARES:
+            try:
+                spans = pieces(said, share * self._longest_s)
+            except NoPause as error:
+                reason = reason or _no_pause(error, self._longest_s)
+                break  # shorter pieces need more pauses
+            if tuple(spans) in tried:
+                continue
+            tried.add(tuple(spans))
+            try:
+                return spans, self._texts(sample, waveform, spans)
+            except Unsure as error:
+                begins, ends = spans[error.piece]
+                reason = reason or f"from {_clock(begins)} to {_clock(ends)}: {error}"
+        raise NotCut(reason)
+
+    def _texts(self, sample: Sample, waveform: np.ndarray, spans: Sequence[Span]) -> list[str]:
+        """Raises Unsure."""
+        spoken_in = sample.language or self._language or None
+        written = text_language(spoken_in, self._task)
+        heard = self._heard.texts(sample.audio, spans, spoken_in)
+        if heard is None:
+            heard = self._hear([_within(waveform, span) for span in spans], spoken_in)
+            self._heard.keep(sample.audio, spans, spoken_in, heard)
+        texts = divided(sample.text, heard, language=written, normalize=text_normalizer(written))
+        for number, text in enumerate(texts if self._limit else ()):
+            if excess := self._limit.excess(text, sample.language):
+                raise Unsure(number, excess)
+        return texts
+
+    def _written(self, audio: Path, waveform: np.ndarray, span: Span) -> Path:
+        clip = flac_of(self._folder, audio, span[0], span[1] - span[0])
+        if not clip.is_file():
+            write_flac(clip, _within(waveform, span))
+        return clip
+
+
+class HeardPieces:
+    """A line of JSON for each clip, so that what was heard before a Ctrl-C is not heard again.
+
+    model: a hash of all that decides on the texts but the audio; None if it is not known, and nothing is kept.
+    """
+
+    def __init__(self, file: Path, model: str | None):
+        self._file, self._model = file, model
+        self._known: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if model else ():
+                with contextlib.suppress(ValueError):
+                    match parse_json(line):
+                        case [str() as key, [*texts]] if all(isinstance(text, str) for text in texts):
+                            self._known[key] = texts
+
+    def texts(self, audio: Path, spans: Sequence[Span], language: str | None) -> list[str] | None:
+        found = self._known.get(self._key(audio, spans, language))
+        return found if found and len(found) == len(spans) else None
+
+    def keep(self, audio: Path, spans: Sequence[Span], language: str | None, texts: Sequence[str]) -> None:
+        if not self._model:
+            return
+        with contextlib.suppress(OSError):  # disk full, no permission: it is heard again next time
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([self._key(audio, spans, language), list(texts)]) + "\n")
+
+    def _key(self, audio: Path, spans: Sequence[Span], language: str | None) -> str:
+        stat = audio.stat()
+        about = [self._model, str(audio.absolute()), stat.st_size, stat.st_mtime_ns, list(spans), language]
+        return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
+
+
+def _within(waveform: np.ndarray, span: Span) -> np.ndarray:
+    return waveform[math.ceil(span[0] * SAMPLE_RATE) : int(min(span[1] * SAMPLE_RATE, len(waveform)))]
+
+
+def _no_pause(error: NoPause, longest_s: float) -> str:
+    if error.at is None:
+        return "nothing can be heard in it"
+    return f"there is no pause for {longest_s:g} s from {_clock(error.at)} on"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
