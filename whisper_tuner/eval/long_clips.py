@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,7 @@ class LongClips:
         limit: TokenLimit | None = None,
     ):
         self._folder, self._hear, self._heard = folder, hear, heard
+        self._normalizer = cache(text_normalizer)
         self._longest_s, self._language, self._task, self._limit = longest_s, language, task, limit
 
     def cut(self, sample: Sample, name: Callable[[int], str]) -> tuple[Sample, ...]:
@@ -98,7 +100,7 @@ class LongClips:
         if heard is None:
             heard = self._hear([_within(waveform, span) for span in spans], spoken_in)
             self._heard.keep(sample.audio, spans, spoken_in, heard)
-        texts = divided(sample.text, heard, language=written, normalize=text_normalizer(written))
+        texts = divided(sample.text, heard, language=written, normalize=self._normalizer(written))
         for number, text in enumerate(texts if self._limit else ()):
             if excess := self._limit.excess(text, sample.language):
                 raise Unsure(number, excess)

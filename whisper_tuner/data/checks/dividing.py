@@ -10,20 +10,21 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
 from whisper_tuner.languages import UNSPACED
 
-LEAST_WORSE = 2  # letters by which every other place must be worse: one letter is often misheard
+LEAST_WORSE = 2  # letters and words by which every other place must be worse: one letter is often misheard
 MOST_DIFFERENT = 0.5  # of a piece's letters: beyond that, it is another text
 NEAR = {True: 8, False: 4}  # words beside a cut, of which half must have been heard; True: characters
 _SLACK = 4  # words by which a place may be worse than the best one, and still be compared by letters
 _MOST_PLACES = 60
 _WORD = re.compile(r"\S+\s*")
 _JOINED_BELOW = "\u0e00"  # letters of scripts with spaces, such as Latin ones among Japanese: they make words
-_OPENING = {"Ps", "Pi"}
+_SENTENCE_ENDS = ".?!…:»”\"'"
 
 Normalize = Callable[[str], str]
 
@@ -48,13 +49,18 @@ def words_of(text: str, language: str | None) -> list[str]:
         if any(char.isalnum() for char in unit):
             found.append(opening + unit)
             opening = ""
-        elif opening or not found or unicodedata.category(unit[0]) in _OPENING or unit[0] in "¿¡":
+        elif opening or not found or _opens(unit[0], after=found[-1].rstrip()[-1]):
             opening += unit
         else:
             found[-1] += unit
     if opening:
         found[-1:] = ["".join(found[-1:]) + opening]
     return found
+
+
+def _opens(mark: str, after: str) -> bool:
+    kind = unicodedata.category(mark)
+    return kind in ("Ps", "Pi") or mark in "¿¡" or (kind == "Pd" and after in _SENTENCE_ENDS)  # - Yes. - No.
 
 
 def _characters(text: str) -> list[str]:
@@ -78,10 +84,11 @@ def divided(text: str, heard: Sequence[str], *, language: str | None, normalize:
 
     language: of the text, a code. Raises Unsure.
     """
+    plain_of = cache(lambda word: normalize(word).strip())  # the same few words come again and again
     words = words_of(text, language)
     others = [words_of(one, language) for one in heard]
     _check_not_empty(words, others)
-    plain, plain_others = [normalize(word) for word in words], [[normalize(word) for word in one] for one in others]
+    plain, plain_others = [plain_of(word) for word in words], [[plain_of(word) for word in one] for one in others]
     texts = ["".join(normalize(one).split()) for one in heard]
 
     def letters(first: int, last: int, piece: int) -> int:
@@ -95,7 +102,8 @@ def divided(text: str, heard: Sequence[str], *, language: str | None, normalize:
         places = [place for place in range(cuts[-1], after + 1) if total[place] <= total.min() + _SLACK]
         if not places or len(places) > _MOST_PLACES:
             raise Unsure(piece, "the text does not fit what is heard there")
-        worse = sorted((letters(cuts[-1], at, piece) + letters(at, after, piece + 1), at) for at in places)
+        sides = ((at, letters(cuts[-1], at, piece) + letters(at, after, piece + 1)) for at in places)
+        worse = sorted((different + int(total[at]), at) for at, different in sides)
         if len(worse) > 1 and worse[1][0] - worse[0][0] < LEAST_WORSE:
             unclear = "".join(words[slice(*sorted((worse[0][1], worse[1][1])))]).strip()
             raise Unsure(piece, f"'{unclear}' may belong before or after the cut")

@@ -138,7 +138,8 @@ def fixed(
     samples: dict[str, list[Sample]] = {part: [] for part in material.manifests}
     for row in rows:
         own = replace(corrections, decided=frozenset()) if row.sample.id in shared_ids else corrections
-        kept, made = _decided(row, reasons.get((row.part, row.sample.line), ""), own)
+        place = row.part, row.sample.line
+        kept, made = _decided(row, "" if place in were_cut else reasons.get(place, ""), own)
         changes += made
         samples[row.part] += [kept] if kept else []
     known = {row.sample.id for row in (*rows, *long)}

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from whisper_tuner.data.checks.facts import FRAME_S, frame_levels, silence_below
+from whisper_tuner.data.checks.facts import FAINTEST_DB, FRAME_S, frame_levels, silence_below
 
 SHORTEST_PAUSE_S = 0.2  # before a t or a k nothing sounds for up to 0.15 s, and that is inside of words
-EDGE_S = 0.3  # of silence that a piece keeps at each end; less than the log-mel's padding would not be heard as an end
+EDGE_S = 0.3  # of silence that a piece keeps at each end: a first or last sound may be quieter than the limit
 _SHORTEST_SHARE = 0.5  # of the longest piece: many short pieces teach less of what stands beside what
 
 Span = tuple[float, float]
@@ -28,7 +28,7 @@ class NoPause(Exception):
 def spoken(waveform: np.ndarray, rate: int) -> list[Span]:
     """What sounds without a pause. waveform: mono float32 [n]."""
     frames = frame_levels(waveform - waveform.mean(), rate)
-    sounds = np.flatnonzero(frames > silence_below(frames))
+    sounds = np.flatnonzero(frames > max(silence_below(frames), FAINTEST_DB))
     if not len(sounds):
         return []
     ends = np.flatnonzero(np.diff(sounds) > math.ceil(SHORTEST_PAUSE_S / FRAME_S))
