@@ -6,7 +6,7 @@ import dataclasses
 import math
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
 from whisper_tuner.data.formats.rows import Reading
+from whisper_tuner.data.siblings import doubtful
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
@@ -168,6 +169,8 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     for kind in ("validation", "test"):
         if job.origin.get(kind) == BESIDE:
             console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)
+    for line in _not_used(job):
+        console.print(line, style="yellow", soft_wrap=True)
     for manifest in prepared.manifests:
         for note in manifest.notes:
             console.print(note, style="yellow", soft_wrap=True)
@@ -178,6 +181,14 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
         console.print(f"{NO_TEST}: multimac data import {train} --out NAME --split", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
+
+
+def _not_used(job: Job) -> Iterator[str]:
+    """Parts beside train of which nobody says which one is meant."""
+    for kind, paths in doubtful(job.profile.train, Reading.of(job.profile)).items():
+        if kind not in job.origin:  # `test =` says that there is none
+            names = " or ".join(path.name for path in paths)
+            yield f"{kind}: {names} may be meant, so none is used: set {kind} = {shown(paths[0])}, or another of them"
 
 
 def _show_plan(console: Console, prepared: Prepared, to_send: Mapping[str, tuple[int, int]]) -> None:

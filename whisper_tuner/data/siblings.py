@@ -9,7 +9,7 @@ from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.audiofolder import LISTS
 from whisper_tuner.data.formats.lists import STEM
 from whisper_tuner.data.formats.place import KIND_OF, Place, kind_of_folder
-from whisper_tuner.data.formats.rows import Reading
+from whisper_tuner.data.formats.rows import Parts, Reading
 from whisper_tuner.errors import DataError, MissingProgram
 
 KINDS = ("train", "validation", "test")
@@ -20,41 +20,62 @@ def with_siblings(train: Path, reading: Reading) -> dict[str, Path]:
 
     Of two that may be the same part, as dev-clean and dev-other, none is taken.
     """
+    if Place(train).is_folder and (own := _inside(train, reading)):
+        return own
+    return {"train": train} | {kind: paths[0] for kind, paths in _beside(train).items() if len(paths) == 1}
+
+
+def doubtful(train: Path, reading: Reading) -> dict[str, list[Path]]:
+    """By kind, those of which `with_siblings` takes none, because any of them may be meant."""
+    found = _beside(train)
     if Place(train).is_folder:
-        return _inside(train, reading) or {"train": train} | _folders_beside(train)
+        found = _each_of(train, _kind_of_subfolder) | found if _has_parts(train, reading) else found
+    return {kind: paths for kind, paths in found.items() if len(paths) > 1}
+
+
+def _beside(train: Path) -> dict[str, list[Path]]:
+    if Place(train).is_folder:
+        return _each_of(train.parent, _kind_of_subfolder) if kind_of_folder(train.name) == "train" else {}
     if train.name in LISTS and kind_of_folder(train.parent.name) == "train":
-        return {"train": train} | _one_each(
-            train.parent.parent, lambda path: kind_of_folder(path.name), lambda path: path / train.name
-        )
+        return _each_of(train.parent.parent, lambda path: kind_of_folder(path.name), lambda path: path / train.name)
     match = STEM.fullmatch(train.stem)
     if not match or KIND_OF[match[2].lower()] != "train":
-        return {"train": train}
+        return {}
 
     def kind(path: Path) -> str | None:
         other = STEM.fullmatch(path.stem)
         alike = other and other[1] == match[1] and path.suffix == train.suffix
         return KIND_OF[other[2].lower()] if alike else None
 
-    return {"train": train} | _one_each(train.parent, kind, lambda path: path)
+    return _each_of(train.parent, kind)
 
 
 def _inside(folder: Path, reading: Reading) -> dict[str, Path]:
     """Parts that have a path of their own; {} for a folder without any."""
-    try:
-        found = {kind: part.path for kind, part in parts_of(folder, reading).items() if not part.cut}
-    except (DataError, MissingProgram):
-        return {}  # told where it is read
-    own = {kind: path for kind, path in found.items() if path != folder}
+    own = {kind: part.path for kind, part in _parts(folder, reading).items() if part.path != folder}
     return own if "train" in own else {}
 
 
-def _folders_beside(train: Path) -> dict[str, Path]:
-    if kind_of_folder(train.name) != "train":
-        return {}
-    return _one_each(train.parent, lambda path: kind_of_folder(path.name) if path.is_dir() else None, lambda path: path)
+def _has_parts(folder: Path, reading: Reading) -> bool:
+    return len(_parts(folder, reading)) > 1
 
 
-def _one_each(folder: Path, kind: Callable[[Path], str | None], listed: Callable[[Path], Path]) -> dict[str, Path]:
+def _parts(folder: Path, reading: Reading) -> Parts:
+    """Those that need not be cut."""
+    try:
+        return {kind: part for kind, part in parts_of(folder, reading).items() if not part.cut}
+    except (DataError, MissingProgram):
+        return {}  # told where it is read
+
+
+def _kind_of_subfolder(path: Path) -> str | None:
+    return kind_of_folder(path.name) if path.is_dir() else None
+
+
+def _each_of(
+    folder: Path, kind: Callable[[Path], str | None], listed: Callable[[Path], Path] = lambda path: path
+) -> dict[str, list[Path]]:
+    """What else than a training set is in the folder, by kind."""
     found: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.iterdir()):
@@ -62,4 +83,4 @@ def _one_each(folder: Path, kind: Callable[[Path], str | None], listed: Callable
                 found.setdefault(own, []).append(listed(path))
     except OSError:
         return {}
-    return {own: paths[0] for own, paths in found.items() if len(paths) == 1}
+    return found

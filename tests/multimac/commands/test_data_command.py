@@ -153,6 +153,18 @@ def test_siblings_are_used_unless_the_dataset_says_otherwise(common_voice, tmp_p
         assert resolve(ConfigFile(path), "mine").profile.test == test
 
 
+def test_a_run_says_which_siblings_it_does_not_use(tmp_path, capsys):
+    rows = "".join(f"{audio},{text}\n" for audio, text in bundled(4))
+    for name in ("train", "dev", "valid"):
+        (tmp_path / f"{name}.csv").write_text(f"audio,text\n{rows}")
+    told = "validation: dev.csv or valid.csv may be meant, so none is used: set validation = "
+    for keys, said in (("", True), ("validation =\n", False), ("validation = dev.csv\n", False)):
+        path = config(tmp_path, f"[dataset:mine]\ntrain = train.csv\n{keys}")
+        assert run("finetune", "mine", "--config", str(path), "--set", "max_steps=1") == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert (told in shown) == said, shown
+
+
 def test_columns_may_be_named_in_the_dataset(tmp_path, capsys):
     clips = bundled(4)
     rows = "".join(f"{audio};{text}\n" for audio, text in clips)

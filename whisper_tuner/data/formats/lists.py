@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from whisper_tuner.data.formats import json_rows, subtitles, table
@@ -32,7 +33,10 @@ def parts(place: Place, reading: Reading) -> Parts:
         names = ", ".join(path.name for path in found)
         raise DataError(f"{place.path} has several lists: {names}", remedy="Name one of these files.")
     chosen = grouped if "train" in grouped else {"train": found[0]}
-    return {kind: part(path, reading) for kind, path in chosen.items()}
+    read = {kind: part(path, reading) for kind, path in chosen.items()}
+    left = (path.name for path in found if path not in chosen.values())
+    notes = (f"{name} is no part, or not the first of its kind, and not used: rename the one you mean" for name in left)
+    return read | {"train": replace(read["train"], notes=(*read["train"].notes, *notes))}
 
 
 def part(path: Path, reading: Reading) -> Part:
