@@ -113,9 +113,19 @@ def _convert(path: Path, sample_rate: int, reason: str) -> np.ndarray:
         return soundfile.read(wav, dtype="float32", always_2d=True)[0]
 
 
-def converted(path: Path, wav: Path, sample_rate: int = SAMPLE_RATE, reason: str = "libsndfile cannot read it") -> Path:
-    """`wav`, with what an external program makes of `path`. Raises DataError, MissingProgram."""
-    result = subprocess.run(_conversion_command(path, wav, sample_rate, reason), **CAPTURED)
+def converted(
+    path: Path,
+    wav: Path,
+    sample_rate: int = SAMPLE_RATE,
+    reason: str = "libsndfile cannot read it",
+    *,
+    by_clock: bool = False,
+) -> Path:
+    """`wav`, with what an external program makes of `path`. Raises DataError, MissingProgram.
+
+    by_clock: with silence where a video's sound begins later than its picture, so that times of subtitles fit.
+    """
+    result = subprocess.run(_conversion_command(path, wav, sample_rate, reason, by_clock), **CAPTURED)
     if result.returncode != 0 or not wav.exists():
         said = (result.stderr.strip() or result.stdout.strip() or reason).splitlines()[-1]
         raise DataError(
@@ -125,11 +135,12 @@ def converted(path: Path, wav: Path, sample_rate: int = SAMPLE_RATE, reason: str
     return wav
 
 
-def _conversion_command(path: Path, wav: Path, sample_rate: int, reason: str) -> list[str]:
+def _conversion_command(path: Path, wav: Path, sample_rate: int, reason: str, by_clock: bool) -> list[str]:
     if ffmpeg := find_program("ffmpeg"):
         # The file: prefix stops a name such as `http:x.m4a` from being taken for a protocol.
         decode = [ffmpeg, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-map", "0:a:0"]
-        return [*decode, "-ar", str(sample_rate), "-c:a", "pcm_f32le", str(wav)]
+        padded = ["-af", "aresample=async=1:first_pts=0"] if by_clock else []
+        return [*decode, *padded, "-ar", str(sample_rate), "-c:a", "pcm_f32le", str(wav)]
     if afconvert := find_program("afconvert"):
         return [afconvert, "-f", "WAVE", "-d", f"LEF32@{sample_rate}", str(path), str(wav)]
     raise MissingProgram(

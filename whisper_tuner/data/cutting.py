@@ -35,7 +35,8 @@ class Recording:
             known = file.frames != UNCOUNTED
         except (*REFUSED, OSError):
             known = False
-        self._file = file if known else soundfile.SoundFile(converted(path, scratch / "recording.wav"))
+        wav = scratch / "recording.wav"
+        self._file = file if known else soundfile.SoundFile(converted(path, wav, by_clock=True))
         self.seconds = self._file.frames / self._file.samplerate
 
     def span(self, start: float, seconds: float) -> np.ndarray:

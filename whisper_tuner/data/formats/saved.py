@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ def parts(place: Place, reading: Reading) -> Parts:
             )
         kinds = {"train": next(iter(opened))}
     left = tuple(f"its part {split} is not used" for split in opened if split not in kinds.values())
-    return {kind: _part(library, place.path, split, opened[split], reading, left) for kind, split in kinds.items()}
+    return {
+        kind: replace(_part(library, place.path, split, opened[split], reading, left), beside=_folders(place, split))
+        for kind, split in kinds.items()
+    }
 
 
 def _library(path: Path) -> Any:
@@ -83,6 +87,12 @@ def _files(place: Place) -> list[Path]:
         if found := place.named(f"*{suffix}"):
             return [place.path / file for file in found]
     return []
+
+
+def _folders(place: Place, split: str) -> tuple[Path, ...]:
+    """Of a part's files: the names in an audiofolder's metadata.parquet begin there."""
+    files = _files(place) if place.is_folder else []
+    return tuple(dict.fromkeys(path.parent for path in files if _split_of(path, place) == split))
 
 
 def _split_of(path: Path, place: Place) -> str:

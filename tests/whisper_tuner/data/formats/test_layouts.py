@@ -16,7 +16,7 @@ from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.formats import LAYOUTS, parts_of
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.importing import import_source
-from whisper_tuner.data.siblings import with_siblings
+from whisper_tuner.data.siblings import doubtful, with_siblings
 from whisper_tuner.errors import DataError
 
 CV_HEADER = (
@@ -247,6 +247,27 @@ def test_several_subsets_of_librispeech_are_one_part(librispeech, clip):
     assert [str(problem)[: len(where) + 2] for problem in manifest.problems] == [f"{where} 2", f"{where} 3"]
 
 
+def test_of_two_that_may_be_meant_none_is_used_and_both_are_named(librispeech):
+    shutil.copytree(librispeech / "dev-clean", librispeech / "dev-other")
+    for train in (librispeech, librispeech / "train-clean-100"):
+        assert set(with_siblings(train, Reading())) == {"train", "test"}
+        assert doubtful(train, Reading()) == {
+            "validation": [librispeech / "dev-clean", librispeech / "dev-other"],
+        }
+    shutil.copytree(librispeech / "train-clean-100", librispeech / "train-clean-360")
+    assert set(doubtful(librispeech, Reading())) == {"validation"}
+
+
+def test_of_two_lists_of_one_kind_the_other_is_named(tmp_path, clip):
+    audio = clip(tmp_path / "a.wav")
+    for name in ("train", "dev", "valid", "dev-other"):
+        write(tmp_path / f"{name}.csv", f"audio,text\n{audio},{name}\n")
+    assert texts(tmp_path, kind="validation") == {"a.wav": "dev"}
+    notes = " ".join(load_manifest(tmp_path).notes)
+    assert "valid.csv is no part, or not the first" in notes and "dev-other.csv is no part" in notes
+    assert [path.name for path in doubtful(tmp_path / "train.csv", Reading())["validation"]] == ["dev.csv", "valid.csv"]
+
+
 @pytest.fixture
 def ljspeech(tmp_path, clip) -> Path:
     folder = tmp_path / "LJSpeech-1.1"
@@ -392,6 +413,31 @@ def test_recordings_with_subtitles(tmp_path, clip):
     )
     with pytest.raises(DataError, match=r"multimac data import .*talks"):
         load_manifest(source)
+
+
+@pytest.mark.parametrize("name", ["talk.mp4", "talk.mkv"])
+@pytest.mark.parametrize("later", [0.0, 1.5])
+def test_the_sound_of_a_video_may_begin_later_than_its_picture(tmp_path, need_program, name, later):
+    """A cue is then later too: it goes by the picture."""
+    tone = np.sin(np.arange(16_000) / 8)
+    sound = np.concatenate([np.zeros(16_000), tone, np.zeros(32_000)])
+    soundfile.write(tmp_path / "sound.wav", sound, 16_000)
+    picture = ["-f", "lavfi", "-i", "color=c=blue:s=64x64:r=5:d=8"]
+    audio = ["-itsoffset", str(later), "-i", str(tmp_path / "sound.wav"), "-ar", "48000", "-ac", "2", "-c:a", "aac"]
+    (tmp_path / "talks").mkdir()
+    video = tmp_path / "talks" / name
+    subprocess.run([need_program("ffmpeg"), "-v", "error", *picture, *audio, "-c:v", "mpeg4", str(video)], check=True)
+    begins = 1 + later
+    cue = f"00:00:0{begins:.3f} --> 00:00:0{begins + 1:.3f}"
+    write(video.with_suffix(".srt"), f"1\n{cue.replace('.', ',')}\nA tone.\n")
+    [train] = import_source(video, tmp_path / "out")
+    [sample] = train.samples
+    samples, _ = soundfile.read(sample.audio)
+    assert (
+        sample.text == "A tone."
+        and len(samples) == 16_000
+        and (np.abs(samples[500:-2000].reshape(-1, 500)).max(axis=1) > 0.5).all()
+    )
 
 
 def test_neighbouring_cues_are_joined_up_to_half_a_minute(tmp_path, clip):

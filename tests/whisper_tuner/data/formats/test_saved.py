@@ -103,6 +103,29 @@ def test_damaged_files_are_named(tmp_path):
         import_source(tmp_path / "a.parquet", tmp_path / "out")
 
 
+@needs_datasets
+def test_metadata_of_an_audiofolder_as_parquet(tmp_path):
+    import datasets
+
+    for part in ("train", "test"):
+        rows = []
+        for number in range(2):
+            (tmp_path / "set" / part).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "set" / part / f"{number}.wav").write_bytes(sound("WAV", number + len(part)))
+            rows.append({"file_name": f"{number}.wav", "transcription": f"{part} {number}"})
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "set" / part / "metadata.parquet")
+    for source, kinds in (
+        ("set", ["train", "test"]),
+        ("set/train", ["train"]),
+        ("set/test/metadata.parquet", ["train"]),
+    ):
+        found = {one.kind: one for one in import_source(tmp_path / source, tmp_path / "out" / source)}
+        assert sorted(found) == sorted(kinds) and not any(one.problems for one in found.values())
+        part = "test" if source.startswith("set/test") else "train"
+        assert [sample.text for sample in found["train"].samples] == [f"{part} 0", f"{part} 1"]
+        assert found["train"].samples[0].audio == tmp_path / "set" / part / "0.wav"
+
+
 @pytest.mark.parametrize("source", ["a.parquet", "owner/name"])
 def test_without_the_library_its_extra_is_named(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
