@@ -304,6 +304,9 @@ def data_import(
     keep_empty: Annotated[
         bool, typer.Option("--keep-empty", help="Keep rows without text, for no_speech = train.")
     ] = False,
+    keep_long: Annotated[
+        bool, typer.Option("--keep-long", help="Keep clips over 30 s, for `data check --fix --model` to cut.")
+    ] = False,
     split_off: Annotated[
         bool, typer.Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
     ] = False,
@@ -320,6 +323,7 @@ def data_import(
         delimiter=delimiter,
         language=language,
         keep_empty=keep_empty,
+        keep_long=keep_long,
         split_off=split_off,
         as_json=as_json,
     )
@@ -331,7 +335,7 @@ def data_check(
         list[str],
         typer.Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
     ],
-    model: Annotated[str, typer.Option("--model", help=f"Show what it hears otherwise. {MODEL}")] = "",
+    model: Annotated[str, typer.Option("--model", help=f"Show what it hears otherwise, and cut by it. {MODEL}")] = "",
     hosts: Annotated[
         Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
     ] = None,

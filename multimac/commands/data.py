@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.progress import working
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.check import header_index
+from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.formats.table import DELIMITERS
 from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
-from whisper_tuner.data.problems import Problem, counts
+from whisper_tuner.data.problems import Kind, Problem, counts
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
@@ -39,6 +41,7 @@ def data_import(
     delimiter: str = "",
     language: str = "",
     keep_empty: bool = False,
+    keep_long: bool = False,
     split_off: bool = False,
     as_json: bool = False,
 ) -> ExitStatus:
@@ -52,7 +55,7 @@ def data_import(
     console = Console(highlight=False, markup=False, stderr=as_json)
     path, out = expanded(source), expanded(out)
     with working(console, f"reading {source}") as tell:
-        about = {"keep_empty": keep_empty, "split_off": split_off}
+        about = {"keep_empty": keep_empty, "keep_long": keep_long, "split_off": split_off}
         found = import_source(path, out, reading, **about, index_of=_index, tell=tell)
     unknown = read_corrections(out).unknown(found)
     lines = _config_lines(out, found, language)
@@ -66,6 +69,8 @@ def data_import(
             console.print(f"blacklist.txt or patches.csv name ids that no row has: {', '.join(unknown[:SHOWN])}")
         if any(one.problems for one in found):
             console.print(f"all that was left out: {shown((out / LEFT_OUT).absolute())}", soft_wrap=True)
+        for line in _about_long(out, found, kept=keep_long):
+            console.print(line, soft_wrap=True)
     _check_usable(found)
     if not as_json:
         if not any(one.kind == "test" for one in found):
@@ -118,6 +123,17 @@ def _show_problems(console: Console, one: ImportedPart) -> None:
         console.print(f"    {_place(one, problem)}: {problem.what}", soft_wrap=True)
     if len(one.problems) > SHOWN:
         console.print(f"    and {len(one.problems) - SHOWN} more")
+
+
+def _about_long(out: Path, found: Sequence[ImportedPart], *, kept: bool) -> Iterator[str]:
+    """How clips that are too long can be cut."""
+    manifests = [one.manifest for one in found if any(sample.duration_s > MAX_DURATION_S for sample in one.samples)]
+    names = " ".join(shlex.quote(str(shown(path.absolute()))) for path in manifests)
+    if manifests:
+        yield "Training leaves out what is longer than 30 s. To cut it at pauses:"
+        yield f"    multimac data check {names} --fix NAME --model MODEL"
+    elif not kept and any(one.kind == Kind.TOO_LONG for each in found for one in each.problems):
+        yield "To have clips that are too long cut at pauses, import with --keep-long."
 
 
 def _place(one: ImportedPart, problem: Problem) -> str:

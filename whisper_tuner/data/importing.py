@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,14 +75,16 @@ def import_source(
     reading: Reading = AS_IT_IS,
     *,
     keep_empty: bool = False,
+    keep_long: bool = False,
     split_off: bool = False,
     index_of: Callable[[Path], AudioIndex] = lambda manifest: AudioIndex(),
     tell: Tell = lambda text: None,
 ) -> list[ImportedPart]:
     """Write out/train.csv, and validation.csv and test.csv where the source has such parts; out/clips if need be.
 
-    keep_empty: clips without text stay, for no_speech = train. split_off: make the parts that the source lacks of
-    the clips for training, now and whenever it is imported into this folder again.
+    keep_empty: clips without text stay, for no_speech = train. keep_long: so do those that are too long, for
+    data check --fix to cut them. split_off: make the parts that the source lacks of the clips for training, now and
+    whenever it is imported into this folder again.
     index_of: keeps the headers of a manifest's audio.
     Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read.
     """
@@ -94,7 +97,8 @@ def import_source(
     for kind, part in parts.items():
         index = index_of(out / f"{kind}.csv")
         try:
-            imported = _import_part(kind, part, out, index, corrections, keep_empty=keep_empty, tell=tell)
+            kept = {"no_speech": keep_empty, "max_duration_s": math.inf if keep_long else MAX_DURATION_S}
+            imported = _import_part(kind, part, out, index, corrections, tell, **kept)
         finally:
             index.save()
         found.append(imported)
@@ -162,10 +166,18 @@ def _patches(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _import_part(
-    kind: str, part: Part, out: Path, index: AudioIndex, corrections: Corrections, *, keep_empty: bool, tell: Tell
+    kind: str,
+    part: Part,
+    out: Path,
+    index: AudioIndex,
+    corrections: Corrections,
+    tell: Tell,
+    *,
+    max_duration_s: float,
+    no_speech: bool,
 ) -> ImportedPart:
-    cutter = Cutter(part, out / CLIPS, MAX_DURATION_S)
-    reader = PartReader(part, index, max_duration_s=MAX_DURATION_S, no_speech=keep_empty)
+    cutter = Cutter(part, out / CLIPS, max_duration_s)
+    reader = PartReader(part, index, max_duration_s=max_duration_s, no_speech=no_speech)
     samples: list[Sample] = []
     problems: list[Problem] = []
     blacklisted, patched = set(), set()

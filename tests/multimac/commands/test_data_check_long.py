@@ -142,3 +142,17 @@ def test_a_set_of_long_clips_only(folder, monkeypatch, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["counts"]["too long"] == 1 and any("1 of 1 clips" in note for note in told["notes"])
     assert [sample.id for sample in load_manifest(folder / "fixed" / "train.csv").samples] == ["a.wav-1", "a.wav-2"]
+
+
+def test_what_an_import_leaves_out_can_be_kept_and_cut(folder, monkeypatch, capsys):
+    first, _ = two_long(folder, monkeypatch)
+    (folder / "pairs").mkdir()
+    for name, text in (("a", first.text), ("b", "Of another book. " * 30)):
+        (folder / f"{name}.wav").rename(folder / "pairs" / f"{name}.wav")
+        (folder / "pairs" / f"{name}.txt").write_text(text)
+    assert cli_typer.main(["data", "import", "pairs", "--out", "mine"]) == ExitStatus.DATA  # nothing else is in it
+    assert "import with --keep-long" in capsys.readouterr().out
+    assert cli_typer.main(["data", "import", "pairs", "--out", "mine", "--keep-long"]) == ExitStatus.OK
+    assert "multimac data check mine/train.csv --fix NAME --model MODEL" in capsys.readouterr().out
+    assert check("mine/train.csv", "--language", "en", "--fix", "fixed", "--model", MODEL) == ExitStatus.OK
+    assert " ".join(s.text for s in load_manifest(folder / "fixed" / "train.csv").samples) == first.text

@@ -26,7 +26,11 @@ _WORD = re.compile(r"\S+\s*")
 _JOINED_BELOW = "\u0e00"  # letters of scripts with spaces, such as Latin ones among Japanese: they make words
 _SENTENCE_ENDS = ".?!…:»”\"'"
 
+MISFIT = "the text does not fit what is heard there"
+
 Normalize = Callable[[str], str]
+Letters = Callable[[int, int, int], int]
+"""By how many letters the words from the first to before the second number differ from what is heard in a piece."""
 
 
 class Unsure(Exception):
@@ -98,22 +102,27 @@ def divided(text: str, heard: Sequence[str], *, language: str | None, normalize:
     rough = [int(total.argmin()) for total in totals] + [len(words)]
     cuts = [0]
     for piece, total in enumerate(totals):
-        after = max(rough[piece + 1], cuts[-1])
-        places = [place for place in range(cuts[-1], after + 1) if total[place] <= total.min() + _SLACK]
-        if not places or len(places) > _MOST_PLACES:
-            raise Unsure(piece, "the text does not fit what is heard there")
-        sides = ((at, letters(cuts[-1], at, piece) + letters(at, after, piece + 1)) for at in places)
-        worse = sorted((different + int(total[at]), at) for at, different in sides)
-        if len(worse) > 1 and worse[1][0] - worse[0][0] < LEAST_WORSE:
-            unclear = "".join(words[slice(*sorted((worse[0][1], worse[1][1])))]).strip()
-            raise Unsure(piece, f"'{unclear}' may belong before or after the cut")
-        cuts.append(worse[0][1])
+        cuts.append(_cut(words, total, (cuts[-1], rough[piece + 1]), piece, letters))
     cuts.append(len(words))
     _check_certain(plain, plain_others, cuts, NEAR[language in UNSPACED])
     for piece, (first, last) in enumerate(pairwise(cuts)):
         if letters(first, last, piece) > MOST_DIFFERENT * len("".join(plain[first:last])):
-            raise Unsure(piece, "the text does not fit what is heard there")
+            raise Unsure(piece, MISFIT)
     return ["".join(words[first:last]).strip() for first, last in pairwise(cuts)]
+
+
+def _cut(words: Sequence[str], total: np.ndarray, between: tuple[int, int], piece: int, letters: Letters) -> int:
+    """Where the text is cut after this piece. total: see _totals. between: the cuts before and after it."""
+    before, after = between
+    places = [place for place in range(before, after + 1) if total[place] <= total.min() + _SLACK]
+    if not places or len(places) > _MOST_PLACES:
+        raise Unsure(piece, MISFIT)
+    sides = ((place, letters(before, place, piece) + letters(place, after, piece + 1)) for place in places)
+    best, *others = sorted((different + int(total[place]), place) for place, different in sides)
+    if others and others[0][0] - best[0] < LEAST_WORSE:
+        first, last = sorted((best[1], others[0][1]))
+        raise Unsure(piece, f"'{''.join(words[first:last]).strip()}' may belong before or after the cut")
+    return best[1]
 
 
 def _check_not_empty(words: Sequence[str], heard: Sequence[Sequence[str]]) -> None:
