@@ -17,7 +17,8 @@ from reference_texts import EXAMPLES, HOST_TEXTS, KINDS, SECTIONS  # noqa: E402
 from distributed.plan.hosts_file import HOST_KEYS, TOP_KEYS  # noqa: E402
 from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402
 from distributed.ssh.host import PROJECT_PATH  # noqa: E402
-from exogym.config import STRATEGIES, StrategyConfig  # noqa: E402
+from exogym.config import STRATEGIES, StrategyConfig, strategy_config  # noqa: E402
+from exogym.errors import SettingError  # noqa: E402
 from whisper_tuner.config import Profile  # noqa: E402
 
 NOTE = "<!-- Written by tools/write_reference.py (`make reference`): change the source, not this file. -->"
@@ -33,10 +34,28 @@ def configuration() -> str:
     parts.append(_table(_strategy_rows(StrategyConfig, set()), title="All strategies"))
     shared = {field.name for field in dataclasses.fields(StrategyConfig)}
     for name, (cls, _) in STRATEGIES.items():
-        parts.append(_table(_strategy_rows(cls, shared), title=f"`strategy = {name}`"))
+        parts.append(_table(_strategy_rows(cls, shared | refused(name)), title=f"`strategy = {name}`"))
     header = ("key", "where", "type", "default", "meaning", "example")
     parts += ["## Hosts file", SECTIONS["hosts"], _table(_hosts_rows(), header=header)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def refused(strategy: str) -> set[str]:
+    """Keys that a strategy has from another one and does not take, whatever else is set."""
+    cls, _ = STRATEGIES[strategy]
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in FROM_PROFILE]
+    rounds = {"H": "20"} if "H" in {field.name for field in dataclasses.fields(cls)} else {}
+    return {name for name in names if not _is_taken(strategy, {name: EXAMPLES[name]} | rounds)}
+
+
+def _is_taken(strategy: str, settings: dict[str, str]) -> bool:
+    if "nesterov" in settings:
+        settings |= {"outer_momentum": EXAMPLES["outer_momentum"]}
+    try:
+        strategy_config(strategy, settings)
+    except SettingError:
+        return False
+    return True
 
 
 def _settings_rows(cls) -> list[Row]:

@@ -141,11 +141,12 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
 
 
 def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resolved, distribution: Distribution) -> str:
-    """Place and value of the one that is wrong by itself and to blame for `error`; '' if only several together are."""
+    """Place, and value if `error` does not begin with it, of the one that is to blame by itself; '' if several are."""
     for key, value in settings.items():
         try:
             strategy_config(distribution.strategy, {key: value} | _round_of(distribution))
         except SettingError as alone:
             if str(alone) == str(error):
-                return f"{section.origin[key]}: {key} = {value}"
+                place = section.origin[key]
+                return place if str(error).startswith(f"{key} = {value}") else f"{place}: {key} = {value}"
     return ""

@@ -107,7 +107,7 @@ def setting(default: Any, kind: type, help: str) -> Any:
 class StrategyConfig:
     """What every strategy has: the optimizer that each rank runs on its own device."""
 
-    inner_optim: Optim = setting("adamw", str, "optimizer of each step: adamw, adam or sgd")
+    inner_optim: Optim = setting("adamw", str, "optimizer of each step: adamw, adam or sgd (demo has its own)")
     lr: float | None = setting(None, float, "peak learning rate (the optimizer's own default if not given)")
     weight_decay: float | None = setting(None, float, "weight decay (0 if not given), none for biases and norms")
     max_norm: float | None = setting(None, float, "clip the gradient to this norm (never, if not given)")

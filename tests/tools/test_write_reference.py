@@ -14,7 +14,7 @@ sys.path.append(str(PROJECT / "tools"))
 
 from messages import collect  # noqa: E402
 from reference_texts import EXAMPLES, HOST_TEXTS  # noqa: E402
-from write_reference import PACKAGES  # noqa: E402
+from write_reference import PACKAGES, refused  # noqa: E402
 
 from distributed.plan.hosts_file import load_hosts  # noqa: E402
 from distributed.plan.job import Distribution  # noqa: E402
@@ -94,6 +94,12 @@ def test_examples_of_strategies_are_accepted():
     fields = {field.name: field for cls, _ in STRATEGIES.values() for field in dataclasses.fields(cls)}
     for name in EXAMPLES.keys() & fields.keys():
         read_text(fields[name], EXAMPLES[name])
+
+
+def test_a_key_that_a_strategy_refuses_is_not_in_its_table():
+    assert refused("parameter_server") == {"wire", "overlap_steps", "share_moments"}
+    assert refused("sparta_diloco") == {"overlap_steps"}
+    assert not refused("diloco") and not refused("allreduce")
 
 
 def test_the_examples_of_the_hosts_file_make_one_that_loads(tmp_path):

@@ -95,6 +95,12 @@ def test_what_is_set_by_hand_wins_and_is_not_chosen_automatically(tmp_path):
     assert "overlap_steps" in open_settings(found)
 
 
+def test_a_setting_that_the_message_names_itself_is_named_once(job):
+    with pytest.raises(ConfigError) as told:
+        job(TEXT.replace("strategy = diloco", "strategy = parameter_server") + "overlap_steps = 3\n")
+    assert str(told.value).count("overlap_steps = 3") == 1
+
+
 def test_a_plain_profile_takes_the_settings_of_a_strategy_by_hand(tmp_path):
     (tmp_path / "config.ini").write_text(TEXT)
     found = resolve(ConfigFile(tmp_path / "config.ini"), "mine", settings=["strategy=allreduce", "epochs=2"])
