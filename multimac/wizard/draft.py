@@ -123,6 +123,10 @@ class Draft:
                 raise ConfigError(f"{path}: config.ini cannot hold this path", remedy="Rename the file or folder.")
         return job
 
+    def job_of_machines(self) -> Job:
+        """What it asks of machines: to them epochs and learning rate make no difference."""
+        return self.job().with_profile(epochs=1, learning_rate=0.0)
+
     def save(self) -> list[str]:
         """Write all of it, config.ini last, or nothing; returns what was written, in words. Raises ConfigError."""
         config, new, sections = self.config_path, self._new_files(), self.sections()

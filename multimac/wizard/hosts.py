@@ -149,6 +149,7 @@ def _look(questions: Questions, draft: Draft, group: Group, console: Console) ->
         with working(console, "checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
             return report
 
-    report = questions.once("preflight", (job, group.hosts), look, may_stay=lambda report: not report.errors)
+    asked = (draft.job_of_machines(), group.hosts)
+    report = questions.once("preflight", asked, look, may_stay=lambda report: not report.errors)
     show(console, report, errors=False)
     return report

@@ -72,7 +72,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             return speeds
 
     try:
-        speeds = questions.once("speed", (job, group.hosts), try_steps, may_stay=_is_measured)
+        speeds = questions.once("speed", (draft.job_of_machines(), group.hosts), try_steps, may_stay=_is_measured)
     except (TunerError, OSError) as error:
         console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
         return []
