@@ -22,6 +22,7 @@ def main() -> int:
         return transcribe(*arguments, **settings)
 
     hearing.transcribe = slowly
+    hearing.BATCH_SIZE = 2  # clips of a group: there are few
     hearing.hear_together = partial(hearing.hear_together, worth_s=0.0)
     data_check.PROJECT = Path(store)
     about = {"hosts": Path(hosts[0]) if hosts else None, "out": Path(out), "language": "en"}
