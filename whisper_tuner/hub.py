@@ -100,6 +100,11 @@ def _snapshot(base_model: str, weights: str, **options) -> Path | None:
     return folder if any(folder.glob(weights)) else None
 
 
+def is_adapter(model: str | Path) -> bool:
+    """Whether it is a folder with a LoRA adapter, which needs its base model."""
+    return (expanded(model) / ADAPTER_CONFIG).is_file()
+
+
 def folder_here(base_model: str) -> Path | None:
     """The folder of a base model that is on this disk; None if it would have to be downloaded."""
     if expanded(base_model).is_dir():

@@ -175,7 +175,7 @@ class _Host:
         with contextlib.suppress(TunerError):
             if self._process:
                 self._process.kill()
-            if self._decoding.temporary:
+            if self._decoding.temporary and not self._to_send:  # they have been sent, or a part of them
                 sync([self._remote], {self.name: []}, prune=self._decoding.temporary)
         self._remote.close()
 

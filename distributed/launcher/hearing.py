@@ -17,8 +17,8 @@ from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.ssh.host import Host
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.eval.evaluation import GREEDY, Transcript, transcribe
-from whisper_tuner.export.final import base_of, is_adapter
-from whisper_tuner.hub import model_folder
+from whisper_tuner.export.final import base_of
+from whisper_tuner.hub import is_adapter, model_folder
 
 from .dealer import Dealer
 from .decoding_hosts import WORTH_S, DecodingHosts, HostDecoder
@@ -114,7 +114,6 @@ def _decoders(listening: Listening, manifests: Mapping[str, Manifest], hosts: Se
             spec=DecodeSpec(
                 before=before,
                 after=temporary[0] if adapter else "",
-                cache_dir=f"{STORE}/cache",
                 device=None if host.device == "auto" else host.device,
                 language=listening.language,
                 task=listening.task,

@@ -16,12 +16,13 @@ BEFORE, AFTER = "before", "after"  # training: the two models of an evaluation
 class DecodeSpec:
     """Paths start at the host's project folder. A model is there before the first clips that it is to transcribe.
 
-    after: an adapter is added to `before`. greedy: no text is decoded again.
+    after: an adapter is added to `before`. greedy: no text is decoded again. cache_dir: where log-mels are kept,
+    as fp16; "" if they are computed each time.
     """
 
     before: str
     after: str = ""
-    cache_dir: str
+    cache_dir: str = ""
     device: str | None = None
     language: str | None = None
     task: str | None = None

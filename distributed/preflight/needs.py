@@ -18,7 +18,7 @@ from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError, TunerError
 from whisper_tuner.model.check import check_model
-from whisper_tuner.model.memory import kept_bytes, profile_memory, shape_of, trained_parameters
+from whisper_tuner.model.memory import best_bytes, profile_memory, shape_of, trained_parameters
 
 from .report import Problem
 
@@ -67,7 +67,7 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
         least=least,
         on_mps=tuple(on_mps),
         sent=CODE_BYTES + _model_bytes(profile) + int(data / hosts * UNEVEN),
-        kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * (CHECKPOINT_BYTES + kept_bytes(profile)) * trained,
+        kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * (CHECKPOINT_BYTES + best_bytes(profile)) * trained,
         device=profile.device,
     )
 

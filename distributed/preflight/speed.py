@@ -40,7 +40,7 @@ REMEMBERED = PROJECT / STORE / "step-times.json"
 MOST_REMEMBERED = 100
 NOT_IN_A_STEP = {
     *("epochs", "max_steps", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "seed", "validation", "test"),
-    *("runs_dir", "checkpoint_interval", "keep_checkpoints", "early_stopping"),
+    *("runs_dir", "checkpoint_interval", "keep_checkpoints", "early_stopping", "keep_best"),
 }
 
 

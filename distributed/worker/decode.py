@@ -75,7 +75,8 @@ def decoder(spec: DecodeSpec) -> Hears:
             base = next((model for model, *_ in loaded.values()), spec.before)
             loaded.clear()
             model, processor = load_model(spec.after if name == AFTER else spec.before, base)
-            store = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor)
+            folder, extractor = Path(spec.cache_dir) / "features", processor.feature_extractor
+            store = FeatureStore(folder, extractor) if spec.cache_dir else None
             loaded[name] = model.to(device), processor, store
         model, processor, store = loaded[name]
         temperatures = GREEDY if spec.greedy else FALLBACK

@@ -25,7 +25,7 @@ from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import load_base, prepare, set_language
-from whisper_tuner.model.memory import kept_bytes
+from whisper_tuner.model.memory import best_bytes
 from whisper_tuner.model.wide_layers import split_wide_layers
 
 from .audio_pull import AudioPull
@@ -94,7 +94,7 @@ def load_whisper(
         share=share,
         precision=profile.precision,
         events=events,
-        more_bytes=more_bytes(spec.strategy_settings, spec.world_size) + kept_bytes(profile),
+        more_bytes=more_bytes(spec.strategy_settings, spec.world_size) + 2 * best_bytes(profile),
     )
     data.make_room(work)
     data.prepare(work, stopped)

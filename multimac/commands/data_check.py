@@ -33,6 +33,7 @@ from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
+from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.paths import expanded, shown
 
@@ -155,6 +156,7 @@ def _material(console: Console, asked: Asked, model: str) -> tuple[Material, lis
     try:
         with working(console, "loading the tokenizer"):
             if base:
+                base = _plain(base)
                 limit = token_limit(base, language=asked.language or "en", task=asked.task)
                 material = replace(material, limit=limit, read_back=gather.reading_back(base))
     except TunerError as error:
@@ -165,6 +167,15 @@ def _material(console: Console, asked: Asked, model: str) -> tuple[Material, lis
         shown_as = bar.add_task("listening to the clips", total=len(material.rows))
         told = lambda done, total: bar.update(shown_as, completed=done, total=total)  # noqa: E731
         return gather.decode(material, store, told), notes
+
+
+def _plain(model: str) -> str:
+    """The base of an adapter, which has no sizes of its own; any other model itself. Raises ModelError."""
+    if not is_adapter(model):
+        return model
+    from whisper_tuner.export.final import base_of
+
+    return str(base_of(expanded(model)))
 
 
 def _long(asked: Asked, material: Material) -> list[Row]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from distributed.run_dir.summary import RunSummary, read_run
 from whisper_tuner.errors import ModelError, TunerError
 from whisper_tuner.export.final import base_of, load_model
-from whisper_tuner.hub import ADAPTER_CONFIG
+from whisper_tuner.hub import is_adapter
 from whisper_tuner.paths import shown
 
 
@@ -67,7 +67,7 @@ def base_model_of(candidate: Candidate) -> str:
     base = ""
     if candidate.origin:
         base = candidate.origin.base_model
-    elif (Path(candidate.path) / ADAPTER_CONFIG).is_file():
+    elif is_adapter(candidate.path):
         base = str(base_of(Path(candidate.path)))
     return str(shown(Path(base).resolve())) if base and Path(base).is_dir() else base
 

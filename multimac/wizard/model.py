@@ -46,7 +46,7 @@ SHORT_S = 10.0  # of speech: nobody has told yet how long the clips are
 # AdamW moves each weight by about the rate at each step, and a Whisper's weights are of the size of 0.03.
 LARGEST_RATE = 0.1
 SETTINGS = {
-    "epochs": "Epochs (passes over the clips; stop earlier if validation loss rises):",
+    "epochs": "Epochs (passes over the clips):",
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
     "batch_size": "Clips per step of all machines together (more are faster):",
 }

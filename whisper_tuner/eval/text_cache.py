@@ -17,9 +17,9 @@ from pathlib import Path
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, Transcript, compared
-from whisper_tuner.export.final import base_of, is_adapter
+from whisper_tuner.export.final import base_of
 from whisper_tuner.files import write_atomically
-from whisper_tuner.hub import model_folder
+from whisper_tuner.hub import is_adapter, model_folder
 from whisper_tuner.json_text import parse_json
 
 TEXTS = "texts"  # the folder below a project's cache

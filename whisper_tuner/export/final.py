@@ -20,7 +20,7 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, write_atomically
-from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, loading, settings_of
+from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, is_adapter, loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.paths import expanded
 
@@ -107,10 +107,6 @@ def name_base(folder: Path, base_model: str | Path) -> None:
         stated = json.loads(config.read_text(encoding="utf-8"))
         stated["base_model_name_or_path"] = _portable_name(base_model, folder)
         write_atomically(config, json.dumps(stated, indent=2, sort_keys=True) + "\n")
-
-
-def is_adapter(folder: str | Path) -> bool:
-    return (expanded(folder) / ADAPTER_CONFIG).is_file()
 
 
 def base_of(folder: Path) -> str | Path:

@@ -137,9 +137,9 @@ def trained_parameters(shape: ModelShape, profile: Profile) -> int:
     return shape.decoder_parameters if profile.method == "decoder" else shape.parameters - shape.positions
 
 
-def kept_bytes(profile: Profile) -> int:
-    """For each trained parameter: the best weights, and their copy while a checkpoint is written."""
-    return 2 * FLOAT if profile.keep_best else 0
+def best_bytes(profile: Profile) -> int:
+    """For each trained parameter: the best weights. In memory they stand twice while a checkpoint is written."""
+    return FLOAT if profile.keep_best else 0
 
 
 def training_memory(
@@ -151,7 +151,7 @@ def training_memory(
     """
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
-    more_bytes += kept_bytes(profile)
+    more_bytes += 2 * best_bytes(profile)
     per_clip = _activations(shape, profile, clip_s)
     if device == "mps":
         per_clip += _attention_weights(shape, profile, clip_s)

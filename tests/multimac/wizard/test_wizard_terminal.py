@@ -172,7 +172,7 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
         time.sleep(0.1)
         screen.type("\x1b[A" + ENTER)
         # The suggested rate is another one now.
-        answer("(passes over the clips; stop earlier if validation loss rises): 132", ENTER)
+        answer("Epochs (passes over the clips): 132", ENTER)
         answer("Learning rate (too high forgets, too low learns little): 0.0015", ENTER)
         answer("Clips per step", ENTER)
         answer("Where do you want to train", ENTER)
