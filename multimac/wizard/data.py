@@ -153,10 +153,10 @@ def typed_path(text: str) -> Path:
     return expanded(re.sub(r"\\(.)", r"\1", text))
 
 
+@awake()
 def _read(questions: Questions, data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
 
-    @awake()
     def load(path: Path, kind: str) -> Manifest:
         with working(console, f"reading {shown(path)}"):
             manifest = load_manifest(path, kind=kind)

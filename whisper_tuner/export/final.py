@@ -23,6 +23,7 @@ from whisper_tuner.files import atomic_folder, write_atomically
 from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, is_adapter, loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.paths import expanded
+from whisper_tuner.text import is_unicode
 
 
 def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path) -> Path:
@@ -112,7 +113,7 @@ def name_base(folder: Path, base_model: str | Path) -> None:
 def base_of(folder: Path) -> str | Path:
     """The base that an adapter names; a relative path starts at the adapter's own folder. Raises ModelError."""
     name = settings_of(folder, ADAPTER_CONFIG).get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not is_unicode(name):
         raise ModelError(
             f"{folder} names no base model",
             remedy=f"Write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again.",
@@ -122,7 +123,7 @@ def base_of(folder: Path) -> str | Path:
             return beside
         if expanded(name).is_dir() or re.fullmatch(HUB_ID, name):
             return name
-        looked = (folder / expanded(name)).resolve()
+        looked = os.path.normpath(folder.absolute() / expanded(name))  # as text: the name may be no path at all
     except OSError as error:  # a name longer than names can be
         what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
         raise ModelError(what, remedy="Copy the folder again.") from None

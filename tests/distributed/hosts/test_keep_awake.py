@@ -76,7 +76,7 @@ LONG = {
         ("batch_size", "base", "out", "worst_rows", "as_json")
     )),
     "transcribe": partial(commands.transcribe.transcribe, [], "x", form="x", out=None, language="", force=False),
-    "the wizard's look at data": partial(data._read, None, None),
+    "the wizard's look at data": partial(data._read, None, None, None),
     "the wizard's measurement": partial(speed.measure, None, None, None, None, None, None, None),
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ RESULT = TrainResult(
     samples=8,
     train_loss=0.5,
     val_loss=None,
+    best_step=None,
     digest=7,
     stopped=False,
     bytes_sent=16,
