@@ -73,7 +73,7 @@ class Draft:
     data: Data | None = None
     language: str = ""
     method: str = "full"
-    settings: dict[str, str] = field(default_factory=dict)  # epochs, learning_rate, batch_size
+    settings: dict[str, str] = field(default_factory=dict)  # epochs, learning_rate, batch_size, and BEST if wanted
     group: Group | None = None
     strategy: dict[str, str] = field(default_factory=dict)
     name: str = "wizard"

@@ -50,6 +50,9 @@ SETTINGS = {
     "learning_rate": "Learning rate (too high forgets, too low learns little):",
     "batch_size": "Clips per step of all machines together (more are faster):",
 }
+NO_BETTER = 3  # epochs
+ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
+BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
 
 def ask_model(questions: Questions, config: ConfigFile) -> Model:
@@ -97,7 +100,14 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     for key, message in SETTINGS.items():
         settings[key] = with_point(questions.text(key, message, defaults[key], partial(check, key)))
     _tell_parts(draft, int(settings["batch_size"]), console)
+    if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
+        settings |= _ask_best(questions, len(draft.data.samples["validation"]))
     return settings
+
+
+def _ask_best(questions: Questions, clips: int) -> dict[str, str]:
+    message = f"Take the best epoch by validation, and stop after {NO_BETTER} that are no better?"
+    return dict(BEST) if questions.confirm("keep_best", message, clips >= ENOUGH_CLIPS) else {}
 
 
 def _tell_parts(draft: Draft, batch: int, console: Console) -> None:

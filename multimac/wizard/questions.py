@@ -37,6 +37,7 @@ KEYS = {
     "epochs": "passes over the training clips",
     "learning_rate": "peak learning rate",
     "batch_size": "clips per step, of all hosts together",
+    "keep_best": "yes or no: the model of the epoch with the lowest validation loss; stop after three that are no better",
     "where": "alone (this machine), hosts (those of distributed_hosts.json), or new (others, or there is no such file)",
     "workers": "addresses of the other machines, with commas between them",
     "ssh_user": "user name on the other machines; empty: ssh decides",
@@ -52,7 +53,7 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"import", "setup", "overwrite", "master", "together"}
+IF_NEEDED = {"import", "keep_best", "setup", "overwrite", "master", "together"}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all

@@ -74,6 +74,24 @@ def test_a_decimal_comma_is_a_point(folder):
     assert ConfigFile(folder / "config.ini").profile("mine").learning_rate == 5e-4
 
 
+@pytest.mark.parametrize(
+    ("clips", "answers", "kept"),
+    [
+        (24, {}, (False, 0)),  # 2 for validation
+        (24, {"keep_best": "yes"}, (True, 3)),
+        (240, {}, (True, 3)),
+        (240, {"keep_best": "no"}, (False, 0)),
+        (240, {"epochs": 1, "keep_best": "yes"}, (False, 0)),
+    ],
+)
+def test_the_best_epoch_is_offered_where_validation_can_tell_it(folder, clips, answers, kept):
+    data = folder / "clips/all.csv" if clips == 24 else PROJECT / "bundled/data/train.csv"
+    done = wizard(folder, {"start": "later", "name": "mine", "data": str(data)} | answers)
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = ConfigFile(folder / "config.ini").profile("mine")
+    assert (profile.keep_best, profile.early_stopping) == kept
+
+
 def test_saved_answers_give_the_same_again(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     assert wizard(folder, {"start": "later", "epochs": 3}, "--save-answers", str(tmp_path / "a.ini")).returncode == 0

@@ -36,6 +36,7 @@ QUESTIONS = (
     "Epochs",
     "Learning rate",
     "Clips per step",
+    "Take the best epoch",
     "Where do you want to train",
     "Name for this profile",
     "Ready?",
