@@ -1,4 +1,4 @@
-"""A model hub on loopback: as much of huggingface.co as its client needs to find and download one model."""
+"""A hub on loopback: as much of huggingface.co as its clients need to find and read one model, or one data set."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ class Hub:
 
 
 @contextmanager
-def hub(home: Path, name: str = "", folder: Path | None = None) -> Iterator[Hub]:
-    """A hub that has the model `name`, whose files are those of `folder`; none at all without a name."""
+def hub(home: Path, name: str = "", folder: Path | None = None, kind: str = "models") -> Iterator[Hub]:
+    """A hub that has the model `name`, whose files are those of `folder`; none at all without a name.
+
+    kind: "datasets" for a data set.
+    """
+    api, files = f"/api/{kind}/{name}", f"/{name}/resolve/" if kind == "models" else f"/{kind}/{name}/resolve/"
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -40,21 +44,35 @@ def hub(home: Path, name: str = "", folder: Path | None = None) -> Iterator[Hub]
         def do_GET(self) -> None:
             path = unquote(urlparse(self.path).path)
             found.asked.append(f"{self.command} {path}")
-            if name and path.startswith(f"/api/models/{name}/tree/"):
-                self.answer(json.dumps([_entry(file) for file in _files(folder)]).encode())
-            elif name and path.startswith(f"/api/models/{name}"):
-                siblings = [{"rfilename": file.name} for file in _files(folder)]
+            if name and path.startswith(f"{api}/tree/"):
+                below = folder / path.removeprefix(f"{api}/tree/").partition("/")[2]
+                if below.is_dir():
+                    self.answer(json.dumps([_entry(found, folder) for found in sorted(below.iterdir())]).encode())
+                else:
+                    self.answer(b"{}", status=404, **{"X-Error-Code": "EntryNotFound"})
+            elif name and path.startswith(api):
+                siblings = [{"rfilename": file.relative_to(folder).as_posix()} for file in _files(folder)]
                 self.answer(json.dumps({"id": name, "sha": REVISION, "siblings": siblings}).encode())
-            elif name and path.startswith(f"/{name}/resolve/"):
-                file = folder / path.rpartition("/")[2]
+            elif name and path.startswith(files):
+                file = folder / path.removeprefix(files).partition("/")[2]
                 if file.is_file():
-                    self.answer(file.read_bytes(), ETag=f'"{_sha1(file)}"')
+                    self.send_file(file)
                 else:
                     self.answer(b"{}", status=404, **{"X-Error-Code": "EntryNotFound"})
             else:
                 self.answer(b"{}", status=401, **{"X-Error-Code": "RepoNotFound"})
 
         do_HEAD = do_GET
+
+        def send_file(self, file: Path) -> None:
+            data, wanted = file.read_bytes(), self.headers.get("Range")
+            if not wanted:
+                self.answer(data, ETag=f'"{_sha1(file)}"')
+                return
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            part = slice(int(first), min(int(last or len(data)), len(data) - 1) + 1)
+            ranges = {"Content-Range": f"bytes {part.start}-{part.stop - 1}/{len(data)}"}
+            self.answer(data[part], status=206, ETag=f'"{_sha1(file)}"', **ranges)
 
         def answer(self, data: bytes, status: int = 200, **headers: str) -> None:
             self.send_response(status)
@@ -75,11 +93,14 @@ def hub(home: Path, name: str = "", folder: Path | None = None) -> Iterator[Hub]
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _entry(file: Path) -> dict:
-    return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _sha1(file)}
+def _entry(path: Path, folder: Path) -> dict:
+    about = {"path": path.relative_to(folder).as_posix()}
+    if path.is_dir():
+        return about | {"type": "directory", "size": 0, "oid": "b" * 40}
+    return about | {"type": "file", "size": path.stat().st_size, "oid": _sha1(path)}
 
 
 def _sha1(file: Path) -> str:

@@ -181,11 +181,15 @@ def write_flac(clip: Path, samples: np.ndarray) -> None:
 
 
 def _decoded(data: bytes, suffix: str) -> np.ndarray:
-    """Mono float32 [n] at SAMPLE_RATE. Raises DataError, MissingProgram."""
+    """Mono float32 [n] at SAMPLE_RATE. Raises DataError, MissingProgram, without a path."""
     with tempfile.NamedTemporaryFile(suffix=suffix) as file:
         file.write(data)
         file.flush()
-        return load_audio(Path(file.name))
+        try:
+            return load_audio(Path(file.name))
+        except TunerError as error:
+            error.args = (error.args[0].removeprefix(f"{file.name} "),)  # a name that nobody knows
+            raise
 
 
 def _one_line(error: Exception) -> str:

@@ -39,7 +39,7 @@ def parts(place: Place, reading: Reading) -> Parts:
         opened = _opened(library, place)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-        remedy = "Check its name, and for one on the hub the network and your access: huggingface-cli login."
+        remedy = "Check its name, and for one on the hub the network and your access: hf auth login."
         raise DataError(f"{place.path} cannot be opened: {reason}", remedy=remedy) from None
     kinds: dict[str, str] = {}
     for split in opened:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from fake_hub import hub
 
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.importing import import_source
 from whisper_tuner.errors import DataError, MissingProgram
 
+PROJECT = Path(__file__).parents[4]
 INSTALLED = importlib.util.find_spec("datasets") is not None
 needs_datasets = pytest.mark.skipif(not INSTALLED, reason="the datasets library is not installed")
 
@@ -85,6 +89,31 @@ def test_parquet_as_on_the_hub(tmp_path, parts, names):
         rows.to_parquet(path)
     assert imported(tmp_path / "repo", tmp_path / "out") == WHOLE
     assert imported(path, tmp_path / "one") == {"train": WHOLE["test"]}
+
+
+@needs_datasets
+def test_an_id_on_the_hub(tmp_path, parts):
+    """In processes of their own, as the hub's address is read when its client is imported."""
+    for name, rows in parts.items():
+        (tmp_path / "repo" / "data").mkdir(parents=True, exist_ok=True)
+        rows.to_parquet(tmp_path / "repo" / "data" / f"{name}-00000-of-00001.parquet")
+
+    def run(source: str) -> subprocess.CompletedProcess:
+        out = str(tmp_path / source.replace("/", "-"))
+        command = [sys.executable, str(PROJECT / "cli_typer.py"), "data", "import", source, "--out", out]
+        return subprocess.run(command, env=found.env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    with hub(tmp_path / "home", "anna/dialect", tmp_path / "repo", "datasets") as found:
+        done = run("anna/dialect")
+        assert done.returncode == 0, done.stderr
+        whole = {kind: load_manifest(tmp_path / "anna-dialect" / f"{kind}.csv").samples for kind in WHOLE}
+        no_subset, unknown = run("anna/dialect:fr"), run("anna/nothing")
+    assert {kind: [sample.text for sample in samples] for kind, samples in whole.items()} == {
+        kind: [text for text, *_ in rows] for kind, rows in WHOLE.items()
+    }
+    assert "train:5: its audio cannot be read: cannot be decoded" in done.stdout and "/tmp/" not in done.stdout
+    assert "'fr' not found. Available: ['default']" in no_subset.stderr and no_subset.returncode == 4
+    assert "anna/nothing cannot be opened" in unknown.stderr and "hf auth login" in unknown.stderr
 
 
 @needs_datasets
