@@ -1,6 +1,11 @@
-"""Sizes and durations as people read them."""
+"""Counts, sizes and durations as people read them."""
 
 from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as 1 row, or 1,200 rows."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def size(count: float) -> str:

@@ -24,7 +24,7 @@ from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.settings import nearest
-from whisper_tuner.text import duration
+from whisper_tuner.text import counted, duration
 
 SHOWN = 5  # rows that were left out, of each part
 
@@ -100,8 +100,8 @@ def _show(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:
     for sample in one.samples[:1]:
         text = f"{sample.text[:100]}..." if len(sample.text) > 100 else sample.text
         console.print(f"  first clip: {sample.id} ({sample.duration_s:.1f} s): {text}", soft_wrap=True)
-    speakers = f"{one.speakers} speakers" if one.speakers else "speakers are not named"
-    clips = f"{len(one.samples)} clips, {duration(one.seconds)} of speech"
+    speakers = counted(one.speakers, "speaker") if one.speakers else "speakers are not named"
+    clips = f"{counted(len(one.samples), 'clip')}, {duration(one.seconds)} of speech"
     console.print(f"  {clips}, {speakers}", style="bold", soft_wrap=True)
     if one.written or one.kept:
         console.print(f"  cut to FLAC: {one.written} now, {one.kept} before", soft_wrap=True)
@@ -117,7 +117,7 @@ def _show_problems(console: Console, one: ImportedPart) -> None:
     if not one.problems:
         console.print("  0 rows left out")
         return
-    rows = "1 row" if len(one.problems) == 1 else f"{len(one.problems)} rows"
+    rows = counted(len(one.problems), "row")
     console.print(f"  {rows} left out: {counts(one.problems)}", style="yellow", soft_wrap=True)
     for problem in one.problems[:SHOWN]:
         console.print(f"    {_place(one, problem)}: {problem.what}", soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from whisper_tuner.data.checks.finding import Finding, Severity
 from whisper_tuner.data.dataset import Manifest
-from whisper_tuner.text import duration
+from whisper_tuner.text import counted, duration
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 FIRST = 3  # rows of a kind; the report has more, findings.csv all
@@ -34,15 +34,14 @@ def by_kind(found: Sequence[Finding]) -> list[tuple]:
 
 
 def rows_in_words(found: Sequence[Finding]) -> str:
-    rows = sum(one.rows for one in found)
-    return "1 row" if rows == 1 else f"{rows:,} rows"
+    return counted(sum(one.rows for one in found), "row")
 
 
 def total(found: Sequence[Finding]) -> str:
     """Such as '3 errors, 1 warning'."""
     names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
     counts = {name: sum(one.kind.severity == severity for one in found) for severity, name in names.items()}
-    told = [f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in counts.items() if count]
+    told = [counted(count, name) for name, count in counts.items() if count]
     return ", ".join(told) or "nothing found"
 
 

@@ -37,7 +37,7 @@ KEYS = {
     "epochs": "passes over the training clips",
     "learning_rate": "peak learning rate",
     "batch_size": "clips per step, of all hosts together",
-    "keep_best": "yes or no: the model of the epoch with the lowest validation loss; stop after three that are no better",
+    "keep_best": "yes or no: the model of the best epoch by validation; stop after three that are no better",
     "where": "alone (this machine), hosts (those of distributed_hosts.json), or new (others, or there is no such file)",
     "workers": "addresses of the other machines, with commas between them",
     "ssh_user": "user name on the other machines; empty: ssh decides",

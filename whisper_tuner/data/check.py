@@ -17,6 +17,7 @@ from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_li
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import DataError
+from whisper_tuner.text import counted
 
 PROBLEMS_FILE = "data-problems.csv"
 SHOWN = 5  # problems of each manifest on the screen; the list has all of them
@@ -97,11 +98,7 @@ def described(problems: Sequence[Problem]) -> str:
     """The counts by kind, then the first few problems, one a line."""
     if not problems:
         return "It has no rows."
-    return f"{_rows(problems)} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
-
-
-def _rows(problems: Sequence[Problem]) -> str:
-    return "1 row" if len(problems) == 1 else f"{len(problems)} rows"
+    return f"{counted(len(problems), 'row')} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
 
 
 def _first(lines: Iterable[str], shown: int) -> str:
@@ -154,6 +151,6 @@ def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
     lines = (f"{path.name} {problem}" for path, found in problems.items() for problem in found)
     shown = _first(lines, REFUSED_SHOWN)
     raise DataError(
-        f"{_rows(every)} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
+        f"{counted(len(every), 'row')} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
         remedy=f"All of them are listed in {listed}. Fix or remove them, or set bad_rows = skip.",
     )
