@@ -98,7 +98,8 @@ def described(problems: Sequence[Problem]) -> str:
     """The counts by kind, then the first few problems, one a line."""
     if not problems:
         return "It has no rows."
-    return f"{counted(len(problems), 'row')} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
+    rows = counted(len(problems), "row")
+    return f"{rows} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
 
 
 def _first(lines: Iterable[str], shown: int) -> str:
@@ -149,8 +150,8 @@ def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
     write_problems(listed, problems)
     every = [problem for found in problems.values() for problem in found]
     lines = (f"{path.name} {problem}" for path, found in problems.items() for problem in found)
-    shown = _first(lines, REFUSED_SHOWN)
+    rows, shown = counted(len(every), "row"), _first(lines, REFUSED_SHOWN)
     raise DataError(
-        f"{counted(len(every), 'row')} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
+        f"{rows} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
         remedy=f"All of them are listed in {listed}. Fix or remove them, or set bad_rows = skip.",
     )
