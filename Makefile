@@ -19,7 +19,7 @@ test: setup  ## all quick tests (under 15 minutes on 2 cores)
 test-all: setup  ## every test, the long ones too
 	@sh tools/system_packages.sh
 	@sh tools/runtimes.sh
-	FUZZ_EXAMPLES=500 $(PY) -m pytest -n 2 --dist loadgroup
+	FUZZ_EXAMPLES=500 FUZZ_FAULT_RUNS=300 $(PY) -m pytest -n 2 --dist loadgroup
 
 fuzz: setup  ## 5,000 runs with random faults, and 100,000 damaged files for those who read them (half an hour)
 	FUZZ_EXAMPLES=4000 FUZZ_FAULT_RUNS=5000 $(PY) -m pytest -q -n 2 --timeout=3600 tests/exogym/test_exogym_faults.py tests/fuzz

@@ -32,7 +32,7 @@ from simulation import (
 from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, Strategy, shares
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
-RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 300))
+RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 100))
 BLOCKS = 10
 MOST_RESUMES = 6
 EACH_ALONE = 1e-6  # bucket_mb: no two parameters share a bucket

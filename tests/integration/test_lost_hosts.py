@@ -37,6 +37,7 @@ def started(runner, *workers: str, epochs: int, min_hosts: int = 1) -> Watched:
     return Watched(runner, *workers, text=TEXT.format(epochs=epochs, min_hosts=min_hosts), epochs=epochs)
 
 
+@pytest.mark.slow
 def test_one_host_after_the_other_is_lost_and_all_finish(runner):
     run = started(runner, "h2", "h3", epochs=8)
     killed = run.kill("h2")

@@ -43,8 +43,14 @@ from whisper_tuner.model.base_model import load_base, prepare
 SPECIAL = ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 WIDTH, LETTERS = 64, 60  # characters of each text that are compared: runtimes differ in how long texts may be
 VOCABULARIES = ("english", "multilingual")
+QUICK = {"int8", "q5_0"}  # beside the first precision of each
 EXPORTS = [
-    (VOCABULARIES[number > 0], each.name, precision)
+    pytest.param(
+        VOCABULARIES[number > 0],
+        each.name,
+        precision,
+        marks=[] if number == 0 or (precision in QUICK and each.name != "onnx") else pytest.mark.slow,
+    )
     for each in FORMATS.values()
     for number, precision in enumerate(each.precisions)
 ]
