@@ -1,12 +1,12 @@
 """How much sooner is a run's WER known if its hosts transcribe the test set too, and is it the same?
 
-    sudo python benchmarks/shared_evaluation.py --model whisper-tiny.en --data prompts-fr [--state DIR] [--quick]
+    sudo python benchmarks/shared_evaluation.py --model whisper-tiny.en --data prompts-fr [--clips N] [--state DIR] [--quick]
 
 MODEL is a checkpoint in transformers layout, DATA a folder with train.csv and test.csv. On lab hosts of half a core
-each a short LoRA run is trained once; then its test set is transcribed by the master alone, and with one and two more
-hosts, in turns, three times, and the median counts. The master keeps nothing from one time to the next. What is done is
-kept in DIR, so an interrupted benchmark goes on where it stopped. --quick: eight clips, once; nothing is written. Needs
-Linux and root.
+each a short LoRA run is trained once; then its test set, or N clips of it, is transcribed by the master alone, and with
+one and two more hosts, in turns, three times, and the median counts. The master keeps nothing from one time to the
+next. What is done is kept in DIR, so an interrupted benchmark goes on where it stopped. --quick: eight clips, once;
+nothing is written. Needs Linux and root.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--state", type=Path, default=PROJECT / ".multimac" / "shared-evaluation")
+    parser.add_argument("--clips", type=int, help="of the test set; all, if not given")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--evaluate", nargs=2, help=argparse.SUPPRESS)  # RUN HOSTS, on the master
     return parser.parse_args()
@@ -84,7 +85,7 @@ def trained(lab: Lab, args: argparse.Namespace, state: Path) -> Path:
     if runs := sorted(state.glob("runs/*/final")):
         return runs[-1].parent
     data = args.data.resolve()
-    write_manifest(state / "test.csv", load_manifest(data / "test.csv").samples[: 8 if args.quick else None])
+    write_manifest(state / "test.csv", load_manifest(data / "test.csv").samples[: 8 if args.quick else args.clips])
     config, hosts = state / "config.ini", state / "hosts.json"
     config.write_text(CONFIG.format(model=args.model.resolve(), data=data, test=state / "test.csv"))
     workers = [{"host": lab[name].address, "project_path": f"~/{name}"} for name in ("h2", "h3")]
