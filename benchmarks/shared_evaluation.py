@@ -1,6 +1,6 @@
 """How much sooner is a run's WER known if its hosts transcribe the test set too, and is it the same?
 
-    sudo python benchmarks/shared_evaluation.py --model whisper-tiny.en --data prompts-fr [--clips N] [--state DIR] [--quick]
+    sudo python benchmarks/shared_evaluation.py --model tiny.en --data prompts-fr [--clips N] [--state DIR] [--quick]
 
 MODEL is a checkpoint in transformers layout, DATA a folder with train.csv and test.csv. On lab hosts of half a core
 each a short LoRA run is trained once; then its test set, or N clips of it, is transcribed by the master alone, and with
