@@ -11,19 +11,35 @@ BLOCK = 1024  # values that share a scale: it adds 4 bytes to each 512 or more
 def quantized(values: Tensor, bits: int) -> Tensor:
     """float32 [n] -> uint8: the scales, then the integers. bits: 4, 8 or 16."""
     blocks = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
-    most = 2 ** (bits - 1) - 1
-    scales = blocks.abs().amax(1, keepdim=True) / most
-    # A scale so small that it is 0 leaves nothing to send.
-    whole = torch.where(scales > 0, blocks / scales, 0.0).round().clamp(-most, most).reshape(-1)[: values.numel()]
-    return torch.cat([scales.reshape(-1).view(torch.uint8), _packed(whole, bits)])
+    scales = _highest(blocks) / (2 ** (bits - 1) - 1)
+    whole = torch.mul(blocks, _inverse(scales)).round_().view(-1)[: values.numel()]
+    return torch.cat([scales.view(-1).view(torch.uint8), _packed(whole, bits)])
 
 
 def dequantized(sent: Tensor, count: int, bits: int) -> Tensor:
     """The reverse, float32 [count]. One operation at a time, so that it gives the same bits on every CPU."""
     blocks = -(-count // BLOCK)
     scales = sent[: 4 * blocks].clone().view(torch.float32)
-    whole = _unpacked(sent[4 * blocks :].clone(), count, bits).float()
-    return whole.mul_(scales.repeat_interleave(BLOCK)[:count])
+    return _scaled(_unpacked(sent[4 * blocks :].clone(), count, bits).float(), scales)
+
+
+def _highest(blocks: Tensor) -> Tensor:
+    """The largest magnitude of each [blocks, BLOCK] -> [blocks, 1]."""
+    return blocks.abs().amax(1, keepdim=True)
+
+
+def _inverse(scales: Tensor) -> Tensor:
+    """0 for scales so small that they have lost digits: nothing is sent of such a block. They become 0, too."""
+    scales.masked_fill_(scales < torch.finfo(scales.dtype).tiny, 0.0)
+    return torch.where(scales > 0, 1 / scales, 0.0)
+
+
+def _scaled(values: Tensor, scales: Tensor) -> Tensor:
+    """`values` [n], in place, by the scales of their blocks; the last one may be shorter."""
+    whole = values.numel() // BLOCK
+    values[: whole * BLOCK].view(-1, BLOCK).mul_(scales[:whole, None])
+    values[whole * BLOCK :].mul_(scales[whole:])
+    return values
 
 
 # Floats of 8 bits with 2 for the fraction: what is sent of values that are not negative, from the largest of a block
@@ -34,15 +50,15 @@ LARGEST, SMALLEST = 2.0**15, 2.0**-16
 def as_float8(values: Tensor) -> Tensor:
     """float32 [n], whole blocks, none below 0 -> uint8: the scales, then the values."""
     blocks = values.view(-1, BLOCK)
-    scales = blocks.amax(1, keepdim=True) / LARGEST
-    scaled = torch.where(scales > 0, (blocks / scales).clamp_(SMALLEST, LARGEST), 0.0)
+    scales = _highest(blocks) / LARGEST
+    scaled = torch.mul(blocks, _inverse(scales)).clamp_(SMALLEST, LARGEST)
     return torch.cat([scales.view(-1).view(torch.uint8), scaled.to(torch.float8_e5m2).view(torch.uint8).view(-1)])
 
 
 def from_float8(sent: Tensor, count: int) -> Tensor:
     """The reverse, float32 [count]."""
     scales = sent[: 4 * count // BLOCK].clone().view(torch.float32)
-    return sent[4 * count // BLOCK :].view(torch.float8_e5m2).float().mul_(scales.repeat_interleave(BLOCK))
+    return _scaled(sent[4 * count // BLOCK :].view(torch.float8_e5m2).float(), scales)
 
 
 def _packed(whole: Tensor, bits: int) -> Tensor:

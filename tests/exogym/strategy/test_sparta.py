@@ -110,6 +110,18 @@ def test_what_was_quantized_comes_back_within_half_a_quantum(bits, count):
     assert torch.equal(dequantized(quantized(torch.zeros(count), bits), count, bits), torch.zeros(count))
 
 
+@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("largest", [1e-45, 3e-43, 1e-38, 1e-36, 4e-34, 1.0, 1.6e38])
+def test_the_smallest_and_largest_floats_are_within_half_a_quantum_or_stay_behind(bits, largest):
+    values = torch.linspace(-largest, largest, BLOCK)
+    back = dequantized(quantized(values, bits), BLOCK, bits)
+    quantum = values.abs().max() / (2 ** (bits - 1) - 1)
+    if quantum < torch.finfo(torch.float32).tiny:  # it has lost digits
+        assert torch.equal(back, torch.zeros(BLOCK))
+    else:
+        assert (values - back).abs().max() <= quantum * 0.501
+
+
 def test_quantized_ranks_agree_where_they_exchange():
     def rank_main(comm):
         values = torch.randn(2000, generator=torch.Generator().manual_seed(comm.rank))
