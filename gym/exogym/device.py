@@ -72,6 +72,18 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+def repeat_bits(device: torch.device) -> None:
+    """For a process that trains: the same steps give the same bits, as they do on a CPU.
+
+    On CUDA the backward pass of attention, and others, otherwise add in an order that changes from time to time. An
+    operation that has no other way then raises RuntimeError. Before the first matrix product of the process.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # it would be for finding mistakes, and takes time
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "mps":
         torch.mps.synchronize()
