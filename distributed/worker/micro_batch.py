@@ -187,6 +187,10 @@ def fit_into_memory(
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
             return fit_into_memory(model, train, validation, **again)
+        if needs.is_full and needs.one + later <= share.most:  # the allocator found less than the limit
+            left = f"{size(share.bytes)}{share.among()}"
+            taken = f"one clip of {clip_s:.1f} s needs {needed} of memory, but other programs hold it"
+            raise TooLittleMemory(f"{taken}: this worker's share of what they leave is {left}", remedy=REMEDY)
         if needs.is_full or needs.one + later > share.most:
             raise TooLittleMemory(what, remedy=REMEDY)
     needed = needs.of(whole) + later
@@ -218,14 +222,16 @@ def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
 
 
 @contextmanager
-def out_of_memory_told(remedy: str = RAN_OUT_REMEDY, *, doing: str = "training") -> Iterator[None]:
+def out_of_memory_told(remedy: str = RAN_OUT_REMEDY, *, loading: bool = False) -> Iterator[None]:
     """Raises TooLittleMemory for an allocator's error. Other programs may have taken the memory since it was shared."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if devices.is_out_of_memory(error):
             what = devices.told_out_of_memory(error)
-            raise TooLittleMemory(f"memory ran out while {doing}: {what}", remedy=remedy) from error
+            if loading:
+                raise TooLittleMemory(f"memory ran out while the model was loaded: {what}", remedy=remedy) from error
+            raise TooLittleMemory(f"memory ran out while training: {what}", remedy=remedy) from error
         raise
 
 

@@ -48,7 +48,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     else:
         events({"type": "phase", "phase": "load"})
         devices.repeat_bits(device)  # not with a model of the user's own: it may have operations that cannot
-        with out_of_memory_told(REMEDY, doing="loading the model"):
+        with out_of_memory_told(REMEDY, loading=True):
             work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
         if spec.rendezvous:
             keep_spec(spec)

@@ -196,27 +196,29 @@ def profile_memory(
 def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:
     """Bytes kept for the backward pass of one clip: what each layer needs of its inputs, and the logits."""
     _, tokens = _lengths(shape, clip_s)
-    return _layers_keep(shape, profile, clip_s, more=22) + FLOAT * LOGITS * tokens * shape.vocab_size
+    return _layers_keep(shape, profile, clip_s, more=22, inputs=15) + FLOAT * LOGITS * tokens * shape.vocab_size
 
 
 def _on_card(shape: ModelShape, profile: Profile, clips: int, clip_s: float) -> int:
     """The same of all clips on a CUDA card: adapters keep hardly more there, and logits are made for some tokens at a
     time."""
     tokens = min(LOGITS_AT_ONCE, clips * _lengths(shape, clip_s)[1])
-    return clips * _layers_keep(shape, profile, clip_s, more=0) + FLOAT * LOGITS * tokens * shape.vocab_size
+    return clips * _layers_keep(shape, profile, clip_s, more=0, inputs=1) + FLOAT * LOGITS * tokens * shape.vocab_size
 
 
-def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int) -> int:
-    """Bytes of one clip that layers keep. more: values for each of a layer's, that adapters keep and pass on."""
+def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int, inputs: int) -> int:
+    """Bytes of one clip that layers keep. With adapters `more` values for each of a layer's, which they keep and pass
+    on; and `inputs` where those of layers are kept alone.
+    """
     frames, tokens = _lengths(shape, clip_s)
     d, is_lora, checkpointing = shape.d_model, profile.method == "lora", profile.gradient_checkpointing
-    more = more if is_lora else 0
+    more, inputs = (more, inputs) if is_lora else (0, 1)
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
     of_encoder = encoder_layer if checkpointing else shape.encoder_layers * encoder_layer
     of_decoder = decoder_layer if checkpointing else shape.decoder_layers * decoder_layer
     if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
-        of_encoder += shape.encoder_layers * frames * (15 if is_lora else 1) * d
+        of_encoder += shape.encoder_layers * frames * inputs * d
         of_decoder += shape.decoder_layers * tokens * d
     if not profile.trains_encoder:  # nothing of the encoder is kept but its output
         of_encoder = 0

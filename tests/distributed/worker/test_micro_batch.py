@@ -393,10 +393,10 @@ def test_memory_that_runs_out_is_told_with_figures_and_a_remedy():
     ],
 )
 def test_what_cuda_says_of_a_full_card_is_understood(said, told):
-    with pytest.raises(TooLittleMemory) as caught, out_of_memory_told(doing="loading the model"):
+    with pytest.raises(TooLittleMemory) as caught, out_of_memory_told(loading=True):
         raise RuntimeError(said)
     first = str(caught.value).split("\n")[0]
-    assert first.startswith("memory ran out while loading the model: ") and told in first
+    assert first.startswith("memory ran out while the model was loaded: ") and told in first
     assert "PYTORCH" not in first and "https" not in str(caught.value)
 
 
@@ -413,6 +413,16 @@ def test_a_large_card_is_not_left_empty(monkeypatch):
     assert (pair.bytes, pair.most) == (7_500 * MB, total // 2 - 2_000 * MB)
     monkeypatch.setattr(micro_batch.devices, "own_memory", lambda device: (8_000 * MB, 8_000 * MB))
     assert share_of_memory(SPEC, "cuda").bytes == 7_200 * MB
+
+
+def test_a_card_that_other_programs_have_filled(work, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(Trial, "_step", full)
+    said = "but other programs hold it: this worker's share of what they leave is 1.0 MB"
+    with pytest.raises(TooLittleMemory, match=said):
+        work(5.0, 4.0).fit(Share(device=CPU, bytes=MB, most=10**15))
 
 
 PEAK = """
