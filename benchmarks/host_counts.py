@@ -2,12 +2,14 @@
 
     python benchmarks/host_counts.py [MODEL DATA --language fr] [--methods full,lora] [--ranks 2,4,8] [--seeds 3]
                                      [--network] [--set "key = value; ..."] [--quick] [--more N] [--out DIR]
+                                     [--device cuda] [--at-once RANKS]
 
 Without MODEL it is the bundled one, with the settings of config.ini's [profile:demo]. MODEL is a folder in transformers
 layout, DATA one with train.csv, validation.csv and test.csv. The batch is that of all ranks together. WER is that of
 plain transformers on validation and test clips pooled. --network: with what hosts choose over one, and not the plain
 rounds of local ranks. --set tries other settings than the defaults, on several ranks only. What is done is kept in DIR,
-so an interrupted benchmark goes on where it stopped.
+so an interrupted benchmark goes on where it stopped. --device: where ranks train, all on one card, and where clips are
+transcribed. --at-once: runs go on side by side, of so many ranks together; the seconds of each then mean little.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,10 +54,11 @@ validation = {data}/validation.csv
 test =
 language = {language}
 method = {method}
-device = cpu
+device = {device}
 num_threads = 1
 seed = {seed}
 max_steps = {max_steps}
+checkpoint_interval = 10000
 {settings}
 [distributed:mine]
 base_profile = base
@@ -87,12 +92,18 @@ class Result:
     commit: str
 
 
+class RunFailed(Exception):
+    """Of a run, or of some of them."""
+
+
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data = args.model.resolve(), args.data.resolve()
-        self.language, self.is_quick = args.language, args.quick
+        self.language, self.device, self.at_once = args.language, args.device, args.at_once
+        self.transcribing: set[Task] = set()
         self.settings = BUNDLED_SETTINGS if (self.model, self.data) == BUNDLED else SETTINGS
-        self.out = args.out.resolve() / f"{self.model.name}-{self.data.name}{'-quick' if args.quick else ''}"
+        where = "" if args.device == "cpu" else f"-{args.device}"
+        self.out = args.out.resolve() / f"{self.model.name}-{self.data.name}{where}{'-quick' if args.quick else ''}"
         self.out.mkdir(parents=True, exist_ok=True)
         self.tasks = [
             Task(
@@ -112,12 +123,34 @@ class Bench:
         return [task for task in self.tasks if task not in self.results]
 
     def run(self, most: int | None) -> None:
-        for task in self.left()[:most]:
-            self.results[task] = result = self.train(task)
-            with self.kept.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
-            told = f"WER {wer(result.clips):.1f}, loss {result.loss:.3f}, {result.seconds:.0f} s"
-            print(f"{task}: {told}; {len(self.left())} left", flush=True)
+        """Several at once, as many as there is room for. Raises RunFailed when all others have ended."""
+        waiting, failed = self.left()[:most], []
+        running: dict[Future[Result], Task] = {}
+        with ThreadPoolExecutor(max(1, len(waiting))) as pool:
+            while waiting or running:
+                while waiting and (not running or self._fits(waiting[0], running.values())):
+                    task = waiting.pop(0)
+                    running[pool.submit(self.train, task)] = task
+                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                    task = running.pop(future)
+                    try:
+                        self.keep(task, future.result())
+                    except RunFailed as error:
+                        print(error, flush=True)
+                        failed.append(str(task))
+        if failed:
+            raise RunFailed(f"failed: {'; '.join(failed)}")
+
+    def _fits(self, task: Task, running: Iterable[Task]) -> bool:
+        trained = [1 if each in self.transcribing else each.ranks for each in running]
+        return task.ranks + sum(trained) <= self.at_once
+
+    def keep(self, task: Task, result: Result) -> None:
+        self.results[task] = result
+        with self.kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(result)) + "\n")
+        told = f"WER {wer(result.clips):.1f}, loss {result.loss:.3f}, {result.seconds:.0f} s"
+        print(f"{task}: {told}; {len(self.left())} left", flush=True)
 
     def train(self, task: Task) -> Result:
         folder = self.out / f"{task.method}-{task.ranks}-{task.seed}"
@@ -126,7 +159,8 @@ class Bench:
         settings = self.settings[task.method] | {"epochs": task.epochs}
         text = CONFIG.format(
             model=self.model, data=self.data, language=self.language, method=task.method, seed=task.seed,
-            max_steps=task.max_steps, settings="\n".join(f"{key} = {value}" for key, value in settings.items()),
+            device=self.device, max_steps=task.max_steps,
+            settings="\n".join(f"{key} = {value}" for key, value in settings.items()),
             more="\n".join(part.strip() for part in task.more.split(";")),
         )  # fmt: skip
         (folder / "config.ini").write_text(text, encoding="utf-8")
@@ -139,10 +173,11 @@ class Bench:
                 process.wait()
                 raise
         if status:
-            raise SystemExit(f"{task}: the run failed, {folder / 'console.txt'} says why")
+            raise RunFailed(f"{task}: the run failed, {folder / 'console.txt'} says why")
         seconds, run = time.monotonic() - began, next(folder.glob("runs/*/final")).parent
         base = self.model if task.method == "lora" else None
-        clips = transcribed(run / "final", base, self.data, folder, 4 if task.max_steps else None)
+        self.transcribing.add(task)
+        clips = transcribed(run / "final", base, self.data, folder, 4 if task.max_steps else None, self.device)
         events = map(json.loads, (run / "events.jsonl").read_text(encoding="utf-8").splitlines())
         loss = [event["loss"] for event in events if event.get("type") == "validation"][-1]
         shutil.rmtree(folder)
@@ -170,7 +205,7 @@ class Bench:
         more = next((task.more for task in self.tasks if task.more), "")
         left = f" so far; runs left to do: {len(self.left())}" if self.left() else ""
         return [
-            f"{self.model.name} on {self.data.name}, {self.settings}. "
+            f"{self.model.name} on {self.data.name}{self._trained_on()}, {self._all_settings()}. "
             + (f"With {more}. " if more else "")
             + "WER by plain transformers, padded, validation and test pooled. Against one rank: points of WER, with "
             "the interval of 95 % of a paired bootstrap over clips, all seeds together.",
@@ -178,6 +213,18 @@ class Bench:
             *table(HEAD, rows),
             *(listed(misses) or ["", f"No misses{left}."]),
         ]
+
+    def _all_settings(self) -> dict[str, dict]:
+        """Those of the tasks, which may have other epochs."""
+        epochs = {task.method: task.epochs for task in self.tasks}
+        return {method: self.settings[method] | {"epochs": epochs[method]} for method in epochs}
+
+    def _trained_on(self) -> str:
+        if self.device == "cpu":
+            return ""
+        import torch
+
+        return f", all ranks on one {torch.cuda.get_device_name() if self.device == 'cuda' else self.device}"
 
 
 def read(path: Path) -> list[Result]:
@@ -197,16 +244,22 @@ def main() -> int:
     parser.add_argument("--set", default="", dest="more_settings", metavar="SETTINGS")
     parser.add_argument("--network", action="store_const", const=NETWORK, dest="more_settings")
     parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--at-once", type=int, default=1, metavar="RANKS")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps; leaves RESULTS.md alone")
     args = parser.parse_args()
     bench = Bench(args)
-    bench.run(args.more)
+    try:
+        bench.run(args.more)
+    except RunFailed as error:
+        raise SystemExit(str(error)) from None
     lines = bench.report()
     print("\n".join(lines))
     if not (bench.left() or args.quick or args.more_settings not in ("", NETWORK)):
         commits = [result.commit for result in bench.results.values()]
         over = ", over a network" if args.more_settings else ""
+        over += "" if args.device == "cpu" else f", {args.device}"
         write_section(f"host_counts: {bench.model.name} on {bench.data.name}{over}", lines, commits)
     return 0
 

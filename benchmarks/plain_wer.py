@@ -3,7 +3,7 @@
 python benchmarks/plain_wer.py runs/ID/final data/test.csv
 python benchmarks/plain_wer.py runs/ID/final openai/whisper-tiny data/test.csv     (a LoRA adapter and its base)
 
-With `--clips` in front it prints JSON instead: [errors, words] of each clip.
+With `--clips` in front it prints JSON instead: [errors, words] of each clip. `--device cuda` before that.
 """
 
 import csv
@@ -17,16 +17,20 @@ from peft import PeftModel
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 arguments = sys.argv[1:]
+device = "cpu"
+if arguments[0] == "--device":
+    device, arguments = arguments[1], arguments[2:]
 each_clip = arguments[0] == "--clips"
 folder, *base, manifest = arguments[each_clip:]
 processor = WhisperProcessor.from_pretrained(folder)
 model = WhisperForConditionalGeneration.from_pretrained(base[0] if base else folder).eval()
 model = PeftModel.from_pretrained(model, folder).get_base_model() if base else model
+model = model.to(device)
 references, heard = [], []
 longest = model.config.max_target_positions // 2
 for row in csv.DictReader(Path(manifest).read_text(encoding="utf-8").splitlines()):
     audio, rate = soundfile.read(Path(manifest).parent / row["audio_path"])
-    features = processor(audio, sampling_rate=rate, return_tensors="pt").input_features
+    features = processor(audio, sampling_rate=rate, return_tensors="pt").input_features.to(device)
     heard += processor.batch_decode(model.generate(features, max_new_tokens=longest), skip_special_tokens=True)
     references.append(row["transcription"])
 plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()])

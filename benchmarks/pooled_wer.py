@@ -16,23 +16,28 @@ Clips = list[list[int]]  # [errors, words] of each
 PARTS = ("validation", "test")
 
 
-def transcribed(trained: Path, base: Path | None, data: Path, folder: Path, most: int | None = None) -> Clips:
+def transcribed(
+    trained: Path, base: Path | None, data: Path, folder: Path, most: int | None = None, device: str = "cpu"
+) -> Clips:
     """By plain transformers, padded to 30 s. base: of a LoRA adapter. most: clips of each part. `folder` is for lists.
 
     An untrained model repeats itself for long: of a run of a few steps take few.
     """
-    found = []
+    started = []
     for part in PARTS:
         rows = list(csv.reader((data / f"{part}.csv").read_text(encoding="utf-8").splitlines()))
         audio = rows[0].index("audio_path")
         rows[1:] = [[*row[:audio], str(data / row[audio]), *row[audio + 1 :]] for row in rows[1:]]
         with (folder / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows if most is None else rows[: most + 1])
-        command = [sys.executable, str(PROJECT / "benchmarks" / "plain_wer.py"), "--clips", str(trained)]
+        command = [sys.executable, str(PROJECT / "benchmarks" / "plain_wer.py"), "--device", device, "--clips"]
+        command += [str(trained)]
         command += [str(base)] if base else []
-        done = subprocess.run([*command, str(folder / f"{part}.csv")], capture_output=True, text=True, check=True)
-        found += json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+        started.append(subprocess.Popen([*command, str(folder / f"{part}.csv")], stdout=subprocess.PIPE, text=True))
+    told = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"{trained} could not be transcribed")
+    return [clip for text in told for clip in json.loads(text.strip().splitlines()[-1])]
 
 
 def wer(clips: Clips) -> float:

@@ -165,7 +165,9 @@ class Checks:
         total = on_card or on_mps or facts["memory"]["total"]
         free = None if on_card else facts["memory"]["available"]
         workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
-        whole, least = self.needs.on_mps if on_mps else (self.needs.memory, self.needs.least)
+        whole, least = self.needs.memory, self.needs.least
+        if on_mps or on_card:
+            whole, least = self.needs.on_mps if on_mps else self.needs.on_cuda
         whole, least = whole * workers, (least or whole) * workers
         self.host.spare_memory = (MEMORY_SHARE * total - whole) / workers
         has = f"{'its GPU' if on_card or on_mps else 'it'} has {size(total)}"

@@ -33,12 +33,14 @@ OPENED = 4  # audio files, of each end of a manifest
 class Needs:
     """Bytes of one worker. What the host holds already of `sent` counts in its favour.
 
-    memory: with whole batches; least: with one clip at a time. on_mps: both of them on a Mac's GPU, which takes more.
+    memory: with whole batches; least: with one clip at a time. on_mps, on_cuda: both of them on a Mac's GPU, which
+    takes more, and of a card's own memory.
     """
 
     memory: int | None = None
     least: int | None = None
     on_mps: tuple[int | None, int | None] = (None, None)
+    on_cuda: tuple[int | None, int | None] = (None, None)
     sent: int = 0
     kept: int = SPARE_BYTES
     device: str = "auto"
@@ -58,14 +60,15 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     # `doctor` asks for one machine of several: so no less than for two ranks.
     about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1), max(2, hosts))}
     at_least = replace(profile, gradient_checkpointing=True)  # as the worker does where one clip would not fit
-    (whole, least), on_mps = (
+    (whole, least), on_mps, on_cuda = (
         [profile_memory(one, clips=clips, device=device, **about) for one, clips in ((profile, None), (at_least, 1))]
-        for device in ("cpu", "mps")
+        for device in ("cpu", "mps", "cuda")
     )
     return Needs(
         memory=whole,
         least=least,
         on_mps=tuple(on_mps),
+        on_cuda=tuple(on_cuda),
         sent=CODE_BYTES + _model_bytes(profile) + int(data / hosts * UNEVEN),
         kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * (CHECKPOINT_BYTES + best_bytes(profile)) * trained,
         device=profile.device,

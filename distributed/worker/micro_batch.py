@@ -22,11 +22,12 @@ from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.base_model import checkpoint_gradients
 from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, FLOAT
+from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_AFTER_A_STEP_BYTES, FLOAT, STAGED
 from whisper_tuner.text import size
 
 WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
+CARD_RESERVE = 4_000_000_000  # bytes, the most that is left of a card's memory: for contexts, and the allocator's gaps
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
 NO_FULL_CLIP = "no clip is padded to 30 s (audio_context = mixed): one takes more than this worker's share of memory"
@@ -166,6 +167,8 @@ def fit_into_memory(
     on = {"model": model, "batches": train, "share": share, "precision": precision}
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
+    if share.device.type == "cuda":  # what the strategy keeps is not on the card
+        later = trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
     if (full := train.full_clip()) and Trial(longest=full, **on).clips_in(share.bytes - later, 0)[0] < 1:
         train.crop_all()
         events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
@@ -184,6 +187,10 @@ def fit_into_memory(
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
             return fit_into_memory(model, train, validation, **again)
+        if needs.is_full and needs.one + later <= share.most:  # the allocator found less than the limit
+            left = f"{size(share.bytes)}{share.among()}"
+            taken = f"one clip of {clip_s:.1f} s needs {needed} of memory, but other programs hold it"
+            raise TooLittleMemory(f"{taken}: this worker's share of what they leave is {left}", remedy=REMEDY)
         if needs.is_full or needs.one + later > share.most:
             raise TooLittleMemory(what, remedy=REMEDY)
     needed = needs.of(whole) + later
@@ -215,13 +222,15 @@ def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
 
 
 @contextmanager
-def out_of_memory_told(remedy: str = RAN_OUT_REMEDY) -> Iterator[None]:
+def out_of_memory_told(remedy: str = RAN_OUT_REMEDY, *, loading: bool = False) -> Iterator[None]:
     """Raises TooLittleMemory for an allocator's error. Other programs may have taken the memory since it was shared."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if devices.is_out_of_memory(error):
             what = devices.told_out_of_memory(error)
+            if loading:
+                raise TooLittleMemory(f"memory ran out while the model was loaded: {what}", remedy=remedy) from error
             raise TooLittleMemory(f"memory ran out while training: {what}", remedy=remedy) from error
         raise
 
@@ -256,7 +265,8 @@ def share_of_memory(spec: RunSpec, device: str | None) -> Share:
     limits = []  # of what there is now, and of all
     if own:
         free, total = own
-        reserve = int(RESERVE * total / workers)
+        reserve = RESERVE * total
+        reserve = int((min(reserve, CARD_RESERVE) if chosen.type == "cuda" else reserve) / workers)
         limits.append((min(free + held, total // workers) - reserve, total // workers - reserve))
     if chosen.type != "cuda":  # on a Mac the GPU has no memory of its own
         elsewhere = held - devices.memory_in_use(torch.device("cpu"))

@@ -29,7 +29,7 @@ from whisper_tuner.model.memory import best_bytes
 from whisper_tuner.model.wide_layers import split_wide_layers
 
 from .audio_pull import AudioPull
-from .micro_batch import RAN_OUT_REMEDY, fit_into_memory, out_of_memory_told, share_of_memory
+from .micro_batch import RAN_OUT_REMEDY, REMEDY, fit_into_memory, out_of_memory_told, share_of_memory
 from .rank_trainer import RankTrainer, RankWork
 from .user_model import load_bundle
 from .whisper_wrapper import WhisperModelWrapper
@@ -40,13 +40,16 @@ SMALLER_BATCHES = "Train with smaller batches or a smaller model; close other pr
 
 def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
-    if devices.choose(spec.wanted_device, local_rank=spec.rank).type == "cpu":
+    device = devices.choose(spec.wanted_device, local_rank=spec.rank)
+    if device.type == "cpu":
         devices.keep_freed_memory()
     if spec.bundle:
         work = load_bundle(spec)
     else:
         events({"type": "phase", "phase": "load"})
-        work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
+        devices.repeat_bits(device)  # not with a model of the user's own: it may have operations that cannot
+        with out_of_memory_told(REMEDY, loading=True):
+            work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
         if spec.rendezvous:
             keep_spec(spec)
     trainer = RankTrainer(spec, channel, work.model, work.train, work.validation)

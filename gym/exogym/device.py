@@ -30,12 +30,21 @@ CONTAINERS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-FULL = ("out of memory", "can't allocate", "Invalid buffer size")
+# A library of CUDA's that finds no memory for its own workspace says so in its own words.
+FULL = ("out of memory", "can't allocate", "Invalid buffer size", "STATUS_ALLOC_FAILED", "cublasCreate(handle)")
 # MPSAllocator.mm: "MPS backend out of memory (MPS allocated: 18.50 GiB, other allocations: 448.00 KiB, max allowed:
 # 18.72 GiB). Tried to allocate 512.00 MiB on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable ..."
 MPS_FULL = re.compile(
     r"MPS backend out of memory \(MPS allocated: ([\d.]+ \w+), other allocations: ([\d.]+ \w+)"
     r"(?:, max allowed: ([\d.]+ \w+))?\)\. Tried to allocate ([\d.]+ \w+)"
+)
+
+
+# "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 3.50 MiB is free.
+# Process 13649 has 139.14 GiB memory in use. Including non-PyTorch memory, this process has 658.00 MiB ..."
+CUDA_FULL = re.compile(
+    r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)\. GPU \d+ has a total capacity of ([\d.]+ \w+) of which "
+    r"([\d.]+ \w+) is free\."
 )
 
 
@@ -61,6 +70,18 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     if precision == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def repeat_bits(device: torch.device) -> None:
+    """For a process that trains: the same steps give the same bits, as they do on a CPU.
+
+    On CUDA the backward pass of attention, and others, otherwise add in an order that changes from time to time. An
+    operation that has no other way then raises RuntimeError. Before the first matrix product of the process.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # it would be for finding mistakes, and takes time
 
 
 def synchronize(device: torch.device) -> None:
@@ -218,6 +239,9 @@ def told_out_of_memory(error: BaseException) -> str:
         held, others, most, wanted = found.groups()
         limit = f" of {most} that it may take" if most else ""
         return f"the GPU's memory is full: torch holds {held} and Metal {others}{limit}; {wanted} more are needed"
+    if found := CUDA_FULL.search(str(error)):
+        wanted, total, free = found.groups()
+        return f"the GPU's memory is full: of {total} {free} is free; {wanted} more are needed"
     return str(error).split("\n")[0].split(" Use PYTORCH_")[0] or type(error).__name__
 
 

@@ -21,6 +21,12 @@ FLOAT = 4  # bytes
 TRAINED_BYTES = 41
 AFTER_A_STEP_BYTES = 40  # the part of TRAINED_BYTES that a first forward and backward pass do not show
 PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
+# A CUDA card holds the gradient and AdamW's moments for each trained parameter; flats and copies are in the machine's
+# memory. The moments are what a first pass does not show. Each process takes CUDA_CONTEXT of the card before any
+# tensor (0.55 GB on an H200), and what is copied to and from the card goes through two pieces of STAGED at most.
+CUDA_TRAINED_BYTES, CUDA_AFTER_A_STEP_BYTES = 12, 8
+CUDA_CONTEXT, STAGED = 600_000_000, 64 << 20
+LOGITS_AT_ONCE = 512  # tokens: see WhisperModelWrapper
 FRAMES_PER_S = 50  # encoder positions, after its convolutions
 TOKENS_PER_S = 6  # of fast speech
 LOGITS = 4  # copies of them in the loss and its backward pass
@@ -147,10 +153,14 @@ def training_memory(
 ) -> int:
     """Bytes that training takes at its peak, with so many clips computed at once; clip_s is their padded length.
 
-    more_bytes: that the strategy takes for each trained parameter beyond TRAINED_BYTES.
+    On cuda, of the card. more_bytes: that the strategy takes for each trained parameter beyond TRAINED_BYTES; not of a
+    card.
     """
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
+    if device == "cuda":
+        staged = 2 * min(STAGED, FLOAT * trained)
+        return CUDA_CONTEXT + weights + CUDA_TRAINED_BYTES * trained + staged + _on_card(shape, profile, clips, clip_s)
     more_bytes += 2 * best_bytes(profile)
     per_clip = _activations(shape, profile, clip_s)
     if device == "mps":
@@ -185,21 +195,36 @@ def profile_memory(
 
 def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:
     """Bytes kept for the backward pass of one clip: what each layer needs of its inputs, and the logits."""
+    _, tokens = _lengths(shape, clip_s)
+    return _layers_keep(shape, profile, clip_s, more=22, inputs=15) + FLOAT * LOGITS * tokens * shape.vocab_size
+
+
+def _on_card(shape: ModelShape, profile: Profile, clips: int, clip_s: float) -> int:
+    """The same of all clips on a CUDA card: adapters keep hardly more there, and logits are made for some tokens at a
+    time."""
+    tokens = min(LOGITS_AT_ONCE, clips * _lengths(shape, clip_s)[1])
+    return clips * _layers_keep(shape, profile, clip_s, more=0, inputs=1) + FLOAT * LOGITS * tokens * shape.vocab_size
+
+
+def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int, inputs: int) -> int:
+    """Bytes of one clip that layers keep. With adapters `more` values for each of a layer's, which they keep and pass
+    on; and `inputs` where those of layers are kept alone.
+    """
     frames, tokens = _lengths(shape, clip_s)
     d, is_lora, checkpointing = shape.d_model, profile.method == "lora", profile.gradient_checkpointing
-    more = 22 if is_lora else 0  # what adapters keep, and what passes through them
+    more, inputs = (more, inputs) if is_lora else (0, 1)
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
     of_encoder = encoder_layer if checkpointing else shape.encoder_layers * encoder_layer
     of_decoder = decoder_layer if checkpointing else shape.decoder_layers * decoder_layer
     if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
-        of_encoder += shape.encoder_layers * frames * (15 if is_lora else 1) * d
+        of_encoder += shape.encoder_layers * frames * inputs * d
         of_decoder += shape.decoder_layers * tokens * d
     if not profile.trains_encoder:  # nothing of the encoder is kept but its output
         of_encoder = 0
     layers = of_encoder + of_decoder
     stem = 4 * frames * (d + shape.num_mel_bins) if profile.trains_encoder else 0
-    return FLOAT * (layers + stem + LOGITS * tokens * shape.vocab_size)
+    return FLOAT * (layers + stem)
 
 
 def _attention_weights(shape: ModelShape, profile: Profile, clip_s: float) -> int:

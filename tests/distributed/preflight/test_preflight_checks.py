@@ -14,7 +14,7 @@ from whisper_tuner.errors import ConfigError, ExitStatus, HostError
 GB = 10**9
 PINS = Pins(direct=("torch",), all={"torch": "2.13.0", "psutil": "7.0.0"}, python=SpecifierSet(">=3.11"))
 TORCH = {"version": "2.13.0", "cuda": 0, "cuda_memory": 0, "mps": False}
-NEEDS = Needs(memory=4 * GB, least=2 * GB, on_mps=(18 * GB, 9 * GB), sent=2 * GB, kept=GB)
+NEEDS = Needs(memory=4 * GB, least=2 * GB, on_mps=(18 * GB, 9 * GB), on_cuda=(3 * GB, GB // 2), sent=2 * GB, kept=GB)
 MPS = TORCH | {"mps": True, "mps_memory": 8 * GB}
 MAC = {"torch": MPS}
 
@@ -79,7 +79,12 @@ def test_nothing_is_wrong_with_a_good_host():
         ({"device": "mps"}, ERROR, "device mps is set"),
         ({"device": "cuda"}, ERROR, "device cuda is set, but its torch sees no CUDA cards"),
         ({"device": "cuda:2", "torch": TORCH | {"cuda": 2}}, ERROR, "device cuda:2 is set, but its torch sees 2"),
-        ({"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB}}, ERROR, "its GPU has 1.0 GB"),
+        ({"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB // 4}}, ERROR, "its GPU has 250.0 MB"),
+        (
+            {"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB}},
+            WARNING,
+            "about 3.0 GB of memory, its GPU",
+        ),
         (
             MAC | {"memory": {"total": 12 * GB, "available": 12 * GB}},
             ERROR,
@@ -128,7 +133,7 @@ def test_workers_spread_over_the_cards_of_a_machine():
     cards = host(device="cuda", torch=TORCH | {"cuda": 4, "cuda_memory": 4 * GB})
     assert not list(Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", sharing=4).all())
     (problem,) = Checks(cards, host("a"), PINS, NEEDS, "multimac hosts setup", sharing=5).all()
-    assert "whole batches would take about 8.0 GB of memory, its GPU has 4.0 GB for 2 workers" in problem.what
+    assert "whole batches would take about 6.0 GB of memory, its GPU has 4.0 GB for 2 workers" in problem.what
 
 
 def test_a_python_of_the_system_is_not_touched():

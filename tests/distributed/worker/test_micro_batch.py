@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from distributed.plan.run_spec import RunSpec
+from distributed.worker import micro_batch
 from distributed.worker.micro_batch import (
     RESERVE,
     SPARE,
@@ -371,6 +372,57 @@ def test_memory_that_runs_out_is_told_with_figures_and_a_remedy():
     assert "WATERMARK" not in told
     with pytest.raises(RuntimeError, match="shapes do not"), out_of_memory_told():
         raise RuntimeError("shapes do not match")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 3.50 "
+            "MiB is free. Process 13649 has 139.14 GiB memory in use. If reserved but unallocated memory is large try "
+            "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+            "the GPU's memory is full: of 139.80 GiB 3.50 MiB is free; 2.00 MiB more are needed",
+        ),
+        (
+            "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/",
+            "CUDA error: out of memory",
+        ),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUBLAS_STATUS_ALLOC_FAILED"),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "cublasCreate"),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_what_cuda_says_of_a_full_card_is_understood(said, told):
+    with pytest.raises(TooLittleMemory) as caught, out_of_memory_told(loading=True):
+        raise RuntimeError(said)
+    first = str(caught.value).split("\n")[0]
+    assert first.startswith("memory ran out while the model was loaded: ") and told in first
+    assert "PYTORCH" not in first and "https" not in str(caught.value)
+
+
+def test_a_large_card_is_not_left_empty(monkeypatch):
+    """A tenth of an H200 would be 15 GB."""
+    total = 150_000 * MB
+    monkeypatch.setattr(micro_batch.devices, "choose", lambda *_, **__: torch.device("cuda", 0))
+    monkeypatch.setattr(micro_batch.devices, "memory_in_use", lambda device: 0)
+    monkeypatch.setattr(micro_batch.devices, "sharers", lambda device, workers: workers)
+    monkeypatch.setattr(micro_batch.devices, "own_memory", lambda device: (9_500 * MB, total))
+    share = share_of_memory(SPEC, "cuda")
+    assert (share.bytes, share.most) == (5_500 * MB, total - 4_000 * MB)
+    pair = share_of_memory(replace(SPEC, machine_workers=2), "cuda")
+    assert (pair.bytes, pair.most) == (7_500 * MB, total // 2 - 2_000 * MB)
+    monkeypatch.setattr(micro_batch.devices, "own_memory", lambda device: (8_000 * MB, 8_000 * MB))
+    assert share_of_memory(SPEC, "cuda").bytes == 7_200 * MB
+
+
+def test_a_card_that_other_programs_have_filled(work, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(Trial, "_step", full)
+    said = "but other programs hold it: this worker's share of what they leave is 1.0 MB"
+    with pytest.raises(TooLittleMemory, match=said):
+        work(5.0, 4.0).fit(Share(device=CPU, bytes=MB, most=10**15))
 
 
 PEAK = """

@@ -96,6 +96,57 @@ MEASURED_UNFUSED = {
 }
 
 
+# Most GB that torch's allocator gave out on one H200 in three steps with AdamW, after each of which all weights were
+# read to the CPU and written back, as a round does. Float32, random weights, 6 tokens/s, torch 2.11.
+MEASURED_CUDA = {
+    ("tiny", "full", 5, 1, False): 0.83,
+    ("tiny", "full", 5, 8, False): 0.95,
+    ("tiny", "full", 30, 1, False): 0.85,
+    ("tiny", "full", 30, 8, False): 2.59,
+    ("tiny", "lora", 5, 1, False): 0.30,
+    ("tiny", "lora", 5, 8, False): 0.66,
+    ("tiny", "lora", 30, 1, False): 0.56,
+    ("tiny", "lora", 30, 8, False): 2.17,
+    ("base", "full", 5, 1, False): 1.44,
+    ("base", "full", 5, 8, False): 1.64,
+    ("base", "full", 30, 1, False): 1.49,
+    ("base", "full", 30, 8, False): 4.61,
+    ("base", "lora", 5, 1, False): 0.50,
+    ("base", "lora", 5, 8, False): 1.09,
+    ("base", "lora", 30, 1, False): 0.92,
+    ("base", "lora", 30, 8, False): 3.89,
+    ("base", "decoder", 5, 1, False): 1.20,
+    ("base", "decoder", 5, 8, False): 1.20,
+    ("base", "decoder", 30, 1, False): 1.20,
+    ("base", "decoder", 30, 8, False): 1.89,
+    ("small", "full", 5, 1, False): 4.25,
+    ("small", "full", 5, 8, False): 4.88,
+    ("small", "full", 30, 1, False): 4.55,
+    ("small", "full", 30, 8, False): 12.86,
+    ("small", "lora", 5, 1, False): 1.40,
+    ("small", "lora", 5, 8, False): 2.90,
+    ("small", "lora", 30, 1, False): 2.48,
+    ("small", "lora", 30, 8, False): 10.87,
+    ("small", "decoder", 5, 1, False): 3.20,
+    ("small", "decoder", 5, 8, False): 3.21,
+    ("small", "decoder", 30, 1, False): 3.20,
+    ("small", "decoder", 30, 8, False): 4.75,
+    ("medium", "full", 5, 1, False): 12.70,
+    ("medium", "full", 5, 8, False): 14.41,
+    ("medium", "full", 30, 1, False): 13.57,
+    ("medium", "full", 30, 8, False): 34.35,
+    ("medium", "lora", 5, 1, False): 4.07,
+    ("medium", "lora", 30, 8, False): 28.39,
+    ("medium", "decoder", 30, 8, False): 12.68,
+    ("base", "full", 15, 8, False): 2.98,
+    ("small", "lora", 15, 8, False): 6.19,
+    ("base", "full", 30, 8, True): 1.92,
+    ("base", "lora", 30, 8, True): 1.30,
+    ("small", "full", 30, 8, True): 4.98,
+    ("small", "lora", 30, 8, True): 2.76,
+}
+
+
 @pytest.fixture
 def model() -> WhisperForConditionalGeneration:
     return WhisperForConditionalGeneration(WhisperConfig.from_pretrained(MODEL))
@@ -164,6 +215,15 @@ def test_the_estimate_for_mps_is_near_what_was_measured(run, profile_of):
     assert 0.9 < first_pass / (MEASURED_UNFUSED[run] * 1e9) < 1.25
 
 
+@pytest.mark.parametrize("run", MEASURED_CUDA, ids=lambda run: "-".join(map(str, run)))
+def test_the_estimate_for_a_card_is_near_what_was_measured(run, profile_of):
+    size, method, clip_s, clips, checkpointing = run
+    profile = profile_of(method=method, gradient_checkpointing=checkpointing)
+    shape = PUBLISHED[f"openai/whisper-{size}"]
+    estimate = training_memory(shape, profile, clips=clips, clip_s=clip_s, device="cuda", more_bytes=20)
+    assert 0.95 < estimate / (MEASURED_CUDA[run] * 1e9 + 0.55e9) < 1.3  # with the context of the process
+
+
 def test_attention_weights_grow_with_the_square_of_the_length(profile_of):
     shape, full = PUBLISHED["openai/whisper-small"], profile_of(gradient_checkpointing=False)
 
@@ -173,7 +233,6 @@ def test_attention_weights_grow_with_the_square_of_the_length(profile_of):
 
     assert added(30) == pytest.approx(12 * 12 * 1500 * 1500 * 4, rel=0.4)  # layers, heads, queries, keys, bytes
     assert added(30) > 3 * added(15) and added(30, clips=3) == 3 * added(30)
-    assert training_memory(shape, full, clips=1, device="cuda") == training_memory(shape, full, clips=1)
 
 
 def test_what_makes_a_run_smaller(profile_of):
@@ -190,7 +249,7 @@ def test_memory_of_a_profile(tmp_path):
     profile = Profile(base_model=str(MODEL), train=tmp_path / "x.csv", batch_size=8, accumulation=4)
     shape = shape_of(str(MODEL))
     assert profile_memory(profile) == training_memory(shape, profile, clips=1)  # a CPU computes 30 s at once
-    assert profile_memory(profile, device="cuda") == training_memory(shape, profile, clips=2)
+    assert profile_memory(profile, device="cuda") == training_memory(shape, profile, clips=2, device="cuda")
     assert profile_memory(profile, longest_s=4.0) == training_memory(shape, profile, clips=2, clip_s=4.0)
     full = dataclasses.replace(profile, audio_context="full")
     assert profile_memory(full, longest_s=4.0) == training_memory(shape, profile, clips=1)
