@@ -36,7 +36,7 @@ from whisper_tuner.data.audio import load_audio  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest, write_manifest  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-fixed-data"
-SETTINGS = {"epochs": 3, "batch_size": 8, "learning_rate": 3.75e-5, "language": "en", "device": "cpu"}
+SETTINGS = {"epochs": 2, "batch_size": 8, "learning_rate": 3.75e-5, "language": "en", "device": "cpu"}
 QUICK, QUICK_CLIPS = {"max_steps": 4}, 16
 RATE = 16_000
 SPOILED_EVERY = 4
