@@ -141,7 +141,8 @@ def options(models: dict[str, Model]) -> list[Option]:
 def memory_needed(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> int:
     """Bytes; 0 if the model's size is not known here. clip_s: 30 if not given."""
     profile = Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size)
-    return profile_memory(profile, longest_s=clip_s, device="mps" if _has_apple_gpu() else "cpu") or 0
+    device = "cuda" if _cuda() else "mps" if _has_apple_gpu() else "cpu"
+    return profile_memory(profile, longest_s=clip_s, device=device) or 0
 
 
 def fits(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> bool:
