@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from whisper_tuner.eval.evaluation import Transcript
 
-LATE = 2.0  # of this machine's own time for a group: after that it no longer waits for another's
+LATE = 2.0  # of this machine's own time for as many clips: after that it no longer waits for another's group
+SMALLEST = 4  # the part of a whole group below which it is no smaller, where a single clip takes as long as several
+
+
+def in_groups(places: Sequence[int], most: int, machines: int, *, one_by_one: bool) -> Iterator[Sequence[int]]:
+    """Large groups first, small ones at the end, so that no machine waits long for another's last (guided
+    self-scheduling: Polychronopoulos and Kuck, 1987).
+
+    one_by_one: clips that are computed together take as long as one after the other, as on a CPU.
+    """
+    least, start = 1 if one_by_one else max(1, most // SMALLEST), 0
+    while start < len(places):
+        left = len(places) - start
+        size = left if machines == 1 else min(most, max(least, -(-left // (2 * machines))))
+        yield places[start : start + size]
+        start += size
 
 
 class Dealer:
@@ -23,7 +38,7 @@ class Dealer:
         self._changed = threading.Condition()
         self._for_this_machine: list[int] = []  # clips that a host cannot read
         self._clips = sum(map(len, groups))
-        self._own_s = 0.0  # of the longest group that this machine has had
+        self._clip_s = 0.0  # of this machine, in the slowest group that it has had
         self._closed = False
         self.transcripts: dict[int, Transcript] = {}
         self.counts: dict[str, int] = {}
@@ -52,7 +67,7 @@ class Dealer:
                 if self._waiting:
                     return self._deal()
                 oldest = min(self._dealt, key=lambda group: self._dealt[group])
-                left = self._dealt[oldest] + LATE * self._own_s - time.monotonic()
+                left = self._dealt[oldest] + LATE * len(oldest) * self._clip_s - time.monotonic()
                 if left <= 0:
                     self._dealt[oldest] = time.monotonic()
                     return oldest
@@ -80,7 +95,7 @@ class Dealer:
 
     def heard_here(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, began: float) -> None:
         with self._changed:
-            self._own_s = max(self._own_s, time.monotonic() - began)
+            self._clip_s = max(self._clip_s, (time.monotonic() - began) / len(group))
             self._keep(group, transcripts, machine, problems=True)
 
     def _keep(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, *, problems: bool) -> None:

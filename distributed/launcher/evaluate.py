@@ -34,7 +34,7 @@ from whisper_tuner.export.final import load_model
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import whisper_of
 
-from .dealer import Dealer
+from .dealer import Dealer, in_groups
 from .decoding_hosts import WORTH_S, DecodingHosts, HostDecoder
 
 # Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
@@ -124,11 +124,11 @@ class _Evaluations:
                     texts.write(keys[when], result)
             yield when, result
 
-    def _groups(self) -> list[list[int]]:
+    def _groups(self) -> list[Sequence[int]]:
         """The longest first. For this machine alone one group is enough: it reads while it computes."""
         places = sorted(range(len(self._samples)), key=lambda place: -self._samples[place].duration_s)
-        size = self._at_once if self._helpers else max(len(places), 1)
-        return [places[start : start + size] for start in range(0, len(places), size)]
+        machines, is_cpu = 1 + len(self._helpers), self._device.type == "cpu"
+        return list(in_groups(places, self._at_once, machines, one_by_one=is_cpu))
 
     def _evaluated(self, when: str, model, processor) -> Evaluation:
         began, dealer, profile = time.perf_counter(), self._dealers[when], self._spec.profile

@@ -20,7 +20,7 @@ from whisper_tuner.eval.evaluation import GREEDY, Transcript, transcribe
 from whisper_tuner.export.final import base_of
 from whisper_tuner.hub import is_adapter, model_folder
 
-from .dealer import Dealer
+from .dealer import Dealer, in_groups
 from .decoding_hosts import WORTH_S, DecodingHosts, HostDecoder
 
 BATCH_SIZE = 8
@@ -62,8 +62,8 @@ def hear_together(
     """
     samples = [sample for manifest in manifests.values() for sample in manifest.samples]
     longest_first = sorted(range(len(samples)), key=lambda place: -samples[place].duration_s)
-    size = BATCH_SIZE if hosts else max(len(samples), 1)
-    dealer = Dealer([longest_first[start : start + size] for start in range(0, len(samples), size)])
+    is_cpu = next(listening.model.parameters()).device.type == "cpu"
+    dealer = Dealer([*in_groups(longest_first, BATCH_SIZE, 1 + len(hosts), one_by_one=is_cpu)])
     about = {"language": listening.language, "task": listening.task, "temperatures": GREEDY}
     began, helping = time.monotonic(), None
     try:

@@ -1,7 +1,8 @@
 """A host's part of an evaluation: `python -m distributed.worker.decode`, started by whoever evaluates.
 
 The first line of stdin is a DecodeSpec, each further one a group of clips: `model` ("before" or "after") and `clips`.
-What is heard in a group is one event, `texts`. The end of stdin ends the process, and so does a long silence.
+What is heard in a group is one event, `texts`. A group of no clips loads the model. The end of stdin ends the process,
+and so does a long silence.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def decoder(spec: DecodeSpec) -> Hears:
         model, processor, store = loaded[name]
         temperatures = GREEDY if spec.greedy else FALLBACK
         about = {"language": spec.language, "task": spec.task, "temperatures": temperatures}
+        if not clips:
+            return []
         return transcribe(model, processor, clips, batch_size=spec.batch_size, features=store, **about)
 
     return hears

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from distributed.launcher.dealer import Dealer
+from distributed.launcher.dealer import Dealer, in_groups
 from whisper_tuner.eval.evaluation import Transcript
 
 HERE = "here"
@@ -17,6 +17,34 @@ def transcripts(group, machine, unreadable=()):
 def finish_here(dealer, unreadable=()) -> None:
     while (group := dealer.take_here()) is not None:
         dealer.heard_here(group, transcripts(group, HERE, unreadable), HERE, time.monotonic())
+
+
+@pytest.mark.parametrize(
+    ("clips", "machines", "one_by_one", "sizes"),
+    [
+        (0, 1, True, []),
+        (0, 3, True, []),
+        (16, 1, True, [16]),
+        (16, 3, True, [3, 3, 2, 2, 1, 1, 1, 1, 1, 1]),
+        (16, 3, False, [3, 3, 2, 2, 2, 2, 2]),
+        (40, 2, True, [8, 8, 6, 5, 4, 3, 2, 1, 1, 1, 1]),
+        (3, 8, False, [2, 1]),
+    ],
+)
+def test_groups_grow_smaller_towards_the_end(clips, machines, one_by_one, sizes):
+    groups = list(in_groups(range(clips), 8, machines, one_by_one=one_by_one))
+    assert [len(group) for group in groups] == sizes
+    assert [clip for group in groups for clip in group] == list(range(clips))
+
+
+def test_a_group_of_few_clips_is_waited_for_less_long():
+    dealer = Dealer([[0, 1, 2, 3], [4]])
+    own = dealer.take_here()
+    dealer.take()  # and nothing more is heard of it
+    began = time.monotonic()
+    dealer.heard_here(own, transcripts(own, HERE), HERE, began - 0.4)
+    assert dealer.take_here() == (4,)
+    assert 0.15 < time.monotonic() - began < 0.6
 
 
 def test_this_machine_alone_transcribes_all():
