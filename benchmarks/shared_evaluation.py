@@ -1,10 +1,10 @@
 """How much sooner is a run's WER known if its hosts transcribe the test set too, and is it the same?
 
-    sudo python benchmarks/shared_evaluation.py --model tiny.en --data prompts-fr [--clips N] [--state DIR] [--quick]
+    sudo python benchmarks/shared_evaluation.py --model M --data DATA [--clips N] [--times 3] [--state DIR] [--quick]
 
-MODEL is a checkpoint in transformers layout, DATA a folder with train.csv and test.csv. On lab hosts of half a core
+M is a checkpoint in transformers layout, DATA a folder with train.csv and test.csv. On lab hosts of half a core
 each a short LoRA run is trained once; then its test set, or N clips of it, is transcribed by the master alone, and with
-one and two more hosts, in turns, three times, and the median counts. The master keeps nothing from one time to the
+one and two more hosts, in turns, so many times, and the median counts. The master keeps nothing from one time to the
 next. What is done is kept in DIR, so an interrupted benchmark goes on where it stopped. --quick: eight clips, once;
 nothing is written. Needs Linux and root.
 """
@@ -59,7 +59,7 @@ def main() -> None:
     shown = [state, args.model.resolve(), args.data.resolve()]
     with Lab(hosts=3, cpus=0.5, rate="100mbit", shared_home=True, folder=state / "lab", shown=shown) as lab:
         run = trained(lab, args, state)
-        for number in range(1 if args.quick else 3):
+        for number in range(1 if args.quick else args.times):
             for hosts in (1, 2, 3):
                 if len([one for one in times if one["hosts"] == hosts]) <= number:
                     times.append({"hosts": hosts, "commit": current_commit()} | measured(lab, run, hosts))
@@ -75,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--state", type=Path, default=PROJECT / ".multimac" / "shared-evaluation")
     parser.add_argument("--clips", type=int, help="of the test set; all, if not given")
+    parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--evaluate", nargs=2, help=argparse.SUPPRESS)  # RUN HOSTS, on the master
     return parser.parse_args()
