@@ -135,8 +135,8 @@ class Bench:
                     task = running.pop(future)
                     try:
                         self.keep(task, future.result())
-                    except RunFailed as error:
-                        print(error, flush=True)
+                    except (RunFailed, RuntimeError, OSError) as error:
+                        print(f"{task}: {error}", flush=True)
                         failed.append(str(task))
         if failed:
             raise RunFailed(f"failed: {'; '.join(failed)}")
@@ -173,7 +173,7 @@ class Bench:
                 process.wait()
                 raise
         if status:
-            raise RunFailed(f"{task}: the run failed, {folder / 'console.txt'} says why")
+            raise RunFailed(f"the run failed, {folder / 'console.txt'} says why")
         seconds, run = time.monotonic() - began, next(folder.glob("runs/*/final")).parent
         base = self.model if task.method == "lora" else None
         self.transcribing.add(task)

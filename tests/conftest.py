@@ -38,9 +38,10 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With CI=true a skip is a failure: there everything that tests need can be installed."""
+    """With CI=true a skip is a failure: there all that tests need can be installed, but a CUDA card."""
     report = yield
-    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+    may_be_skipped = hasattr(report, "wasxfail") or item.get_closest_marker("cuda")
+    if report.skipped and os.environ.get("CI") == "true" and not may_be_skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow: {report.longrepr[-1]}"
     return report

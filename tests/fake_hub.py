@@ -47,7 +47,8 @@ def hub(home: Path, name: str = "", folder: Path | None = None, kind: str = "mod
             if name and path.startswith(f"{api}/tree/"):
                 below = folder / path.removeprefix(f"{api}/tree/").partition("/")[2]
                 if below.is_dir():
-                    self.answer(json.dumps([_entry(found, folder) for found in sorted(below.iterdir())]).encode())
+                    found_there = below.rglob("*") if "recursive=true" in self.path.lower() else below.iterdir()
+                    self.answer(json.dumps([_entry(one, folder) for one in sorted(found_there)]).encode())
                 else:
                     self.answer(b"{}", status=404, **{"X-Error-Code": "EntryNotFound"})
             elif name and path.startswith(api):

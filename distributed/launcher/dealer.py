@@ -38,7 +38,7 @@ class Dealer:
         self._changed = threading.Condition()
         self._for_this_machine: list[int] = []  # clips that a host cannot read
         self._clips = sum(map(len, groups))
-        self._clip_s = 0.0  # of this machine, in the slowest group that it has had
+        self._own_s, self._own_clips = 0.0, 0  # that this machine has taken, and for how many clips
         self._closed = False
         self.transcripts: dict[int, Transcript] = {}
         self.counts: dict[str, int] = {}
@@ -46,6 +46,11 @@ class Dealer:
     @property
     def done(self) -> int:
         return len(self.transcripts)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a group is dealt to nobody yet."""
+        return bool(self._waiting)
 
     @property
     def is_done(self) -> bool:
@@ -67,7 +72,8 @@ class Dealer:
                 if self._waiting:
                     return self._deal()
                 oldest = min(self._dealt, key=lambda group: self._dealt[group])
-                left = self._dealt[oldest] + LATE * len(oldest) * self._clip_s - time.monotonic()
+                own_s = len(oldest) * self._own_s / max(1, self._own_clips)
+                left = self._dealt[oldest] + LATE * own_s - time.monotonic()
                 if left <= 0:
                     self._dealt[oldest] = time.monotonic()
                     return oldest
@@ -95,7 +101,7 @@ class Dealer:
 
     def heard_here(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, began: float) -> None:
         with self._changed:
-            self._clip_s = max(self._clip_s, (time.monotonic() - began) / len(group))
+            self._own_s, self._own_clips = self._own_s + time.monotonic() - began, self._own_clips + len(group)
             self._keep(group, transcripts, machine, problems=True)
 
     def _keep(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, *, problems: bool) -> None:

@@ -85,7 +85,7 @@ class DecodingHosts:
             host.close()
 
     def _transcribe(self, host: _Host, model: str, dealer: Dealer) -> None:
-        if not dealer.is_done:
+        if dealer.has_waiting:
             host.hears(model, ())  # it loads the model, for which no clips need wait
         while group := dealer.take():
             try:

@@ -169,7 +169,9 @@ class Checks:
         if on_mps or on_card:
             whole, least = self.needs.on_mps if on_mps else self.needs.on_cuda
         whole, least = whole * workers, (least or whole) * workers
-        self.host.spare_memory = (MEMORY_SHARE * total - whole) / workers
+        in_ram = self.needs.memory * self.sharing  # strategies keep what is theirs there, also where a card trains
+        ram_spare = (MEMORY_SHARE * facts["memory"]["total"] - in_ram) / self.sharing
+        self.host.spare_memory = ram_spare if on_card else (MEMORY_SHARE * total - whole) / workers
         has = f"{'its GPU' if on_card or on_mps else 'it'} has {size(total)}"
         if workers > 1:
             has += f" for {workers} workers"

@@ -22,12 +22,13 @@ from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.base_model import checkpoint_gradients
 from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_AFTER_A_STEP_BYTES, FLOAT, STAGED
+from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_AFTER_A_STEP_BYTES, CUDA_CONTEXT, FLOAT, STAGED
 from whisper_tuner.text import size
 
 WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 CARD_RESERVE = 4_000_000_000  # bytes, the most that is left of a card's memory: for contexts, and the allocator's gaps
+OTHERS = 0.9  # of a device: where less than this is left of it, other programs have the rest
 GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
 NO_FULL_CLIP = "no clip is padded to 30 s (audio_context = mixed): one takes more than this worker's share of memory"
@@ -187,7 +188,7 @@ def fit_into_memory(
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
             return fit_into_memory(model, train, validation, **again)
-        if needs.is_full and needs.one + later <= share.most:  # the allocator found less than the limit
+        if needs.is_full and needs.one + later <= share.most and share.bytes < OTHERS * share.most:
             left = f"{size(share.bytes)}{share.among()}"
             taken = f"one clip of {clip_s:.1f} s needs {needed} of memory, but other programs hold it"
             raise TooLittleMemory(f"{taken}: this worker's share of what they leave is {left}", remedy=REMEDY)
@@ -266,8 +267,10 @@ def share_of_memory(spec: RunSpec, device: str | None) -> Share:
     if own:
         free, total = own
         reserve = RESERVE * total
-        reserve = int((min(reserve, CARD_RESERVE) if chosen.type == "cuda" else reserve) / workers)
-        limits.append((min(free + held, total // workers) - reserve, total // workers - reserve))
+        if chosen.type == "cuda":
+            reserve = max(min(reserve, CARD_RESERVE), 1.5 * workers * CUDA_CONTEXT)  # and gaps in what each holds
+        now = min((free + workers * held) // workers, total // workers)
+        limits.append((now - int(reserve / workers), total // workers - int(reserve / workers)))
     if chosen.type != "cuda":  # on a Mac the GPU has no memory of its own
         elsewhere = held - devices.memory_in_use(torch.device("cpu"))
         available, whole = _of_machine(spec)

@@ -15,6 +15,7 @@ import sys
 
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
+from exogym import device as devices
 from exogym.comm.single import SingleComm
 from exogym.errors import ExogymError
 from exogym.trainer import LocalTrainer
@@ -32,6 +33,7 @@ def speed(spec: RunSpec) -> dict[str, float]:
     """
     events: list[dict] = []
     alone = dataclasses.replace(spec, hosts=SingleComm().members)  # LocalTrainer's name for a rank that has no peers
+    devices.repeat_bits(devices.choose(spec.wanted_device, local_rank=spec.rank))  # as in training, since it takes time
     work = load_whisper(alone, events.append, unsent=())
     short = {"save_dir": None, "checkpoint_interval": 0, "resume": False, "early_stopping": 0, "keep_best": False}
     settings = dataclasses.replace(work.settings, **short)

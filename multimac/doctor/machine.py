@@ -83,7 +83,8 @@ def look_at_this_machine(job: Job | None, runs: Path) -> tuple[HostFacts, list[P
     from distributed.preflight.needs import Needs, needs_of
 
     look = look_here([str(PROJECT), str(runs.absolute())], LOOK_S)
-    needs = needs_of(job, 1) if job else Needs(memory=2 * GB, least=2 * GB, on_cuda=(2 * GB, 2 * GB), kept=GB)
+    any_run = (2 * GB, 2 * GB)
+    needs = needs_of(job, 1) if job else Needs(memory=2 * GB, least=2 * GB, on_mps=any_run, on_cuda=any_run, kept=GB)
     pins = Pins(direct=(), all={}, python=SpecifierSet(settings(PROJECT)["requires-python"]))
     return look.facts, [*look.problems, *Checks(look.facts, look.facts, pins, needs).all()]
 

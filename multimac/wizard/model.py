@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +21,7 @@ from whisper_tuner.hub import HUB_ID, settings_of
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.paths import expanded, shown
-from whisper_tuner.settings import parse
+from whisper_tuner.settings import TRUE, parse
 from whisper_tuner.text import size
 
 from .draft import Draft, Model
@@ -101,13 +102,15 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
         settings[key] = with_point(questions.text(key, message, defaults[key], partial(check, key)))
     _tell_parts(draft, int(settings["batch_size"]), console)
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
-        settings |= _ask_best(questions, len(draft.data.samples["validation"]))
+        settings |= _ask_best(questions, draft)
     return settings
 
 
-def _ask_best(questions: Questions, clips: int) -> dict[str, str]:
+def _ask_best(questions: Questions, draft: Draft) -> dict[str, str]:
+    own, enough = _alike(draft), len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
+    suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else enough
     message = f"Take the best epoch by validation, and stop after {NO_BETTER} that are no better?"
-    return dict(BEST) if questions.confirm("keep_best", message, clips >= ENOUGH_CLIPS) else {}
+    return dict(BEST) if questions.confirm("keep_best", message, suggested) else {}
 
 
 def _tell_parts(draft: Draft, batch: int, console: Console) -> None:
@@ -258,14 +261,21 @@ def _check_model(text: str, config: ConfigFile) -> None:
 
 def _defaults(draft: Draft) -> dict[str, str]:
     """Those of a profile with the same model, data and method if there is one, else what suits the model's size."""
-    model, data, method = draft.model, draft.data, draft.method
+    model, method = draft.model, draft.method
     batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
     found = {"epochs": "5", "learning_rate": _learning_rate(model, method), "batch_size": str(batch)}
-    for name in draft.config.names("profile") if model.section and data.section else ():
+    own = _alike(draft)
+    return found | {key: own[key] for key in SETTINGS if key in own}
+
+
+def _alike(draft: Draft) -> Mapping[str, str]:
+    """The keys of a profile with the same model, data and method; none if there is no such profile."""
+    wanted = (draft.model.section, draft.data.section, draft.method)
+    for name in draft.config.names("profile") if all(wanted) else ():
         own = draft.config.section("profile", name).values
-        if (own.get("model"), own.get("dataset"), own.get("method", "full")) == (model.section, data.section, method):
-            return found | {key: own[key] for key in SETTINGS if key in own}
-    return found
+        if (own.get("model"), own.get("dataset"), own.get("method", "full")) == wanted:
+            return own
+    return {}
 
 
 def _learning_rate(model: Model, method: str) -> str:

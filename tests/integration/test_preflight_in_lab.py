@@ -98,7 +98,7 @@ def test_three_of_four_hosts_are_wrong_in_three_ways(lab, runner):
     command = [sys.executable, "cli_typer.py", "hosts", "check", "--hosts", str(path)]
     begin = time.monotonic()
     done = lab.exec("h1", command, cwd=str(PROJECT), env={"COLUMNS": "80"}, timeout=60)
-    assert time.monotonic() - begin < 15, done.stdout
+    assert time.monotonic() - begin < 30, done.stdout
     assert done.returncode == 5
     h2, h3, h4 = (lab[name].address for name in ("h2", "h3", "h4"))
     assert f"{h2}: port 22: no answer" in done.stderr

@@ -188,7 +188,8 @@ def _decoded(data: bytes, suffix: str) -> np.ndarray:
         try:
             return load_audio(Path(file.name))
         except TunerError as error:
-            error.args = (error.args[0].removeprefix(f"{file.name} "),)  # a name that nobody knows
+            told = error.args[0].removeprefix(f"{file.name} ").replace(file.name, "it")  # a name that nobody knows
+            error.args = (told,)
             raise
 
 

@@ -1,4 +1,5 @@
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -9,6 +10,7 @@ from distributed.preflight.links import tournament
 from distributed.preflight.needs import Needs
 from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Problem, Report
 from distributed.ssh.host import Host
+from multimac.doctor.machine import look_at_this_machine
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError
 
 GB = 10**9
@@ -127,6 +129,23 @@ def test_hosts_that_are_one_machine_share_its_memory(sharing, severity, said):
     memory = {"total": 16 * GB, "available": 7 * GB}
     (problem,) = Checks(host(memory=memory), host("a"), PINS, NEEDS, "multimac hosts setup", sharing=sharing).all()
     assert (problem.severity, problem.what) == (severity, said) and problem.remedy
+
+
+def test_what_strategies_may_take_is_in_the_machines_memory_also_where_a_card_trains():
+    card = host(device="cuda", torch=TORCH | {"cuda": 1, "cuda_memory": 80 * GB})
+    plain = host(device="cpu")
+    for facts in (card, plain):
+        assert not list(Checks(facts, host("a"), PINS, NEEDS, "multimac hosts setup").all())
+    assert card.spare_memory == plain.spare_memory > 0
+
+
+@pytest.mark.parametrize("torch", [MPS, TORCH | {"cuda": 1, "cuda_memory": 8 * GB}, TORCH])
+def test_the_doctor_has_needs_for_each_device(torch, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "distributed.preflight.look.look_here", lambda *_: SimpleNamespace(facts=host(torch=torch), problems=[])
+    )
+    _, problems = look_at_this_machine(None, tmp_path)
+    assert not [problem for problem in problems if problem.check == "memory"]
 
 
 def test_workers_spread_over_the_cards_of_a_machine():

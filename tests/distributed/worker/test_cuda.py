@@ -12,7 +12,7 @@ from exogym.flat import FlatParameters
 from exogym.random_state import random_state, set_random_state
 from multimac.doctor.gradients import small_whisper
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card here")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card here")]
 MB = 10**6
 TWICE = """
 import sys

@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[3]
 def test_a_run_keeps_what_was_set_when_it_is_resumed(tmp_path):
     (tmp_path / "config.ini").write_text(CONFIG.format(project=PROJECT))
     command = [sys.executable, str(PROJECT / "cli_typer.py"), "finetune"]
-    asked = ["tiny", "--set", "max_steps=20", "--set", "checkpoint_interval = 1", "--set", "learning_rate=2e-4"]
+    asked = ["tiny", "--set", "max_steps=30", "--set", "checkpoint_interval = 1", "--set", "learning_rate=2e-4"]
     process = subprocess.Popen([*command, *asked], cwd=tmp_path, stdout=subprocess.DEVNULL)
 
     def steps() -> list[int]:
@@ -30,9 +30,9 @@ def test_a_run_keeps_what_was_set_when_it_is_resumed(tmp_path):
 
     wait_until(steps, 60)
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(60) == ExitStatus.INTERRUPTED and 0 < max(steps()) < 20
+    assert process.wait(60) == ExitStatus.INTERRUPTED and 0 < max(steps()) < 30
     done = subprocess.run([*command, "--resume", "last"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == ExitStatus.OK and max(steps()) == 20, done.stdout + done.stderr
+    assert done.returncode == ExitStatus.OK and max(steps()) == 30, done.stdout + done.stderr
     [run] = tmp_path.glob("runs/2*")
     settings = read_run(run).settings
-    assert (settings["max_steps"], settings["learning_rate"], settings["checkpoint_interval"]) == (20, 2e-4, 1)
+    assert (settings["max_steps"], settings["learning_rate"], settings["checkpoint_interval"]) == (30, 2e-4, 1)

@@ -92,6 +92,18 @@ def test_the_best_epoch_is_offered_where_validation_can_tell_it(folder, clips, a
     assert (profile.keep_best, profile.early_stopping) == kept
 
 
+@pytest.mark.parametrize("own", ["false", "true"])
+def test_what_a_profile_of_the_same_has_chosen_is_suggested(folder, own):
+    with (folder / "config.ini").open("a") as file:
+        file.write(f"[dataset:d]\ntrain = {PROJECT}/bundled/data/train.csv\ntest = {PROJECT}/bundled/data/test.csv\n")
+        file.write(f"validation = {PROJECT}/bundled/data/validation.csv\n")
+        file.write(f"[profile:own]\nmodel = small\ndataset = d\nmethod = full\nepochs = 7\nkeep_best = {own}\n")
+    done = wizard(folder, {"start": "later", "name": "mine", "model": "small", "data": "d"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = ConfigFile(folder / "config.ini").profile("mine")
+    assert (profile.epochs, profile.keep_best) == (7, own == "true")
+
+
 def test_saved_answers_give_the_same_again(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     assert wizard(folder, {"start": "later", "epochs": 3}, "--save-answers", str(tmp_path / "a.ini")).returncode == 0
