@@ -1,8 +1,9 @@
 """Does a model get better by `multimac data check --fix`? WER after training on real and on spoiled data.
 
-    python benchmarks/fixed_data.py MODEL DATA [--quick] [--seeds 1] [--more N] [--out DIR]
+    python benchmarks/fixed_data.py [MODEL DATA] [--quick] [--seeds 3] [--more N] [--out DIR]
 
-MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv. Four training sets: that
+MODEL is a folder in transformers layout, DATA one with English train.csv, validation.csv and test.csv; without them it
+is what is bundled, with the settings of config.ini's [profile:demo]. Four training sets: that
 of DATA; what `--fix` makes of it; one in which every fourth row is spoiled, in a way that training does not refuse; and
 what `--fix` makes of that. This machine fine-tunes on each alone. WER is that of plain transformers (plain_wer.py) on
 validation and test clips together, with 95 % of paired resamplings of the clips. What is done is kept in DIR, so an
@@ -36,6 +37,8 @@ from whisper_tuner.data.audio import load_audio  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest, write_manifest  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-fixed-data"
+BUNDLED = (PROJECT / "bundled" / "model", PROJECT / "bundled" / "data")
+BUNDLED_SETTINGS = {"epochs": 8, "batch_size": 4, "learning_rate": 1.5e-3, "language": "en", "device": "cpu"}
 SETTINGS = {"epochs": 2, "batch_size": 8, "learning_rate": 3.75e-5, "language": "en", "device": "cpu"}
 QUICK, QUICK_CLIPS = {"max_steps": 4}, 16
 RATE = 16_000
@@ -80,6 +83,7 @@ WAYS: tuple[Callable, ...] = (silent, cut_short, placeholder, commands, markup, 
 class Bench:
     def __init__(self, model: Path, data: Path, seeds: int, out: Path, *, quick: bool):
         self.model, self.data, self.quick = model.resolve(), data.resolve(), quick
+        self.settings = BUNDLED_SETTINGS if (self.model, self.data) == BUNDLED else SETTINGS
         self.out = out.resolve()
         self.out.mkdir(parents=True, exist_ok=True)
         self.tasks = [(name, seed) for seed, name in itertools.product(range(seeds), SETS)]
@@ -108,7 +112,7 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         values = {"base_model": self.model, "train": self.manifests[name], "validation": self.data / "validation.csv"}
-        values |= {"seed": seed, **SETTINGS, **(QUICK if self.quick else {})}
+        values |= {"seed": seed, **self.settings, **(QUICK if self.quick else {})}
         text = "\n".join(["[profile:mine]", *(f"{key} = {value}" for key, value in values.items()), ""])
         (folder / "config.ini").write_text(text, encoding="utf-8")
         print(f"{name}, seed {seed}: {folder / 'console.txt'} says how far it is", flush=True)
@@ -165,7 +169,7 @@ class Bench:
                 count = sum(1 for _ in csv.reader(file)) - 1
             rows.append([name, count, ", ".join(f"{wer(run):.1f}" for run in clips[name]), f"{pooled:.1f}", against])
         untrained = wer(transcribed(self.model, None, self.data, self.out, QUICK_CLIPS if self.quick else None))
-        told = ", ".join(f"{key} = {value}" for key, value in SETTINGS.items())
+        told = ", ".join(f"{key} = {value}" for key, value in self.settings.items())
         ways = ", ".join(way.__name__.replace("_", " ") for way in WAYS)
         return [
             f"{self.model.name}, full fine-tuning on this machine ({told}); WER {untrained:.1f} untrained, by plain "
@@ -191,9 +195,9 @@ def spoiled(samples: Sequence[Sample], folder: Path) -> list[Sample]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("model", type=Path, nargs="?", default=BUNDLED[0])
+    parser.add_argument("data", type=Path, nargs="?", default=BUNDLED[1])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--quick", action="store_true")
