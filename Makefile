@@ -11,7 +11,7 @@ setup:  ## make .venv with all dependencies
 demo: setup  ## fine-tune the bundled model on two local ranks, WER before and after
 	@$(PY) cli_typer.py demo
 
-test: setup  ## all quick tests (under 15 minutes on 2 cores)
+test: setup  ## all quick tests
 	@sh tools/system_packages.sh
 	@sh tools/runtimes.sh
 	$(PY) -m pytest -n 3 --dist loadgroup -m "not slow" --durations=15

@@ -18,7 +18,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.local_run import finetuned  # noqa: E402
 from benchmarks.results import current_commit, table, write_section  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-contexts"
@@ -61,9 +61,7 @@ def trained(model: Path, data: Path, context: str, seed: int, folder: Path, epoc
     values = {"model": model, "data": data, "out": folder, "context": context}
     config = CONFIG.format(**values, epochs=epochs, steps=steps, seed=seed)
     (folder / "config.ini").write_text(config, encoding="utf-8")
-    with (folder / "console.txt").open("wb") as console:
-        status = start_finetune(folder / "config.ini", "bench", 1, console).wait()
-    if status:
+    if status := finetuned(folder, "bench"):
         raise RuntimeError(f"{context} failed with status {status}: {(folder / 'console.txt').read_text()[-2000:]}")
     [run] = (path.parent for path in folder.glob("*/events.jsonl"))
     parts = ("test",) if steps else ("validation", "test")

@@ -24,7 +24,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.local_run import finetuned  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 from whisper_tuner.config import ConfigFile  # noqa: E402
 
@@ -171,13 +171,7 @@ def train(task: Task, folder: Path) -> Result:
     (folder / "config.ini").write_text(config(task), encoding="utf-8")
     commit, began = current_commit(), time.monotonic()
     print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
-    with (folder / "console.txt").open("wb") as console:
-        process = start_finetune(folder / "config.ini", "epochs", task.ranks, console)
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:  # it has come to the run as well, which stops at the end of a step
-            process.wait()
-            raise
+    status = finetuned(folder, "epochs", task.ranks)
     seconds = round(time.monotonic() - began, 1)
     figures = next((json.loads(path.read_text()) for path in folder.glob("runs/*/wer.json")), None)
     status = status or int(figures is None)

@@ -3,9 +3,9 @@
     python benchmarks/fixed_data.py [MODEL DATA] [--quick] [--seeds 3] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with English train.csv, validation.csv and test.csv; without them it
-is what is bundled, with the settings of config.ini's [profile:demo]. Four training sets: that
-of DATA; what `--fix` makes of it; one in which every fourth row is spoiled, in a way that training does not refuse; and
-what `--fix` makes of that. This machine fine-tunes on each alone. WER is that of plain transformers (plain_wer.py) on
+is what is bundled, with the settings of config.ini's [profile:demo]. Four training sets: that of DATA; what `--fix`
+makes of it; one in which every fourth row is spoiled, in a way that training does not refuse; and what `--fix` makes of
+that. This machine fine-tunes on each alone. WER is that of plain transformers (plain_wer.py) on
 validation and test clips together, with 95 % of paired resamplings of the clips. What is done is kept in DIR, so an
 interrupted benchmark goes on where it stopped. --quick: 4 steps, few clips; leaves RESULTS.md alone.
 """
@@ -30,7 +30,7 @@ import soundfile
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.local_run import finetuned  # noqa: E402
 from benchmarks.pooled_wer import PARTS, Clips, difference, transcribed, wer  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 from whisper_tuner.data.audio import load_audio  # noqa: E402
@@ -123,14 +123,7 @@ class Bench:
         text = "\n".join(["[profile:mine]", *(f"{key} = {value}" for key, value in values.items()), ""])
         (folder / "config.ini").write_text(text, encoding="utf-8")
         print(f"{name}, seed {seed}: {folder / 'console.txt'} says how far it is", flush=True)
-        with (folder / "console.txt").open("wb") as console:
-            process = start_finetune(folder / "config.ini", "mine", 1, console)
-            try:
-                status = process.wait()
-            except KeyboardInterrupt:  # it has come to the run as well, which stops at the end of a step
-                process.wait()
-                raise
-        if status:
+        if status := finetuned(folder, "mine"):
             sys.exit(f"status {status}: see {folder / 'console.txt'}")
         [final] = folder.glob("runs/*/final")
         clips = transcribed(final, None, self.data, folder, QUICK_CLIPS if self.quick else None)

@@ -29,7 +29,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.local_run import finetuned  # noqa: E402
 from benchmarks.pooled_wer import Clips, difference, transcribed, wer  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 
@@ -165,13 +165,7 @@ class Bench:
         )  # fmt: skip
         (folder / "config.ini").write_text(text, encoding="utf-8")
         commit, began = current_commit(), time.monotonic()
-        with (folder / "console.txt").open("wb") as console:
-            process = start_finetune(folder / "config.ini", "mine", task.ranks, console)
-            try:
-                status = process.wait()
-            except KeyboardInterrupt:  # it has come to the run as well, which stops at the end of a step
-                process.wait()
-                raise
+        status = finetuned(folder, "mine", task.ranks)
         if status:
             raise RunFailed(f"the run failed, {folder / 'console.txt'} says why")
         seconds, run = time.monotonic() - began, next(folder.glob("runs/*/final")).parent

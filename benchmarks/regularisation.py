@@ -26,7 +26,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.local_run import start_finetune  # noqa: E402
+from benchmarks.local_run import finetuned  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 
@@ -108,13 +108,7 @@ class Bench:
         (folder / "config.ini").write_text(self.config(task), encoding="utf-8")
         commit, began = current_commit(), time.monotonic()
         print(f"{task}: {folder / 'console.txt'} says how far it is", flush=True)
-        with (folder / "console.txt").open("wb") as console:
-            process = start_finetune(folder / "config.ini", "mine", 1, console)
-            try:
-                status = process.wait()
-            except KeyboardInterrupt:  # it has come to the run as well, which stops at the end of a step
-                process.wait()
-                raise
+        status = finetuned(folder, "mine")
         about = {"task": task, "seconds": round(time.monotonic() - began, 1), "commit": commit}
         run = next(folder.glob("runs/*/final"), folder).parent
         wer = None if status else plain_wer(run / "final", self.data / "unseen.csv")

@@ -137,9 +137,10 @@ def report(args: argparse.Namespace, times: list[dict]) -> None:
         wer = [", ".join(sorted({f"{one['wer'][place]:.1f}" for one in own})) for place in (0, 1)]
         ratio = f"{medians[1] / medians[hosts]:.2f}x"
         rows.append((hosts, each, f"{medians[hosts]:.0f}", ratio, ", ".join(map(str, own[-1]["clips"])), *wer))
+    clips = sum(times[0]["clips"]) // 2
     about = (
-        f"{args.model.name} on the test clips of {args.data.name}, before and after a short LoRA run, on lab hosts of "
-        "half a core each at 100 Mbit/s. With the start of the hosts' processes, and with clips and model on their way."
+        f"{args.model.name} on {clips} test clips of {args.data.name}, before and after a short LoRA run, on lab hosts "
+        "of half a core each at 100 Mbit/s. With the start of the hosts' processes, and with clips and model on their way."
     )
     commits = [one["commit"] for one in times]
     write_section("A run's evaluation on its hosts", [about, "", *table(HEAD, rows)], commits)

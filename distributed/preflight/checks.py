@@ -165,11 +165,10 @@ class Checks:
         total = on_card or on_mps or facts["memory"]["total"]
         free = None if on_card else facts["memory"]["available"]
         workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
-        whole, least = self.needs.memory, self.needs.least
-        if on_mps or on_card:
-            whole, least = self.needs.on_mps if on_mps else self.needs.on_cuda
+        needs = self.needs
+        whole, least = needs.on_cuda if on_card else needs.on_mps if on_mps else (needs.memory, needs.least)
         whole, least = whole * workers, (least or whole) * workers
-        in_ram = self.needs.memory * self.sharing  # strategies keep what is theirs there, also where a card trains
+        in_ram = needs.memory * self.sharing  # strategies keep what is theirs there, also where a card trains
         ram_spare = (MEMORY_SHARE * facts["memory"]["total"] - in_ram) / self.sharing
         self.host.spare_memory = ram_spare if on_card else (MEMORY_SHARE * total - whole) / workers
         has = f"{'its GPU' if on_card or on_mps else 'it'} has {size(total)}"

@@ -76,6 +76,10 @@ class Needs:
     def of(self, clips: int) -> int:
         return self.one + (clips - 1) * self.more
 
+    def told(self, later: int) -> str:
+        """Of one clip, with `later` bytes more."""
+        return f"{'more than ' if self.is_full else ''}{size(self.one + later)}"
+
     def clips_in(self, room: int) -> int:
         return 0 if self.is_full or room < self.one else 1 + (room - self.one) // self.more
 
@@ -167,9 +171,7 @@ def fit_into_memory(
     began = time.perf_counter()
     on = {"model": model, "batches": train, "share": share, "precision": precision}
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
-    if share.device.type == "cuda":  # what the strategy keeps is not on the card
-        later = trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
+    later = _later(share.device, trained, more_bytes)
     if (full := train.full_clip()) and Trial(longest=full, **on).clips_in(share.bytes - later, 0)[0] < 1:
         train.crop_all()
         events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
@@ -180,20 +182,12 @@ def fit_into_memory(
     at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0
     if at_once < 1:
-        can_save = checkpoint_gradients(model.model)
-        needed = f"{'more than ' if needs.is_full else ''}{size(needs.one + later)}"
-        limit = f"{size(share.bytes if can_save else share.most)}{share.among()}"
-        what = f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {limit}"
-        if can_save:
+        if checkpoint_gradients(model.model):
+            what = _too_large(clip_s, needs.told(later), share.bytes, share)
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
             return fit_into_memory(model, train, validation, **again)
-        if needs.is_full and needs.one + later <= share.most and share.bytes < OTHERS * share.most:
-            left = f"{size(share.bytes)}{share.among()}"
-            taken = f"one clip of {clip_s:.1f} s needs {needed} of memory, but other programs hold it"
-            raise TooLittleMemory(f"{taken}: this worker's share of what they leave is {left}", remedy=REMEDY)
-        if needs.is_full or needs.one + later > share.most:
-            raise TooLittleMemory(what, remedy=REMEDY)
+        _refuse(clip_s, needs, later, share)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
         train.limit_positions(max(1, at_once) * positions(*longest))
@@ -207,6 +201,30 @@ def fit_into_memory(
     about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
     about["share"] = share.bytes
     events({"type": "memory", **about, "seconds": time.perf_counter() - began})
+
+
+def _later(device: torch.device, trained: int, more_bytes: int) -> int:
+    """Bytes at the peak of later steps that a first forward and backward pass does not show."""
+    if device.type == "cuda":  # what the strategy keeps is not on the card
+        return trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
+    return trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
+
+
+def _too_large(clip_s: float, needed: str, most: int, share: Share) -> str:
+    return (
+        f"one clip of {clip_s:.1f} s needs {needed} of memory, but this worker's share is {size(most)}{share.among()}"
+    )
+
+
+def _refuse(clip_s: float, needs: Needs, later: int, share: Share) -> None:
+    """Raises TooLittleMemory, unless one clip would fit once others have given back what they hold."""
+    needed, fits = needs.told(later), needs.one + later <= share.most
+    if needs.is_full and fits and share.bytes < OTHERS * share.most:
+        taken = f"one clip of {clip_s:.1f} s needs {needed} of memory, but other programs hold it"
+        left = f"{size(share.bytes)}{share.among()}"
+        raise TooLittleMemory(f"{taken}: this worker's share of what they leave is {left}", remedy=REMEDY)
+    if needs.is_full or not fits:
+        raise TooLittleMemory(_too_large(clip_s, needed, share.most, share), remedy=REMEDY)
 
 
 def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
