@@ -140,7 +140,7 @@ def report(args: argparse.Namespace, times: list[dict]) -> None:
     clips = sum(times[0]["clips"]) // 2
     about = (
         f"{args.model.name} on {clips} test clips of {args.data.name}, before and after a short LoRA run, on lab hosts "
-        "of half a core each at 100 Mbit/s. With the start of the hosts' processes, and with clips and model on their way."
+        "of half a core each at 100 Mbit/s. With the start of the hosts' processes, and with all that has to be sent."
     )
     commits = [one["commit"] for one in times]
     write_section("A run's evaluation on its hosts", [about, "", *table(HEAD, rows)], commits)
