@@ -179,8 +179,9 @@ machine trains it, and after a resume. Validation and test clips are never chang
   transformers' `dropout`, spoils a Whisper, which was trained without: with 0.1 tiny.en came to WER 186, not 26.
 * The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
   A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
-* With `timestamps_share` the text stands between `<|0.00|>` and the clip's end. A model that is trained without
-  timestamps forgets to write them, which long recordings and subtitles need. The model must have these tokens.
+* With `timestamps_share` the text stands between `<|0.00|>` and the clip's end, or each of its parts between its own
+  times, if the manifest has them ([`timed_text`](data.md#columns)). A model that is trained without timestamps forgets
+  to write them, which long recordings and subtitles need. The model must have these tokens.
 * With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
 * With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in

@@ -62,7 +62,7 @@ def cut_long(
                 text = (corrections.texts or {}).get(sample.id) or repaired(sample.text)
                 try:
                     found[place] = clips.cut(
-                        replace(sample, text=text), lambda number, s=sample: _name(s.id, number, taken)
+                        replace(sample, text=text, timed_text=""), lambda number, s=sample: _name(s.id, number, taken)
                     )
                 except NotCut as reason:
                     found[place] = str(reason)

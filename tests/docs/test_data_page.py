@@ -18,6 +18,7 @@ COLUMNS = {
     "language": rows.LANGUAGE_COLUMNS,
     "duration, in s": rows.DURATION_COLUMNS,
     "begin of the clip in its recording, in s": rows.OFFSET_COLUMNS,
+    "text with the times of its parts": rows.TIMED_COLUMNS,
 }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import Label, LabelEncoder
+from whisper_tuner.data.timed_text import Said, said_in
 
 PARTS = 4  # a mask is at most one of so many parts of a clip, so that the shortest is not masked whole
 
@@ -26,8 +27,8 @@ PARTS = 4  # a mask is at most one of so many parts of a clip, so that the short
 class Augmentation:
     """Settings of a profile by their names there; by default nothing changes.
 
-    longest_s: of all clips; none is slowed down beyond it, since memory is measured with it. previous: by id, what is
-    said before a clip.
+    longest_s: of all clips; none is slowed down beyond it, since memory is measured with it. most_parts: of a clip's
+    timed text. previous: by id, what is said before a clip.
     """
 
     seed: int = 0
@@ -39,6 +40,7 @@ class Augmentation:
     mask_feature_prob: float = 0.0
     mask_feature_length: int = 10
     longest_s: float = 0.0
+    most_parts: int = 1
     previous: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def settings(self) -> dict[str, Any]:
@@ -64,14 +66,20 @@ class Augmentation:
         return encoder.encode(
             sample.text,
             language=sample.language,
-            end_s=sample.duration_s / self.speed(sample, epoch) if has_timestamps else None,
+            timed=self._timed(sample, epoch) if has_timestamps else (),
             previous=self.previous.get(sample.id, "") if has_previous else "",
         )
+
+    def _timed(self, sample: Sample, epoch: int) -> list[Said]:
+        speed = self.speed(sample, epoch)
+        parts = said_in(sample.timed_text) if sample.timed_text else [Said(0.0, sample.duration_s, sample.text)]
+        return [Said(part.start / speed, part.end / speed, part.text) for part in parts]
 
     def longest_label(self, tokens: int, encoder: LabelEncoder) -> int:
         """The most that a label without timestamps and previous text may come to, of so many tokens."""
         if self.timestamps_share:
-            tokens += 1  # two timestamps, and no <|notimestamps|>
+            # Two timestamps a part, and no <|notimestamps|>; a token may be two where a text without spaces is divided.
+            tokens += 3 * self.most_parts - 2
         if self.previous_text_share:
             tokens += min(tokens, encoder.max_tokens // 2)  # another text, without this one's prompt
         return min(tokens, encoder.max_tokens)
@@ -94,7 +102,7 @@ class Augmentation:
         return Random(f"{what} {self.seed} {epoch} {sample.id}")
 
 
-_OTHERS = ("seed", "longest_s", "previous")
+_OTHERS = ("seed", "longest_s", "most_parts", "previous")
 PROFILE_KEYS = [f.name for f in dataclasses.fields(Augmentation) if f.name not in _OTHERS]
 UNCHANGED = Augmentation()
 
@@ -106,6 +114,7 @@ def augmentation_of(profile: Profile, samples: Sequence[Sample]) -> Augmentation
     return Augmentation(
         seed=profile.seed,
         longest_s=max((sample.duration_s for sample in samples), default=0.0),
+        most_parts=max((len(said_in(sample.timed_text)) for sample in samples if sample.timed_text), default=1),
         previous={own.id: before.text for before, own in pairwise(samples) if before.language == own.language},
         **{key: getattr(profile, key) for key in PROFILE_KEYS},
     )

@@ -26,6 +26,7 @@ from whisper_tuner.data.formats.rows import (
     LANGUAGE_COLUMNS,
     OFFSET_COLUMNS,
     SPEAKER_COLUMNS,
+    TIMED_COLUMNS,
     BadRow,
     Cells,
     Part,
@@ -34,10 +35,12 @@ from whisper_tuner.data.formats.rows import (
     cell,
 )
 from whisper_tuner.data.problems import Kind, Problem
+from whisper_tuner.data.timed_text import why_unusable
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import write_shared
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded
+from whisper_tuner.text import counted
 
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.
@@ -53,7 +56,8 @@ class Sample:
     """One clip and its transcript; `line` is where its manifest names it, in `file` if it is of several files.
 
     An empty text says that there is no speech. language: the code of this clip's, "" if it is the profile's.
-    speaker: who speaks, in the manifest's own words; "" if it does not say.
+    speaker: who speaks, in the manifest's own words; "" if it does not say. timed_text: the text with the times of its
+    parts (see timed_text.py), "" if they are not known.
     """
 
     id: str
@@ -64,6 +68,12 @@ class Sample:
     language: str = ""
     speaker: str = ""
     file: str = ""
+    timed_text: str = ""
+
+    def with_text(self, text: str) -> Sample:
+        """With another text. Times stay if it differs in its spaces only."""
+        unusable = self.timed_text and why_unusable(self.timed_text, text, self.duration_s)
+        return replace(self, text=text, timed_text="" if unusable else self.timed_text)
 
 
 @dataclass(frozen=True)
@@ -124,12 +134,19 @@ class PartReader:
         self._names = AudioNames((part.folder, *part.beside)) if index is not None else None
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
         self._seen: dict[tuple[str, str], tuple[str, str]] = {}
+        self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
 
     @property
     def notes(self) -> list[str]:
-        """How names of audio were understood that are not those of the files."""
+        """How names of audio were understood that are not those of the files; which times are not used."""
+        own = self._part.path.name
         changed = self._names.changed.most_common() if self._names else ()
-        return [f"{self._part.path.name}: {number} names of audio were {how}" for how, number in changed]
+        names = [f"{own}: {number} names of audio were {how}" for how, number in changed]
+        times = [
+            f"{own}: the timed_text of {counted(len(lines), 'row')} {why}, first on line {lines[0]}: it is not used"
+            for why, lines in self._untimed.items()
+        ]
+        return names + times
 
     def read(self, rows: Iterable[Row]) -> Iterator[Sample | Problem]:
         """In their order; headers are read for many rows at once."""
@@ -141,7 +158,7 @@ class PartReader:
                 try:
                     if isinstance(audio, BadRow):
                         raise audio
-                    sample = replace(self._sample(row.cells, audio), line=row.line, file=row.file)
+                    sample = replace(self._sample(row.cells, audio, row.line), file=row.file)
                     self._check_unseen(sample)
                     yield sample
                 except BadRow as reason:
@@ -154,7 +171,7 @@ class PartReader:
             raise BadRow(Kind.NO_AUDIO, "no audio path")
         return self._names.find(name) if self._names else self._part.folder / expanded(name)
 
-    def _sample(self, cells: Cells, audio: Path) -> Sample:
+    def _sample(self, cells: Cells, audio: Path, line: int) -> Sample:
         text, index = cell(cells, self._part.reading.text_names), self._index
         if index is not None and (found := index[audio].kind):
             raise BadRow(Kind(found), index[audio].what)
@@ -165,6 +182,10 @@ class PartReader:
         name = cell(cells, self._part.reading.audio_names)
         if longest > self._max_duration_s:
             raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {self._max_duration_s:g} s")
+        timed_text = cell(cells, TIMED_COLUMNS)
+        if timed_text and (why := why_unusable(timed_text, text, seconds)):
+            self._untimed.setdefault(why, []).append(line)
+            timed_text = ""
         return Sample(
             id=cell(cells, ID_COLUMNS) or str(expanded(name)),
             audio=audio,
@@ -172,6 +193,8 @@ class PartReader:
             duration_s=seconds,
             language=_language(cell(cells, LANGUAGE_COLUMNS)),
             speaker=cell(cells, SPEAKER_COLUMNS),
+            line=line,
+            timed_text=timed_text,
         )
 
     def _duration(self, cells: Cells, audio: Path) -> float:
@@ -214,7 +237,7 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     listing = io.StringIO()
     writer = csv.writer(listing)
     samples = list(samples)
-    more = [name for name in ("language", "speaker") if any(getattr(sample, name) for sample in samples)]
+    more = [name for name in ("language", "speaker", "timed_text") if any(getattr(sample, name) for sample in samples)]
     writer.writerow(["id", "audio_path", "transcription", "duration_s", *more])
     for sample in samples:
         inside = sample.audio.is_relative_to(path.parent)

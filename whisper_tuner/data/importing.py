@@ -188,7 +188,7 @@ def _import_part(
             blacklisted.add(found.id)
         elif found.id in corrections.texts:
             patched.add(found.id)
-            samples.append(replace(found, text=corrections.texts[found.id]))
+            samples.append(found.with_text(corrections.texts[found.id]))
         else:
             samples.append(found)
         if number % TOLD_EVERY == 0:

@@ -2,8 +2,8 @@
 
 The decoder reads  <|startoftranscript|><|fr|><|transcribe|><|notimestamps|> text, and learns to write  text
 <|endoftext|>; English-only models have neither language nor task. With timestamps it is
-<|startoftranscript|><|fr|><|transcribe|><|0.00|> text<|2.40|>, and the two timestamps are learnt too. A previous text
-stands before all that:  <|startofprev|> previous text.
+<|startoftranscript|><|fr|><|transcribe|><|0.00|> text<|2.40|>, and the two timestamps are learnt too; a text in several
+parts has two for each. A previous text stands before all that:  <|startofprev|> previous text.
 
 A clip without speech has no text: only end-of-text is learnt, right after the prompt (or <|0.00|>). OpenAI's
 <|nospeech|> stands in the place of the language instead, but `generate` is given the language, and never asks for it.
@@ -11,12 +11,13 @@ A clip without speech has no text: only end-of-text is learnt, right after the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from whisper_tuner.config import Profile
+from whisper_tuner.data.timed_text import Said
 from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.hub import loading, model_file, settings_of
 from whisper_tuner.languages import UNSPACED, language_code, text_language
@@ -70,22 +71,21 @@ class LabelEncoder:
     max_tokens: int
     first_timestamp: int | None = None
 
-    def encode(self, text: str, *, language: str = "", end_s: float | None = None, previous: str = "") -> Label:
+    def encode(self, text: str, *, language: str = "", timed: Sequence[Said] = (), previous: str = "") -> Label:
         """The label of one transcript; an empty one says that there is no speech.
 
-        language: a code, if it is not the profile's; English-only models ignore it. end_s: the clip's length, if it is
-        to have timestamps; it has none where the decoder has no room for them. previous: what was said before, cut to
-        its end as Whisper does. Raises DataError if the decoder has no room for the text, or a language is unknown.
+        language: a code, if it is not the profile's; English-only models ignore it. timed: the text in its parts, if it
+        is to have timestamps; it has none where the decoder has no room for them. previous: what was said before, cut
+        to its end as Whisper does. Raises DataError if the decoder has no room for the text, or a language is unknown.
         """
         spoken = (language or self.language) if self.language else ""
         ids, prompt = self._ids(text, spoken), self._prompt(spoken)
         label = Label((*prompt, self._token(NO_TIMESTAMPS)), (*ids, self.end))
         if len(label) > self.max_tokens:
             raise DataError(f"the text makes {len(label)} tokens, but the decoder takes {self.max_tokens}")
-        if end_s is not None:
-            last = [self._timestamp(end_s)] if text else []  # `generate` lets no timestamp follow the first one at once
-            timed = Label(prompt, (self._timestamp(0.0), *ids, *last, self.end))
-            label = timed if len(timed) <= self.max_tokens else label
+        if timed:
+            with_times = Label(prompt, (*self._timed(timed, spoken), self.end))
+            label = with_times if len(with_times) <= self.max_tokens else label
         # As Whisper's own decoding: at most the last 223 tokens of the usual 448 positions.
         room = min(self.max_tokens // 2 - 1, self.max_tokens - len(label) - 1)
         if previous and room > 0:
@@ -104,6 +104,14 @@ class LabelEncoder:
     def _ids(self, text: str, spoken: str) -> list[int]:
         text = _spaced(text, _has_leading_space(spoken or "en", self.task))
         return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def _timed(self, parts: Sequence[Said], spoken: str) -> list[int]:
+        ids = []
+        for part in parts:
+            ids.append(self._timestamp(part.start))
+            if part.text:  # `generate` lets no timestamp follow the first one at once
+                ids += [*self._ids(part.text, spoken), self._timestamp(part.end)]
+        return ids
 
     def _timestamp(self, seconds: float) -> int:
         if self.first_timestamp is None:

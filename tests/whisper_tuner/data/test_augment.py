@@ -185,6 +185,20 @@ def test_timestamps_end_where_the_clip_ends_at_its_speed(timestamps):
     assert ends == {round(2.0 / speed / 0.02) for speed in (0.9, 1.0, 1.1)}
 
 
+def test_times_of_the_parts_of_a_text_are_those_at_its_speed(timestamps, profile_of):
+    model, processor = timestamps
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    timed_text = "<|0.00|> a<|0.80|><|1.00|> b<|2.00|>"
+    samples = [dataclasses.replace(sample, text="a b", timed_text=timed_text) for sample in named(30)]
+    augmentation = augmentation_of(profile_of(timestamps_share=1.0, speed_perturbation=0.1), samples)
+    augmentation = dataclasses.replace(augmentation, longest_s=30.0)
+    labels = {augmentation.label(sample, 0, encoder) for sample in samples}
+    times = {tuple(t - encoder.first_timestamp for t in one.written if t >= encoder.first_timestamp) for one in labels}
+    assert times == {tuple(round(at / speed / 0.02) for at in (0, 0.8, 1.0, 2.0)) for speed in (0.9, 1.0, 1.1)}
+    plain = len(encoder.encode("a b"))
+    assert {len(label) for label in labels} == {plain + 3} and augmentation.longest_label(plain, encoder) >= plain + 3
+
+
 def test_what_was_said_before_is_the_row_before_in_the_same_language(profile_of):
     first, second, third, fourth = named(4)
     rows = [first, second, dataclasses.replace(third, language="ja"), fourth]

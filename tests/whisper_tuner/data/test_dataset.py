@@ -162,3 +162,19 @@ def test_speakers_are_read_and_written(folder, column):
     write_manifest(folder / "out.csv", loaded.samples)
     assert [sample.speaker for sample in load_manifest(folder / "out.csv").samples] == ["Anna", ""]
     assert (folder / "out.csv").read_text().splitlines()[0] == "id,audio_path,transcription,duration_s,speaker"
+
+
+def test_times_of_a_text_are_read_and_written_and_told_where_they_cannot_be_used(folder):
+    timed = "<|0.00|> oui<|0.20|><|0.25|> non<|0.50|>"
+    rows = [f"audio/a.wav,oui non,{timed}", f"audio/b.flac,oui oui,{timed}", "audio/c.wav,un,"]
+    (folder / "audio" / "c.wav").write_bytes((folder / "audio" / "a.wav").read_bytes())
+    loaded = load_manifest(manifest(folder, "audio,text,timed_text\n" + "\n".join(rows) + "\n"))
+    assert [sample.timed_text for sample in loaded.samples] == [timed, "", ""] and not loaded.problems
+    [note] = loaded.notes
+    assert note.endswith(
+        "the timed_text of 1 row does not say the same as their text, first on line 3: it is not used"
+    )
+    write_manifest(folder / "out.csv", loaded.samples)
+    assert [sample.timed_text for sample in load_manifest(folder / "out.csv").samples] == [timed, "", ""]
+    sample = loaded.samples[0]
+    assert sample.with_text("oui  non").timed_text == timed and sample.with_text("oui").timed_text == ""

@@ -5,6 +5,7 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import pad_labels
 from whisper_tuner.data.labels import IGNORED, Label, check_special_tokens, first_timestamp, label_encoder
+from whisper_tuner.data.timed_text import Said
 from whisper_tuner.errors import ConfigError, DataError
 
 START = "<|startoftranscript|>"
@@ -118,7 +119,7 @@ def test_a_clip_without_speech_learns_to_end_right_after_the_prompt(multilingual
 def test_with_timestamps_it_learns_to_end_after_the_first(timestamps):
     model, processor = timestamps
     encoder = label_encoder(model, processor.tokenizer, language="fr")
-    assert encoder.encode("", end_s=2.0).written == (encoder.first_timestamp, encoder.end)
+    assert encoder.encode("", timed=[Said(0.0, 2.0, "")]).written == (encoder.first_timestamp, encoder.end)
 
 
 def test_a_row_may_be_in_another_language_that_the_model_knows(multilingual):
@@ -135,12 +136,26 @@ def test_a_row_may_be_in_another_language_that_the_model_knows(multilingual):
 def test_timestamps_stand_around_the_text_and_are_learnt(timestamps, end_s, last):
     model, processor = timestamps
     encoder = label_encoder(model, processor.tokenizer, language="fr")
-    label, plain = encoder.encode("ab", end_s=end_s), encoder.encode("ab")
+    label, plain = encoder.encode("ab", timed=[Said(0.0, end_s, "ab")]), encoder.encode("ab")
     zero = processor.tokenizer.convert_tokens_to_ids("<|notimestamps|>") + 1
     assert encoder.first_timestamp == zero == model.generation_config.no_timestamps_token_id + 1
     assert label.prompt == plain.prompt[:-1]
     assert label.written == (zero, *plain.written[:-1], zero + last, encoder.end)
     assert label.targets[len(label.prompt) - 1] == zero
+
+
+def test_each_part_of_a_text_has_its_timestamps(timestamps):
+    model, processor = timestamps
+    encoder = label_encoder(model, processor.tokenizer, language="fr")
+    parts = [Said(0.0, 1.26, "ab"), Said(1.5, 1.5, "c"), Said(1.5, 4.0, "d")]
+    label, plain = encoder.encode("ab c d", timed=parts), encoder.encode("ab c d")
+    times = [(token - encoder.first_timestamp) / 50 for token in label.written if token >= encoder.first_timestamp]
+    assert times == [0.0, 1.26, 1.5, 1.5, 1.5, 4.0]
+    assert [token for token in label.written if token < encoder.first_timestamp] == list(plain.written)
+    read = processor.tokenizer.decode(label.written, output_offsets=True)["offsets"]
+    assert [(one["timestamp"], one["text"].strip()) for one in read] == [
+        ((0.0, pytest.approx(1.26)), "ab"), ((1.5, 1.5), "c"), ((1.5, 4.0), "d"),
+    ]  # fmt: skip
 
 
 def test_timestamps_that_the_tokenizer_names_are_found_too(timestamps, multilingual):
@@ -174,7 +189,7 @@ def test_what_has_no_room_is_left_out(timestamps, left):
     text = "a" * (59 - left)
     plain = encoder.encode(text)
     assert len(plain) == 64 - left
-    label = encoder.encode(text, end_s=1.0, previous="b" * 9)
+    label = encoder.encode(text, timed=[Said(0.0, 1.0, text)], previous="b" * 9)
     assert len(label) <= 64 and (label.written == plain.written) is (left < 1)
 
 
@@ -182,7 +197,7 @@ def test_labels_are_of_any_text_and_come_back_as_it(timestamps):
     model, processor = timestamps
     encoder = label_encoder(model, processor.tokenizer, language="fr")
     for text in ("déjà vu", "  two  spaces", "a\nb", "…", "日本"):
-        label = encoder.encode(text, end_s=1.0, previous="avant")
+        label = encoder.encode(text, timed=[Said(0.0, 1.0, text)], previous="avant")
         ids = [target for target in label.targets if target != IGNORED][1:-2]
         assert processor.tokenizer.decode(ids).removeprefix(" ") == text.removeprefix(" ")
 

@@ -9,6 +9,7 @@ from whisper_tuner.data.clip import Clip
 from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.data.packing import packed
+from whisper_tuner.data.timed_text import Said
 from whisper_tuner.model.base_model import load_base
 
 
@@ -37,7 +38,10 @@ def test_labels_of_a_window_are_the_texts_of_its_clips_in_their_order(encoder):
 
 
 def test_timestamps_say_when_each_clip_begins_and_ends(encoder):
-    clips = [clip(encoder, "a", 152, "un", end_s=1.5), clip(encoder, "b", 102, "deux", end_s=1.0)]
+    clips = [
+        clip(encoder, "a", 152, "un", timed=[Said(0.0, 1.5, "un")]),
+        clip(encoder, "b", 102, "deux", timed=[Said(0.0, 1.0, "deux")]),
+    ]
     [window] = packed(clips, 500, encoder, random.Random(0))
     times = [
         0.02 * (token - encoder.first_timestamp) for token in window.label.written if token >= encoder.first_timestamp

@@ -169,7 +169,7 @@ def _decided(row: Row, reason: str, corrections: Corrections) -> tuple[Sample | 
             text = sample.text
     if text != sample.text:
         made.append(Change(**about, change=CHANGED, why=why, before=sample.text, after=text))
-    return replace(sample, text=text, audio=sample.audio.absolute()), made
+    return replace(sample.with_text(text), audio=sample.audio.absolute()), made
 
 
 def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tuple[str, int], str], list[str]]:

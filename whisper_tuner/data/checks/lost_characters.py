@@ -20,7 +20,7 @@ TOKENS = Kind(
     name="special tokens",
     severity=Severity.ERROR,
     means="The text has tokens of Whisper's own, as `<|0.00|>`. The tokenizer takes them for commands, not for text.",
-    remedy="Remove them from the text. For times see timestamps_share.",
+    remedy="Remove them from the text. Times belong into the column timed_text.",
 )
 CHANGED = Kind(
     name="changed by the tokenizer",

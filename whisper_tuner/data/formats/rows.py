@@ -21,6 +21,7 @@ OFFSET_COLUMNS = ("offset",)
 ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+TIMED_COLUMNS = ("timed_text",)
 
 Cells = dict[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""

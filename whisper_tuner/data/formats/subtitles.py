@@ -14,6 +14,7 @@ from whisper_tuner.data.formats.pairs import in_folders
 from whisper_tuner.data.formats.place import Place
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.data.problems import Kind
+from whisper_tuner.data.timed_text import Said, timed_text_of, without_overlaps
 from whisper_tuner.errors import DataError
 from whisper_tuner.paths import AUDIO_SUFFIXES
 
@@ -29,12 +30,24 @@ WHY_CUT = "its clips are parts of long recordings"
 
 @dataclass(frozen=True)
 class Cue:
-    """Seconds, the lines of text, and where they stand in the file."""
+    """Seconds, the lines of text, and where they stand in the file. parts: the cues that this one was made of."""
 
     start: float
     end: float
     lines: tuple[str, ...]
     line: int
+    parts: tuple[Cue, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.lines)
+
+    @property
+    def timed_text(self) -> str:
+        """Of the joined clip; "" where there is one part, whose times are the clip's."""
+        said = [Said(part.start - self.start, part.end - self.start, part.text) for part in self.parts]
+        parts = [*without_overlaps(said)]
+        return timed_text_of(parts) if len(parts) > 1 else ""
 
 
 def recognises(place: Place) -> bool:
@@ -68,21 +81,21 @@ def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
         at += 1
 
 
-def joined(found: Sequence[Cue]) -> Iterator[tuple[Cue, int]]:
-    """Neighbours as one, up to LONGEST_S, unless they are far apart; with the number of cues in each."""
+def joined(found: Sequence[Cue]) -> Iterator[Cue]:
+    """Neighbours as one, up to LONGEST_S, unless they are far apart."""
     group: list[Cue] = []
     for cue in found:
         if group and (cue.end - group[0].start > LONGEST_S or cue.start - group[-1].end > LONGEST_GAP_S):
-            yield _one(group), len(group)
+            yield _one(group)
             group = []
         group.append(cue)
     if group:
-        yield _one(group), len(group)
+        yield _one(group)
 
 
 def _one(group: Sequence[Cue]) -> Cue:
     lines = tuple(line for cue in group for line in cue.lines)
-    return Cue(group[0].start, max(cue.end for cue in group), lines, group[0].line)
+    return Cue(group[0].start, max(cue.end for cue in group), lines, group[0].line, tuple(group))
 
 
 def _cue(block: list[str], first: int) -> Iterator[Cue | tuple[int, BadRow]]:
@@ -177,7 +190,7 @@ def _rows_of(root: Path, audio: list, texts: list, reading: Reading) -> Iterator
     if not found:
         yield Row(1, BadRow(Kind.NO_TEXT, "there is no cue in it"), file)
     stem = audio[0].with_suffix("")
-    for cue, _ in joined(_without_rolling(sorted(good, key=lambda cue: cue.start))):
+    for cue in joined(_without_rolling(sorted(good, key=lambda cue: cue.start))):
         yield Row(
             cue.line,
             {
@@ -185,7 +198,8 @@ def _rows_of(root: Path, audio: list, texts: list, reading: Reading) -> Iterator
                 "audio": str(audio[0]),
                 "offset": cue.start,
                 "duration": round(cue.end - cue.start, 3),
-                "text": " ".join(cue.lines),
+                "text": cue.text,
+                "timed_text": cue.timed_text,
             },
             file,
         )

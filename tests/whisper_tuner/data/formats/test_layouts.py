@@ -450,6 +450,24 @@ def test_neighbouring_cues_are_joined_up_to_half_a_minute(tmp_path, clip):
     assert [sample.text for sample in train.samples] == ["w0 w1 w2", "w3 w4 w5", "w6 w7 w8", "w9 w10 w11"]
 
 
+def test_times_of_joined_cues_are_kept_until_their_text_is_changed(tmp_path, clip):
+    clip(tmp_path / "talks" / "talk.wav", seconds=30)
+    cues = [("02,000", "04,500", "One."), ("04,400", "06,000", "- Two."), ("04,450", "07,000", "- Three."),
+            ("12,000", "13,000", "Alone.")]  # fmt: skip
+    written = [f"{n}\n00:00:{start} --> 00:00:{end}\n{text}\n" for n, (start, end, text) in enumerate(cues, 1)]
+    write(tmp_path / "talks" / "talk.srt", "\n".join(written))
+    [train] = import_source(tmp_path / "talks", tmp_path / "out")
+    assert [sample.timed_text for sample in train.samples] == [
+        "<|0.00|> One.<|2.40|><|2.40|> - Two. - Three.<|5.00|>",
+        "",
+    ]
+    again = load_manifest(tmp_path / "out" / "train.csv")
+    assert [sample.timed_text for sample in again.samples] == [sample.timed_text for sample in train.samples]
+    (tmp_path / "out" / "patches.csv").write_text(f"id,text\n{train.samples[0].id},One. Two. Three.\n")
+    [train] = import_source(tmp_path / "talks", tmp_path / "out")
+    assert train.samples[0].text == "One. Two. Three." and train.samples[0].timed_text == "" and not train.notes
+
+
 def test_a_recording_or_its_subtitles_may_be_named_alone(tmp_path, clip):
     clip(tmp_path / "talk.wav", seconds=5)
     write(tmp_path / "talk.fr.srt", "1\n00:00:01,000 --> 00:00:02,000\noui\n")
