@@ -37,7 +37,7 @@ LAYERS = [
     ["exogym.elastic_sampler", "whisper_tuner.data.checks"],
     ["exogym.comm", "whisper_tuner.data"],
     ["exogym.membership", "whisper_tuner.data.formats"],
-    ["exogym.batches", "whisper_tuner.data.problems"],
+    ["exogym.batches", "whisper_tuner.data.problems", "whisper_tuner.data.timed_text"],
     ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
     ["exogym.errors", "exogym.files", "exogym.mean", "whisper_tuner"],
 ]

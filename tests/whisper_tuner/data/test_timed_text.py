@@ -1,5 +1,7 @@
 """Times of the parts of a text: read, written, and only used where they can be those of the clip."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,6 @@ def test_parts_neither_overlap_nor_get_lost(spans):
     parts = [Said(start, start + more / 100, f"w{n}") for n, (start, more) in enumerate(sorted(spans))]
     kept = [*without_overlaps(parts)]
     assert " ".join(part.text for part in kept) == " ".join(part.text for part in parts)
-    assert all(one.end <= other.start and one.start < one.end for one, other in zip(kept, kept[1:], strict=False))
+    assert all(one.end <= other.start and one.start < one.end for one, other in pairwise(kept))
     assert kept[0].start == parts[0].start and kept[-1].end <= max(part.end for part in parts)
     assert [*without_overlaps(kept)] == kept
