@@ -171,9 +171,7 @@ def test_times_of_a_text_are_read_and_written_and_told_where_they_cannot_be_used
     loaded = load_manifest(manifest(folder, "audio,text,timed_text\n" + "\n".join(rows) + "\n"))
     assert [sample.timed_text for sample in loaded.samples] == [timed, "", ""] and not loaded.problems
     [note] = loaded.notes
-    assert note.endswith(
-        "the timed_text of 1 row does not say the same as their text, first on line 3: it is not used"
-    )
+    assert note.endswith("the timed_text of 1 row does not say the same as their text, first on line 3: it is not used")
     write_manifest(folder / "out.csv", loaded.samples)
     assert [sample.timed_text for sample in load_manifest(folder / "out.csv").samples] == [timed, "", ""]
     sample = loaded.samples[0]
