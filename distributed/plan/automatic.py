@@ -109,9 +109,7 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
 
     if config.inner_optim in ("adam", "adamw"):
         takes(share_moments=True)
-        # Mean WER of three seeds on the bundled model: 21.4 on 4 ranks and 23.8 on 8 with it, 24.1 and 25.7 without,
-        # 21.9 on one. In full fine-tuning it did harm: 20.5 on 4 ranks, 18.8 without (two seeds).
-        takes(scale_lr=job.profile.method == "lora")
+        takes(scale_lr=True)  # docs/strategies.md has what was measured
     if not is_small():
         takes(wire="int8")
     if not is_small():

@@ -53,7 +53,7 @@ def test_a_payload_that_is_small_against_steps_travels_as_it_is(job):
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (5, "float32", 0, True)
     assert told == (
         "rounds of 5 steps, 5.0 s; in each a host sends 13.4 MB as float32, 0.0 s at 10000 Mbit/s; "
-        "hosts share Adam's second moments"
+        "hosts share Adam's second moments; the less of a batch a host has, the larger its learning rate (scale_lr)"
     )
 
 
@@ -110,10 +110,11 @@ def test_one_host_has_no_rounds_to_choose(job):
     assert chosen(job(), conditions)[1] == ""
 
 
-def test_the_learning_rate_of_lora_grows_as_batches_shrink(job):
-    config, told, _ = settled(job("method = lora"), LORA)
-    assert config.scale_lr and "the larger its learning rate (scale_lr)" in told
-    for other in (("method = full",), ("method = lora", "scale_lr = false"), ("method = lora", "inner_optim = sgd")):
+def test_the_learning_rate_grows_as_batches_shrink(job):
+    for method, parameters in (("lora", LORA), ("full", FULL)):
+        config, told, _ = settled(job(f"method = {method}"), parameters)
+        assert config.scale_lr and "the larger its learning rate (scale_lr)" in told
+    for other in (("method = full", "scale_lr = false"), ("method = lora", "inner_optim = sgd")):
         config, told, _ = settled(job(*other), LORA)
         assert not config.scale_lr and "scale_lr" not in told
 
