@@ -20,7 +20,8 @@ STEP = 1.5 / 32768  # samples this near to the highest one are as high, whatever
 # Silence is what lies so far below a clip's loud frames. A noisy room is silent too where nobody speaks: up to 6 dB
 # over its quietest tenth, but never closer than 20 dB to the speech.
 BELOW_SPEECH_DB, ABOVE_NOISE_DB, NEAREST_DB = 40.0, 6.0, 20.0
-SEGMENTS, BANDS = 17, 9  # of a print: (17 - 1) * (9 - 1) = 128 bits
+SEGMENTS, BANDS = 17, 9  # of a print
+PRINT_BITS = (SEGMENTS - 1) * (BANDS - 1)
 LOWEST_HZ, HIGHEST_HZ = 200.0, 3600.0  # what every recording of speech has, also one of 8 kHz
 WINDOW_S = 0.032
 FAINTEST_DB = -70.0  # of a clip with a print
@@ -183,8 +184,3 @@ def _print(sound: np.ndarray, rate: int) -> str:
     energy = np.log(np.add.reduceat(bands, at, axis=0) + 1e-12)
     steps = np.diff(np.diff(energy, axis=1), axis=0)
     return np.packbits(steps > 0).tobytes().hex()
-
-
-def distance(one: str, other: str) -> float:
-    """The share of bits in which two prints differ."""
-    return (int(one, 16) ^ int(other, 16)).bit_count() / (4 * len(one))

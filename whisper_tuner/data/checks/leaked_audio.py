@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from whisper_tuner.data.checks.duplicate_audio import alike
 from whisper_tuner.data.checks.finding import Check, Finding, Kind, Severity, of_row
 from whisper_tuner.data.checks.material import Material, Row
+from whisper_tuner.data.checks.prints import Prints
 
 KIND = Kind(
     name="audio in two parts",
@@ -37,11 +37,13 @@ def _same_files(material: Material, part: str, other: str) -> Iterator[tuple[Row
 def _same_sound(material: Material, part: str, other: str) -> Iterator[tuple[Row, Row, str]]:
     ours, theirs = ([pair for pair in material.with_facts() if pair[0].part == name] for name in (part, other))
     digests = {facts.digest: row for row, facts in theirs}
+    prints = Prints()
+    for row, facts in theirs:
+        prints.add(row, facts)
     for row, facts in ours:
         if same := digests.get(facts.digest):
             yield row, same, "the same recording as"
-    for row, same in alike([*theirs, *ours]):
-        if (row.part, same.part) == (part, other):
+        elif same := prints.like(facts):
             yield row, same, "sounds like"
 
 

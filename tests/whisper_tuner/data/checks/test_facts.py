@@ -11,9 +11,9 @@ from planted import BUNDLED
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.checks import facts_store
-from whisper_tuner.data.checks.duplicate_audio import ALIKE
-from whisper_tuner.data.checks.facts import Facts, distance, facts_of, measure
+from whisper_tuner.data.checks.facts import PRINT_BITS, Facts, facts_of, measure
 from whisper_tuner.data.checks.facts_store import FactsStore
+from whisper_tuner.data.checks.prints import ALIKE
 
 CLIPS = sorted((BUNDLED / "data" / "test").glob("*.ogg"))[:12]
 
@@ -46,6 +46,10 @@ def test_what_cannot_be_decoded_is_a_fact_and_is_tried_again(tmp_path):
     file = tmp_path / "facts.jsonl"
     assert FactsStore(file).facts_of([path])[path].problem
     assert file.read_text() == ""
+
+
+def distance(one, other):
+    return (int(one, 16) ^ int(other, 16)).bit_count() / PRINT_BITS
 
 
 @pytest.mark.parametrize("name", ["ogg", "mp3", "flac"])
