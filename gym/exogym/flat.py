@@ -59,7 +59,7 @@ class FlatParameters:
 
     def read(self, out: Tensor | None = None) -> Tensor:
         """Parameters and buffers -> `out` (new if None). Never aliases the model."""
-        out = self.empty() if out is None else out
+        out = torch.empty(self.numel) if out is None else out
         gather(self._tensors(), out)
         return out
 

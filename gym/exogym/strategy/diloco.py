@@ -14,7 +14,7 @@ from exogym.config import DiLoCoConfig, Optim
 from exogym.flat import CHUNK, FlatParameters, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.draft import Draft, Payload
-from exogym.strategy.exact import ExactAdam, ExactSGD
+from exogym.strategy.exact import PIECE, ExactAdam, ExactSGD
 from exogym.strategy.moments import Moments, SharedMoments, due
 from exogym.strategy.optim import outer_optimizer
 from exogym.strategy.wire import WireSum
@@ -115,10 +115,14 @@ class DiLoCoCommunicator(CommunicationModule):
 
         False if this rank's weights are not finite.
         """
-        draft.read(change).sub_(self.common).mul_(samples)
-        if self.comm.world_size > 1:
+        draft.read(change)
+        finite = True
+        for piece, common in zip(change.split(PIECE), self.common.split(PIECE), strict=True):
+            piece.sub_(common).mul_(samples)
+            finite = finite and is_finite(piece)
+        if self.comm.world_size > 1 and self.stretch != 1:
             change[: self.parameters.num_parameters].mul_(self.stretch)
-        return is_finite(change)
+        return finite
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:
         """An outer optimizer of the parameters in `flat` [numel]."""

@@ -29,7 +29,7 @@ class ExactSGD(Optimizer):
                 if p.grad is not None:
                     direction = self._direction(p, group).view(-1)
                     for piece, change in zip(p.view(-1).split(PIECE), direction.split(PIECE), strict=True):
-                        piece.sub_(change.mul(group["lr"]))
+                        piece.sub_(change if group["lr"] == 1 else change.mul(group["lr"]))
 
     def _direction(self, p: Tensor, group: dict) -> Tensor:
         grad, momentum = p.grad, group["momentum"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from exogym.comm.background import Background
@@ -61,4 +62,4 @@ class InFlight(Generic[T, W]):
 
     def change(self, common: Tensor) -> Tensor:
         """What the exchange adds to the weights that this rank has by now [numel]. Uses up the snapshot."""
-        return self.snapshot.neg_().add_(common)
+        return torch.sub(common, self.snapshot, out=self.snapshot)

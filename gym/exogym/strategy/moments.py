@@ -65,7 +65,7 @@ class SharedMoments:
 
     def __init__(self, comm: Comm, optimizer: Optimizer, parameters: list[nn.Parameter]):
         self._optimizer, self._parameters = optimizer, parameters
-        self._sum = WireSum(comm, "float8")
+        self._sum = WireSum(comm, "float8", feeds_back=False)
 
     def read(self, part: slice) -> Moments:
         """Zeros where the optimizer has none yet."""
@@ -90,6 +90,8 @@ class SharedMoments:
         flat = self._sum.flat(numel)
         if weight:
             torch.mul(own.values, weight, out=flat)
+        else:
+            flat.zero_()
         total, header = self._sum.sum(torch.tensor([weight, 0.0]))
         return total.mul_(1 / header[0].item()) if header[0] > 0 else None
 

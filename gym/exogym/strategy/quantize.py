@@ -11,8 +11,8 @@ BLOCK = 1024  # values that share a scale: it adds 4 bytes to each 512 or more
 def quantized(values: Tensor, bits: int) -> Tensor:
     """float32 [n] -> uint8: the scales, then the integers. bits: 4, 8 or 16."""
     blocks = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
-    scales = _highest(blocks) / (2 ** (bits - 1) - 1)
-    whole = torch.mul(blocks, _inverse(scales)).round_().view(-1)[: values.numel()]
+    scales = _scales(blocks.abs(), bits)
+    whole = torch.mul(blocks, scales.reciprocal()).round_().view(-1)[: values.numel()]
     return torch.cat([scales.view(-1).view(torch.uint8), _packed(whole, bits)])
 
 
@@ -20,12 +20,12 @@ def dequantized(sent: Tensor, count: int, bits: int) -> Tensor:
     """The reverse, float32 [count]. One operation at a time, so that it gives the same bits on every CPU."""
     blocks = -(-count // BLOCK)
     scales = sent[: 4 * blocks].clone().view(torch.float32)
-    return _scaled(_unpacked(sent[4 * blocks :].clone(), count, bits).float(), scales)
+    return _scaled(_unpacked(sent[4 * blocks :], count, bits).float(), scales)
 
 
-def _highest(blocks: Tensor) -> Tensor:
-    """The largest magnitude of each [blocks, BLOCK] -> [blocks, 1]."""
-    return blocks.abs().amax(1, keepdim=True)
+def _scales(magnitudes: Tensor, bits: int) -> Tensor:
+    """Of blocks [n, BLOCK] -> [n, 1]. None so small that it has lost digits."""
+    return magnitudes.amax(1, keepdim=True).div_(2 ** (bits - 1) - 1).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 def _inverse(scales: Tensor) -> Tensor:
@@ -42,23 +42,51 @@ def _scaled(values: Tensor, scales: Tensor) -> Tensor:
     return values
 
 
+def put_integers(values: Tensor, sent: Tensor, bits: int, spare: Tensor) -> None:
+    """float32 [n], whole blocks -> `sent`, as `quantized` gives it. spare: float32 [n], for numbers on the way."""
+    blocks, whole = values.view(-1, BLOCK), spare.view(-1, BLOCK)
+    scales = _scales(torch.abs(blocks, out=whole), bits)
+    torch.mul(blocks, scales.reciprocal(), out=whole).round_()
+    _put(scales, _packed(spare, bits), sent)
+
+
+def get_integers(sent: Tensor, values: Tensor, bits: int) -> None:
+    """The reverse, into `values`."""
+    scales, packed = _parts(sent, values)
+    values.copy_(_unpacked(packed, values.numel(), bits))
+    values.view(-1, BLOCK).mul_(scales)
+
+
 # Floats of 8 bits with 2 for the fraction: what is sent of values that are not negative, from the largest of a block
 # down to a 2^31st of it. Smaller ones arrive as that: none as 0, by whose root somebody may divide.
 LARGEST, SMALLEST = 2.0**15, 2.0**-16
 
 
-def as_float8(values: Tensor) -> Tensor:
-    """float32 [n], whole blocks, none below 0 -> uint8: the scales, then the values."""
-    blocks = values.view(-1, BLOCK)
-    scales = _highest(blocks) / LARGEST
-    scaled = torch.mul(blocks, _inverse(scales)).clamp_(SMALLEST, LARGEST)
-    return torch.cat([scales.view(-1).view(torch.uint8), scaled.to(torch.float8_e5m2).view(torch.uint8).view(-1)])
+def put_float8(values: Tensor, sent: Tensor, spare: Tensor) -> None:
+    """float32 [n], whole blocks, none below 0 -> `sent`, uint8: the scales, then the values. spare: float32 [n]."""
+    blocks, scaled = values.view(-1, BLOCK), spare.view(-1, BLOCK)
+    scales = blocks.amax(1, keepdim=True).div_(LARGEST)
+    torch.mul(blocks, _inverse(scales), out=scaled).clamp_(SMALLEST, LARGEST)
+    _put(scales, spare.to(torch.float8_e5m2).view(torch.uint8), sent)
 
 
-def from_float8(sent: Tensor, count: int) -> Tensor:
-    """The reverse, float32 [count]."""
-    scales = sent[: 4 * count // BLOCK].clone().view(torch.float32)
-    return _scaled(sent[4 * count // BLOCK :].view(torch.float8_e5m2).float(), scales)
+def get_float8(sent: Tensor, values: Tensor) -> None:
+    """The reverse, into `values`."""
+    scales, packed = _parts(sent, values)
+    values.copy_(packed.view(torch.float8_e5m2))
+    values.view(-1, BLOCK).mul_(scales)
+
+
+def _put(scales: Tensor, packed: Tensor, sent: Tensor) -> None:
+    at = 4 * scales.numel()
+    sent[:at].copy_(scales.view(-1).view(torch.uint8))
+    sent[at:].copy_(packed)
+
+
+def _parts(sent: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales of `values`, float32 [blocks, 1]; and what stands behind them."""
+    at = 4 * values.numel() // BLOCK
+    return sent[:at].clone().view(torch.float32).view(-1, 1), sent[at:]
 
 
 def _packed(whole: Tensor, bits: int) -> Tensor:
@@ -72,7 +100,7 @@ def _packed(whole: Tensor, bits: int) -> Tensor:
 
 def _unpacked(packed: Tensor, count: int, bits: int) -> Tensor:
     if bits == 16:
-        return packed.view(torch.int16)
+        return packed.clone().view(torch.int16)
     if bits == 8:
         return packed.view(torch.int8)
     nibbles = torch.stack([packed & 15, packed >> 4], 1).reshape(-1)[:count]

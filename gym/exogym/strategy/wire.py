@@ -6,15 +6,16 @@ What rounding takes away this time is added the next time (error feedback: Seide
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.strategy.quantize import BLOCK, as_float8, dequantized, from_float8, quantized
+from exogym.strategy.quantize import BLOCK, get_float8, get_integers, put_float8, put_integers
 
-AT_ONCE = 256 * BLOCK  # values that are rounded together: their copies stay in a CPU's caches
+AT_ONCE = 256 * BLOCK  # values that are rounded together: their copies stay in the cache of a core
 LAST = "int16"
 BITS = {"int4": 4, "int8": 8, "float8": 8, LAST: 16}
 HEADER = 8  # bytes: two float32
@@ -31,16 +32,18 @@ class WireSum:
     the sum took away is in it too.
     """
 
-    def __init__(self, comm: Comm, wire: str):
-        self.comm, self.wire = comm, wire
+    def __init__(self, comm: Comm, wire: str, *, feeds_back: bool = True):
+        """feeds_back: what rounding takes away is wanted."""
+        self.comm, self.wire, self._feeds_back = comm, wire, feeds_back
         self.residual: Tensor | None = None
         self._padded: Tensor | None = None
         self._new: Tensor | None = None  # the values of the next sum, then what of them has not been sent
 
     def flat(self, numel: int) -> Tensor:
-        """Zeros [numel], to be filled with the values of the next sum."""
+        """float32 [numel], to be filled with the values of the next sum."""
         ranks = self.comm.world_size
-        self._padded = torch.zeros(ranks * -(-numel // (ranks * BLOCK)) * BLOCK)  # for each rank as many whole blocks
+        self._padded = torch.empty(ranks * -(-numel // (ranks * BLOCK)) * BLOCK)  # for each rank as many whole blocks
+        self._padded[numel:] = 0.0
         self._new = self._padded[:numel]
         return self._new
 
@@ -59,19 +62,16 @@ class WireSum:
         sent = torch.empty(ranks, HEADER + _bytes(parts.shape[1], wire), dtype=torch.uint8)
         sent[:, :HEADER] = header.view(torch.uint8)
         for part, rounded in zip(parts, sent, strict=True):
-            _round_off(part, rounded[HEADER:], wire)
-        sent = self.comm.all_to_all(sent.view(-1)).view(ranks, -1)
-        mine, headers = torch.zeros(parts.shape[1]), torch.zeros_like(header)
-        for received in sent:
-            headers += received[:HEADER].clone().view(torch.float32)
-            _add(received[HEADER:], mine, wire)
+            _round_off(part, rounded[HEADER:], wire, self._feeds_back)
+        came = self.comm.all_to_all(sent.view(-1)).view(ranks, -1)
+        headers = came[:, :HEADER].clone().view(torch.float32)
         rounded = sent[0, HEADER:]
-        _round_off(mine, rounded, wire)
-        parts[self.comm.rank] += mine
-        total = torch.zeros(parts.numel())
+        _round_off_sum(came[:, HEADER:], parts[self.comm.rank], rounded, wire, self._feeds_back)
+        total = torch.empty(parts.numel())
         for part, of_rank in zip(total.view(ranks, -1), self.comm.all_gather(rounded), strict=True):
-            _add(of_rank, part, wire)
-        return total[: own.numel()], headers
+            for piece, place in _pieces(part, of_rank, wire):
+                _get(place, piece, wire)
+        return total[: own.numel()], functools.reduce(torch.add, headers)
 
     def accept(self) -> None:
         """The last sum counts: what it did not send is the residual now."""
@@ -83,31 +83,50 @@ def _bytes(count: int, wire: str) -> int:
     return 2 * count if wire == "bf16" else count // BLOCK * 4 + count * BITS[wire] // 8
 
 
-def _round_off(values: Tensor, sent: Tensor, wire: str) -> None:
-    """What travels of `values`, float32, whole blocks -> `sent`, uint8. They keep what does not."""
+def _round_off(values: Tensor, sent: Tensor, wire: str, feeds_back: bool = True) -> None:
+    """What travels of `values`, float32, whole blocks -> `sent`, uint8. They keep what does not, if it is wanted."""
+    spare = torch.empty(min(AT_ONCE, values.numel()))
     for piece, place in _pieces(values, sent, wire):
-        place.copy_(_rounded(piece, wire))
-        piece.sub_(_as_floats(place, piece.numel(), wire))
+        _put(piece, place, wire, spare[: piece.numel()], feeds_back)
 
 
-def _rounded(values: Tensor, wire: str) -> Tensor:
+def _round_off_sum(came: Tensor, left: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:
+    """The sum of what came of each rank, uint8 [N, bytes] -> `sent`. What does not travel of it is added to `left`."""
+    sums, spares = torch.empty(2, min(AT_ONCE, left.numel()))
+    first, *others = (of_rank.split(_bytes(AT_ONCE, wire)) for of_rank in came)
+    for number, (piece, place) in enumerate(_pieces(left, sent, wire)):
+        total, spare = sums[: piece.numel()], spares[: piece.numel()]
+        _get(first[number], total, wire)
+        for other in others:
+            _get(other[number], spare, wire)
+            total.add_(spare)
+        _put(total, place, wire, spare, feeds_back)
+        if feeds_back:
+            piece.add_(total)
+
+
+def _put(values: Tensor, sent: Tensor, wire: str, spare: Tensor, feeds_back: bool) -> None:
+    """See _round_off. spare: as many floats, for numbers on the way."""
     if wire == "bf16":
-        return values.bfloat16().view(torch.uint8)
-    return as_float8(values) if wire == "float8" else quantized(values, BITS[wire])
+        sent.copy_(values.bfloat16().view(torch.uint8))
+    elif wire == "float8":
+        put_float8(values, sent, spare)
+    else:
+        put_integers(values, sent, BITS[wire], spare)
+    if feeds_back:
+        _get(sent, spare, wire)
+        values.sub_(spare)
 
 
-def _add(sent: Tensor, values: Tensor, wire: str) -> None:
-    for piece, place in _pieces(values, sent, wire):
-        piece.add_(_as_floats(place, piece.numel(), wire))
+def _get(sent: Tensor, values: Tensor, wire: str) -> None:
+    """The reverse, into `values`."""
+    if wire == "bf16":
+        values.copy_(sent.view(torch.bfloat16))
+    elif wire == "float8":
+        get_float8(sent, values)
+    else:
+        get_integers(sent, values, BITS[wire])
 
 
 def _pieces(values: Tensor, sent: Tensor, wire: str) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(values.split(AT_ONCE), sent.split(_bytes(AT_ONCE, wire)), strict=True)
-
-
-def _as_floats(sent: Tensor, count: int, wire: str) -> Tensor:
-    if wire == "bf16":
-        return sent.clone().view(torch.bfloat16).float()
-    if wire == "float8":
-        return from_float8(sent, count)
-    return dequantized(sent, count, BITS[wire])

@@ -112,14 +112,12 @@ def test_what_was_quantized_comes_back_within_half_a_quantum(bits, count):
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
 @pytest.mark.parametrize("largest", [1e-45, 3e-43, 1e-38, 1e-36, 4e-34, 1.0, 1.6e38])
-def test_the_smallest_and_largest_floats_are_within_half_a_quantum_or_stay_behind(bits, largest):
+def test_the_smallest_and_largest_floats_are_within_half_a_quantum(bits, largest):
+    """No quantum is so small that it has lost digits."""
     values = torch.linspace(-largest, largest, BLOCK)
     back = dequantized(quantized(values, bits), BLOCK, bits)
-    quantum = values.abs().max() / (2 ** (bits - 1) - 1)
-    if quantum < torch.finfo(torch.float32).tiny:  # it has lost digits
-        assert torch.equal(back, torch.zeros(BLOCK))
-    else:
-        assert (values - back).abs().max() <= quantum * 0.501
+    quantum = (values.abs().max() / (2 ** (bits - 1) - 1)).clamp(min=torch.finfo(torch.float32).tiny)
+    assert (values - back).abs().max() <= quantum * 0.501
 
 
 def test_quantized_ranks_agree_where_they_exchange():

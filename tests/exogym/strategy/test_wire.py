@@ -11,7 +11,7 @@ from exogym.config import WIRES
 from exogym.errors import SettingError
 from exogym.strategy.parameter_server import ServerCommunicator
 from exogym.strategy.quantize import BLOCK
-from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _add, _bytes, _round_off
+from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _bytes, _get, _pieces, _round_off
 
 ROUNDED = [wire for wire in WIRES if wire != "float32"]
 STEPS = {"int4": 7, "int8": 127, LAST: 32767}  # from 0 to the largest value of a block
@@ -28,7 +28,8 @@ def rounded_off(values, wire):
     """What does not travel, and what arrives."""
     left, sent, arrived = values.clone(), torch.empty(_bytes(values.numel(), wire), dtype=torch.uint8), values * 0
     _round_off(left, sent, wire)
-    _add(sent, arrived, wire)
+    for piece, place in _pieces(arrived, sent, wire):
+        _get(place, piece, wire)
     return left, arrived
 
 
