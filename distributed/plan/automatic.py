@@ -107,15 +107,20 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     def is_small() -> bool:
         return conditions.longest_s(config) <= SMALL * config.H * step_s
 
+    def travels() -> int:
+        """Steps that are made while an exchange does."""
+        return math.ceil(SPARE * conditions.exchange_s(config) / step_s) + 1
+
     if config.inner_optim in ("adam", "adamw"):
         takes(share_moments=True)
         takes(scale_lr=True)  # docs/strategies.md has what was measured
     if not is_small():
         takes(wire="int8")
     if not is_small():
-        usual = math.ceil(SPARE * conditions.exchange_s(config) / step_s) + 1
-        takes(H=max(config.H, min(math.ceil(usual / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
-        takes(overlap_steps=min(max(usual, int(HIDDEN * config.H)), config.H - 1))
+        if math.ceil(travels() / HIDDEN) > config.H:
+            takes(wire="int4")
+        takes(H=max(config.H, min(math.ceil(travels() / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
+        takes(overlap_steps=min(max(travels(), int(HIDDEN * config.H)), config.H - 1))
     return _with(job, config), _told(config, conditions)
 
 
