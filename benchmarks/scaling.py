@@ -494,6 +494,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the cases that are left, and stop")
     parser.add_argument("--report", action="store_true", help="only write the table of what is done")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--name", default="", help="of a table of its own in RESULTS.md, beside that of other cases")
     parser.add_argument(
         "--quick", action="store_true", help="few steps, 1 and 2 hosts, one link; leaves RESULTS.md alone"
     )
@@ -516,7 +517,8 @@ def main() -> int:
     print("\n".join(lines))
     if not args.quick and bench.results and (args.report or not bench.left()):
         commits = [result.commit for result in bench.results.values()]
-        write_section(f"scaling: {bench.model.name} on {bench.data.name}", lines, commits)
+        name = f"scaling: {bench.model.name} on {bench.data.name}"
+        write_section(f"{name}, {args.name}" if args.name else name, lines, commits)
     return int(any(result.status for result in bench.results.values()))
 
 
