@@ -114,7 +114,8 @@ WER_HEAD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """kind: speed or wer. hosts: 2x0.5, or 1+0.5+0.25 where they are unequal. settings: of its way, as text.
+    """kind: speed or wer. hosts: 2x0.5, or 1+0.5+0.25 if they are unequal; 2x0.5of1 where only the thread that trains
+    is limited to half a core, as the GPU of a Mac leaves its cores alone. settings: of its way, as text.
 
     A way "one" is the first of these hosts alone, measured beside the others: no machine is equally fast all day.
     steps: after which it ends, 0 for whole epochs; those after `first` and up to `last` are measured, 0 for all.
@@ -144,8 +145,15 @@ class Case:
 
     @property
     def cpus(self) -> list[float]:
+        """Cores of each host that train."""
         shares = cpus_of(self.hosts)
         return shares[:1] if self.way == "one" else shares
+
+    @property
+    def all_cpus(self) -> float | None:
+        """Cores of each host, if more of them than those that train."""
+        _, _, whole = self.hosts.partition("of")
+        return float(whole) if whole else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +178,7 @@ class Result:
 
 
 def cpus_of(hosts: str) -> list[float]:
-    count, _, share = hosts.partition("x")
+    count, _, share = hosts.partition("of")[0].partition("x")
     return [float(share)] * int(count) if share else [float(each) for each in hosts.split("+")]
 
 
@@ -228,7 +236,8 @@ def cases(
                 found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", RECIPE)]
                 continue
             found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", "apart")]
-            found += [case("speed", method, hosts, link, way) for link in links for way in (*own, RECIPE)]
+            peers = () if "of" in hosts else (RECIPE,)  # its main thread does all
+            found += [case("speed", method, hosts, link, way) for link in links for way in (*own, *peers)]
         for seed in range(seeds):
             for hosts in sets:
                 if len(cpus_of(hosts)) == 1:
@@ -297,7 +306,7 @@ class Bench:
                 told, samples = run_recipe(lab, case.cpus, options, self.model, train, folder)
                 figures = steady_recipe(told, samples, case.first)
             else:
-                about = {"until": 0 if case.is_wer else case.steps, "keeps": case.is_wer}
+                about = {"until": 0 if case.is_wer else case.steps, "keeps": case.is_wer, "whole": case.all_cpus}
                 product = Product(lab, case.cpus, self.config(case, folder), folder, **about)
                 (events, samples), told = product.run(), None
                 figures = steady(events, samples, measured(events, case))
@@ -333,7 +342,8 @@ class Bench:
             f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults but for the way ("
             + "; ".join(f"{name}: {written(WAYS[name])}" for name in self.args.ways if WAYS[name])
             + f"), batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
-            "is given. References: one, the first of these hosts alone; apart, hosts that exchange nothing before "
+            "is given; of 2x0.5of1 only the thread that trains has half a core, and a host a whole one. References: "
+            "one, the first of these hosts alone; apart, hosts that exchange nothing before "
             f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
             f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
             f"of unequal hosts {SHARED + H}. "

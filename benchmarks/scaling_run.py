@@ -24,6 +24,7 @@ from lab.network import INTERFACE
 EVERY_S = 0.25  # between two looks at the counters
 RUN_S = 7200.0  # for a case to end
 MEASURING = "measuring three training steps"  # as distributed-train says it
+TRAINS = ("distributed.worker.main", "distributed.worker.speed")
 PORT = 29500  # of torchrun's store
 ENV = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}", "OMP_NUM_THREADS": "1"}
 
@@ -87,12 +88,24 @@ class Product:
     """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when they begin to train, be it
     for the time of a step.
 
+    cpus: of each host, or with `whole`, what a host has, of the threads that train.
     until: the step after which it is stopped; 0: it goes on to its end.
     keeps: link the master's checkpoints before the run removes them.
     """
 
-    def __init__(self, lab: Lab, cpus: Sequence[float], config: str, folder: Path, *, until: int, keeps: bool):
-        self.lab, self.cpus, self.folder, self.until, self.keeps = lab, cpus, folder, until, keeps
+    def __init__(
+        self,
+        lab: Lab,
+        cpus: Sequence[float],
+        config: str,
+        folder: Path,
+        *,
+        until: int,
+        keeps: bool,
+        whole: float | None = None,
+    ):
+        self.lab, self.cpus, self.whole = lab, cpus, whole
+        self.folder, self.until, self.keeps = folder, until, keeps
         self.kept = folder / "kept"
         (folder / "config.ini").write_text(config, encoding="utf-8")
         workers = [{"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]]
@@ -132,7 +145,11 @@ class Product:
             if not limited and (measuring or any(event["type"] == "start" for event in events)):
                 limited = True
                 for name, share in zip(self.lab.hosts, self.cpus, strict=True):
-                    self.lab.set_cpus(name, share)
+                    self.lab.set_cpus(name, self.whole or share)
+            if limited and self.whole:
+                for name, share in zip(self.lab.hosts, self.cpus, strict=True):
+                    training = [p.pid for module in TRAINS for p in self.lab.processes(name, module)]
+                    self.lab.set_cpus_of_threads(name, training, share)  # a process goes by its first thread
             if self.keeps:
                 self._keep_checkpoints()
             if time.monotonic() > deadline:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from lab.errors import LabError
 from lab.network import PREFIX
 
 PERIOD_US = 100_000
+THREADS = "threads"  # the group inside a host's, see set_share_of_threads
 
 
 def root() -> Path:
@@ -49,6 +51,21 @@ def set_share(host: str, cpus: float | None) -> None:
         (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
 
 
+def set_share_of_threads(host: str, threads: Iterable[int], cpus: float) -> None:
+    """Limit these threads of the host to `cpus` cores together, out of what the host has. Raises LabError on cgroup v2,
+    where a host's processes would have to be set up for it.
+    """
+    if (root() / "cgroup.controllers").exists():
+        raise LabError("threads of a process have shares of their own with cgroup v1 only")
+    folder = group(host) / THREADS
+    folder.mkdir(exist_ok=True)
+    (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+    (folder / "cpu.cfs_quota_us").write_text(str(int(cpus * PERIOD_US)))
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            (folder / "tasks").write_text(str(thread))
+
+
 def pids(folder: Path) -> list[int]:
     try:
         return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
@@ -63,7 +80,7 @@ def groups() -> list[Path]:
 def remove_all(timeout: float = 5.0) -> None:
     """Remove every group of any lab; waits for killed processes to leave."""
     deadline = time.monotonic() + timeout
-    for folder in groups():
+    for folder in [path for each in groups() for path in (each / THREADS, each)]:
         while True:
             try:
                 folder.rmdir()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -182,6 +182,9 @@ class Lab:
 
     def set_cpus(self, host: str, cpus: float | None) -> None:
         cpu.set_share(self[host].name, cpus)
+
+    def set_cpus_of_threads(self, host: str, threads: Iterable[int], cpus: float) -> None:
+        cpu.set_share_of_threads(self[host].name, threads, cpus)
 
     def drop(self, host: str, peer: str | None = None) -> None:
         """Drop packets between a host and `peer` (a host's name; None: everybody)."""
