@@ -67,10 +67,11 @@ def set_share_of_threads(host: str, threads: Iterable[int], cpus: float) -> None
 
 
 def pids(folder: Path) -> list[int]:
-    try:
-        return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
-    except FileNotFoundError:
-        return []
+    found: set[int] = set()
+    for each in (folder, folder / THREADS):
+        with contextlib.suppress(FileNotFoundError):
+            found |= {int(pid) for pid in (each / "cgroup.procs").read_text().split()}
+    return sorted(found)
 
 
 def groups() -> list[Path]:

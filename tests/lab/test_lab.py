@@ -3,8 +3,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -83,6 +85,30 @@ def test_link_speed_and_cpu_share(lab):
     wait_until(lambda: not lab.processes("h2", "create_server"))
     burn = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\nprint(time.process_time())"
     assert 0.2 < float(lab.exec("h2", ["python3", "-c", burn], timeout=60).stdout) < 1.3
+
+
+def test_a_thread_has_a_share_of_its_own(lab):
+    """A process of two threads: what its first one may take says nothing of the other."""
+    if (cpu.root() / "cgroup.controllers").exists():
+        with pytest.raises(LabError, match="cgroup v1 only"):
+            lab.set_cpus_of_threads("h2", [], 0.1)
+        return
+    burn = "import threading, time, zlib\ndef burn():\n  while True: zlib.crc32(bytes(10**7))\n"
+    process = lab.popen("h2", ["python3", "-c", burn + "threading.Thread(target=burn).start()\nburn()"])
+    wait_until(lambda: lab.processes("h2", "zlib"))
+    [burning] = lab.processes("h2", "zlib")
+    lab.set_cpus_of_threads("h2", [burning.pid], 0.1)
+    before, _ = thread_seconds(burning.pid), time.sleep(2)
+    first, other = (after - then for after, then in zip(thread_seconds(burning.pid), before, strict=True))
+    assert first < 0.45 and other > 1.5 * first
+    lab.kill("h2", "zlib")
+    assert process.wait(5) != 0 and not lab.processes("h2", "zlib")
+
+
+def thread_seconds(pid: int) -> list[float]:
+    """Of each thread of a process, the first one first."""
+    times = {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+    return [seconds for _, seconds in sorted(times.items())]
 
 
 def test_processes_are_listed_frozen_and_killed(lab):
