@@ -338,12 +338,13 @@ class Bench:
         ]
         misses += missed([result for case, result in done.items() if case.kind == "speed"])
         clips = len(load_manifest(self.lists / "unseen.csv", check_audio=False).samples)
+        ways = "; ".join(f"{name}: {written(WAYS[name])}" for name in self.args.ways if WAYS[name])
+        limited = "; of 2x0.5of1 the thread that trains has half a core, and the host a whole one"
         lines = [
-            f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults but for the way ("
-            + "; ".join(f"{name}: {written(WAYS[name])}" for name in self.args.ways if WAYS[name])
-            + f"), batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
-            "is given; of 2x0.5of1 only the thread that trains has half a core, and a host a whole one. References: "
-            "one, the first of these hosts alone; apart, hosts that exchange nothing before "
+            f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults"
+            + (f" but for the way ({ways})" if ways else "")
+            + f", batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that is "
+            f"given{limited if any('of' in case.hosts for case in done) else ''}. References: one, the first of these hosts alone; apart, hosts that exchange nothing before "
             f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
             f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
             f"of unequal hosts {SHARED + H}. "
