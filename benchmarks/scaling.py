@@ -343,8 +343,9 @@ class Bench:
         lines = [
             f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults"
             + (f" but for the way ({ways})" if ways else "")
-            + f", batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that is "
-            f"given{limited if any('of' in case.hosts for case in done) else ''}. References: one, the first of these hosts alone; apart, hosts that exchange nothing before "
+            + f", batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
+            f"is given{limited if any(case.all_cpus for case in done) else ''}. References: one, the first of these "
+            "hosts alone; apart, hosts that exchange nothing before "
             f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
             f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
             f"of unequal hosts {SHARED + H}. "
