@@ -6,7 +6,8 @@ MODEL is a folder in transformers layout, DATA one with train.csv, validation.cs
 ones. Each case is one `distributed-train` at its defaults, but for what the case sets, on hosts with a share of a core
 and links of a given speed; or Seq2SeqTrainer under torchrun on the same hosts. --list names all cases. What is done is
 kept in DIR (`--out`), so an interrupted benchmark goes on where it stopped. Figures of hosts that fill the machine are
-those of a machine that does nothing else. Needs Linux, root, and the system packages of `make test`.
+those of a machine that does nothing else; what launcher, SSH and kernel take is then taken from the hosts, so that
+--sets 4x0.4 loses less on two cores than 4x0.5. Needs Linux, root, and the system packages of `make test`.
 """
 
 from __future__ import annotations
