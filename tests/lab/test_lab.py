@@ -97,6 +97,7 @@ def test_a_thread_has_a_share_of_its_own(lab):
     process = lab.popen("h2", ["python3", "-c", burn + "threading.Thread(target=burn).start()\nburn()"])
     wait_until(lambda: lab.processes("h2", "zlib"))
     [burning] = lab.processes("h2", "zlib")
+    wait_until(lambda: len(thread_seconds(burning.pid)) == 2)
     lab.set_cpus_of_threads("h2", [burning.pid], 0.1)
     before, _ = thread_seconds(burning.pid), time.sleep(2)
     first, other = (after - then for after, then in zip(thread_seconds(burning.pid), before, strict=True))
