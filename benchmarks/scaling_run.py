@@ -148,8 +148,8 @@ class Product:
                     self.lab.set_cpus(name, self.whole or share)
             if limited and self.whole:
                 for name, share in zip(self.lab.hosts, self.cpus, strict=True):
-                    training = [p.pid for module in TRAINS for p in self.lab.processes(name, module)]
-                    self.lab.set_cpus_of_threads(name, training, share)  # a process goes by its first thread
+                    training = [p.pid for module in TRAINS for p in self.lab.processes(name, f"-m {module}")]
+                    self.lab.set_cpus_of_first_threads(name, training, share)
             if self.keeps:
                 self._keep_checkpoints()
             if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from lab.errors import LabError
 from lab.network import PREFIX
 
 PERIOD_US = 100_000
-THREADS = "threads"  # the group inside a host's, see set_share_of_threads
+THREADS = "threads"  # the group inside a host's, see set_share_of_first_threads
 
 
 def root() -> Path:
@@ -51,9 +51,11 @@ def set_share(host: str, cpus: float | None) -> None:
         (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
 
 
-def set_share_of_threads(host: str, threads: Iterable[int], cpus: float) -> None:
-    """Limit these threads of the host to `cpus` cores together, out of what the host has. Raises LabError on cgroup v2,
-    where a host's processes would have to be set up for it.
+def set_share_of_first_threads(host: str, pids: Iterable[int], cpus: float) -> None:
+    """Limit the first thread of each process to `cpus` cores, of all of them together, out of what the host has.
+
+    Threads that it starts later begin with its limit: call this again to free them. Raises LabError on cgroup v2, where
+    a host's processes would have to be set up for it.
     """
     if (root() / "cgroup.controllers").exists():
         raise LabError("threads of a process have shares of their own with cgroup v1 only")
@@ -61,9 +63,11 @@ def set_share_of_threads(host: str, threads: Iterable[int], cpus: float) -> None
     folder.mkdir(exist_ok=True)
     (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
     (folder / "cpu.cfs_quota_us").write_text(str(int(cpus * PERIOD_US)))
-    for thread in threads:
-        with contextlib.suppress(ProcessLookupError):
-            (folder / "tasks").write_text(str(thread))
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                limited = thread.name == str(pid)
+                ((folder if limited else group(host)) / "tasks").write_text(thread.name)
 
 
 def pids(folder: Path) -> list[int]:

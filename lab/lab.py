@@ -183,8 +183,8 @@ class Lab:
     def set_cpus(self, host: str, cpus: float | None) -> None:
         cpu.set_share(self[host].name, cpus)
 
-    def set_cpus_of_threads(self, host: str, threads: Iterable[int], cpus: float) -> None:
-        cpu.set_share_of_threads(self[host].name, threads, cpus)
+    def set_cpus_of_first_threads(self, host: str, pids: Iterable[int], cpus: float) -> None:
+        cpu.set_share_of_first_threads(self[host].name, pids, cpus)
 
     def drop(self, host: str, peer: str | None = None) -> None:
         """Drop packets between a host and `peer` (a host's name; None: everybody)."""
