@@ -107,9 +107,9 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     def is_small() -> bool:
         return conditions.longest_s(config) <= SMALL * config.H * step_s
 
-    def travels() -> int:
-        """Steps that are made while an exchange does."""
-        return math.ceil(SPARE * conditions.exchange_s(config) / step_s) + 1
+    def steps_in(seconds: float) -> int:
+        """That are made while an exchange travels that takes so long."""
+        return math.ceil(SPARE * seconds / step_s) + 1
 
     if config.inner_optim in ("adam", "adamw"):
         takes(share_moments=True)
@@ -117,10 +117,11 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     if not is_small():
         takes(wire="int8")
     if not is_small():
-        if math.ceil(travels() / HIDDEN) > config.H:
+        if math.ceil(steps_in(conditions.longest_s(config)) / HIDDEN) > config.H:
             takes(wire="int4")
-        takes(H=max(config.H, min(math.ceil(travels() / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
-        takes(overlap_steps=min(max(travels(), int(HIDDEN * config.H)), config.H - 1))
+        usual = steps_in(conditions.exchange_s(config))
+        takes(H=max(config.H, min(math.ceil(usual / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
+        takes(overlap_steps=min(max(usual, int(HIDDEN * config.H)), config.H - 1))
     return _with(job, config), _told(config, conditions)
 
 
