@@ -122,6 +122,7 @@ class DiLoCoCommunicator(CommunicationModule):
             finite = finite and is_finite(piece)
         if self.comm.world_size > 1 and self.stretch != 1:
             change[: self.parameters.num_parameters].mul_(self.stretch)
+            finite = finite and is_finite(change)
         return finite
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:

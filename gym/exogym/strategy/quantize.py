@@ -94,8 +94,9 @@ def _packed(whole: Tensor, bits: int) -> Tensor:
         return whole.to(torch.int16).view(torch.uint8)
     if bits == 8:
         return whole.to(torch.int8).view(torch.uint8)
+    # The first half in the low bits, the second in the high ones; each is 8 more than it stands for.
     low, high = torch.nn.functional.pad(whole, (0, whole.numel() % 2)).view(2, -1)
-    return torch.mul(high, 16).add_(low).add_(16 * 8 + 8).to(torch.uint8)  # each is 8 more than it stands for
+    return torch.mul(high, 16).add_(low).add_(16 * 8 + 8).to(torch.uint8)
 
 
 def _unpacked(packed: Tensor, count: int, bits: int) -> Tensor:

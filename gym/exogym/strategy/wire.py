@@ -83,7 +83,7 @@ def _bytes(count: int, wire: str) -> int:
     return 2 * count if wire == "bf16" else count // BLOCK * 4 + count * BITS[wire] // 8
 
 
-def _round_off(values: Tensor, sent: Tensor, wire: str, feeds_back: bool = True) -> None:
+def _round_off(values: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:
     """What travels of `values`, float32, whole blocks -> `sent`, uint8. They keep what does not, if it is wanted."""
     spare = torch.empty(min(AT_ONCE, values.numel()))
     for piece, place in _pieces(values, sent, wire):

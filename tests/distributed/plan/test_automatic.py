@@ -83,9 +83,9 @@ def test_steps_in_which_no_host_has_clips_hide_nothing(job):
 
 
 def test_rounds_grow_no_longer_than_a_run_has_room_for(job):
-    config, told, conditions = settled(job(), FULL, bytes_s=2.5e6, step_s=0.2, steps=300)  # 12 s against steps of 0.2 s
+    config, told, conditions = settled(job(), FULL, bytes_s=1.5e6, step_s=0.2, steps=300)  # 21 s against steps of 0.2 s
     assert config.H == 300 // FEWEST_ROUNDS and config.overlap_steps == config.H - 1
-    assert conditions.waiting(config) > 0.7 and "% of the time for the link: method = lora sends less" in told
+    assert conditions.waiting(config) > 0.8 and "% of the time for the link: method = lora sends less" in told
 
 
 def test_what_was_not_measured_is_assumed_and_said(job):

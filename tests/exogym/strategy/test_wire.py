@@ -27,7 +27,7 @@ def normal(size: int, seed: int) -> torch.Tensor:
 def rounded_off(values, wire):
     """What does not travel, and what arrives."""
     left, sent, arrived = values.clone(), torch.empty(_bytes(values.numel(), wire), dtype=torch.uint8), values * 0
-    _round_off(left, sent, wire)
+    _round_off(left, sent, wire, feeds_back=True)
     for piece, place in _pieces(arrived, sent, wire):
         _get(place, piece, wire)
     return left, arrived
