@@ -40,7 +40,13 @@ LINKS, WER_LINKS = ("1gbit", "100mbit", "20mbit"), ("100mbit",)
 # What a case sets; all else is left at its default.
 WAYS: dict[str, dict[str, str]] = {
     "diloco": {},
-    "plain": {"wire": "float32", "overlap_steps": "0", "share_moments": "false", "scale_lr": "false"},
+    "plain": {
+        "wire": "float32",
+        "overlap_steps": "0",
+        "share_moments": "false",
+        "scale_lr": "false",
+        "weigh_steps": "false",
+    },
     "allreduce": {"strategy": "allreduce"},
     "fixed": {"shares": "fixed"},
     "one": {},

@@ -82,6 +82,7 @@ EXAMPLES = {
     "overlap_steps": "10",
     "share_moments": "true",
     "scale_lr": "true",
+    "weigh_steps": "true",
     "island_size": "2",
     "p_sparta": "0.01",
     "sparta_interval": "5",
@@ -202,8 +203,8 @@ Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says
 choose it. The learning rate, its schedule, weight decay and gradient clipping are the profile's. Where a strategy has
 rounds (`diloco`, `parameter_server`, `fedavg`, `sparta_diloco`), their length is `communication_interval`.
 
-Where you leave `communication_interval`, `wire`, `overlap_steps`, `share_moments` or `scale_lr` of `diloco` open,
-they are chosen when a run on several hosts starts: [strategies.md](strategies.md#what-is-chosen-for-you) says how. The
+Where you leave `communication_interval`, `wire`, `overlap_steps`, `share_moments`, `scale_lr` or `weigh_steps` of
+`diloco` open, they are chosen when a run on several hosts starts: [strategies.md](strategies.md#what-is-chosen-for-you) says how. The
 defaults below are those of one machine and of the library.
 
 With `sparta`, and with `fedavg` in islands, the machines never hold the same weights while they train; with

@@ -26,6 +26,7 @@ TOLD_WAITING = 0.1  # of the time
 # Rounds in which each second moment travels once, at first and later; and how many travel at once at first. They are
 # those of exogym/strategy/moments.py, which needs torch.
 OFTEN, EVERY, FEW = 4, 16, 2**20
+BY_THE_STEP = ("share_moments", "scale_lr", "weigh_steps")  # switches, whatever links and steps are like
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
@@ -111,9 +112,10 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
         """That are made while an exchange travels that takes so long."""
         return math.ceil(SPARE * seconds / step_s) + 1
 
+    takes(weigh_steps=True)  # docs/strategies.md has what was measured
     if config.inner_optim in ("adam", "adamw"):
         takes(share_moments=True)
-        takes(scale_lr=True)  # docs/strategies.md has what was measured
+        takes(scale_lr=True)
     if not is_small():
         takes(wire="int8")
     if not is_small():
@@ -129,16 +131,16 @@ def open_settings(job: Job) -> set[str]:
     """Keys that are chosen when the job starts on several hosts."""
     if job.distribution.strategy != "diloco":
         return set()
-    return {"communication_interval", "wire", "overlap_steps", "share_moments", "scale_lr"} - set(job.origin)
+    return {"communication_interval", "wire", "overlap_steps", *BY_THE_STEP} - set(job.origin)
 
 
 def may_choose(job: Job, hosts: int) -> bool:
     """Whether the time of a step would decide anything."""
-    return hosts > 1 and bool(open_settings(job) - {"share_moments", "scale_lr"})
+    return hosts > 1 and bool(open_settings(job) - set(BY_THE_STEP))
 
 
 def _with(job: Job, config: DiLoCoConfig) -> Job:
-    settings = {name: str(getattr(config, name)).lower() for name in ("share_moments", "scale_lr")}
+    settings = {name: str(getattr(config, name)).lower() for name in BY_THE_STEP}
     settings |= {"wire": config.wire, "overlap_steps": str(config.overlap_steps)}
     distribution = dataclasses.replace(job.distribution, communication_interval=config.H)
     return dataclasses.replace(job, distribution=distribution, strategy_settings=settings | job.strategy_settings)
@@ -156,6 +158,8 @@ def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
         parts.append("hosts share Adam's second moments")
     if config.scale_lr:
         parts.append("the less of a batch a host has, the larger its learning rate (scale_lr)")
+    if config.weigh_steps:
+        parts.append("a step counts by how much text it has (weigh_steps)")
     if (waiting := conditions.waiting(config)) > TOLD_WAITING:
         parts.append(f"they wait {100 * waiting:.0f} % of the time for the link: method = lora sends less")
     return "; ".join(parts)

@@ -193,6 +193,9 @@ class DiLoCoConfig(StrategyConfig):
     scale_lr: bool = setting(
         False, bool, "multiply a rank's learning rate by the fourth root of (samples of all ranks / its own) in a step"
     )
+    weigh_steps: bool = setting(
+        False, bool, "a rank's step counts for more or less by its target tokens, as its clips would in one batch of all"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

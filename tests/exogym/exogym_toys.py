@@ -70,7 +70,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "hidden": lambda **settings: DiLoCoStrategy(**{"H": 4, "overlap_steps": 2, "outer_momentum": 0.9} | settings),
     "hidden_int8": lambda **settings: DiLoCoStrategy(**{"H": 3, "overlap_steps": 2, "wire": "int8"} | settings),
     "moments": lambda **settings: DiLoCoStrategy(
-        **{"H": 2, "wire": "int8", "share_moments": True, "overlap_steps": 1} | settings
+        **{"H": 2, "wire": "int8", "share_moments": True, "overlap_steps": 1, "weigh_steps": True} | settings
     ),
     "server": lambda **settings: ParameterServerStrategy(**{"H": 3, "outer_momentum": 0.9} | settings),
     "fedavg": lambda **settings: FedAvgStrategy(**{"H": 2} | settings),

@@ -289,7 +289,7 @@ def test_after_a_crash_it_goes_on_from_a_checkpoint_as_if_nothing_had_happened(t
 
     def rank_main(comm, folder, **settings):
         about = {"checkpoints": Checkpoints(folder, f"rank{comm.rank}"), "checkpoint_interval": interval}
-        settings |= {"outer_momentum": 0.9, "wire": "int8", "share_moments": True}
+        settings |= {"outer_momentum": 0.9, "wire": "int8", "share_moments": True, "weigh_steps": True}
         result, events, model = trained(comm, **about, **settings)
         steps = sum(event["type"] == "step" for event in events)
         return FlatParameters(model).read(), result.digest, result.samples, result.rounds, steps

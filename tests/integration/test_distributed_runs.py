@@ -97,11 +97,11 @@ def test_what_a_profile_leaves_open_is_chosen_measured_once_and_said(runner):
     assert "measuring three training steps on each host" in first.stdout
     [said] = [line for line in first.stdout.splitlines() if line.startswith("rounds of ")]
     assert "(assumed)" not in said and "; hosts share Adam's second moments; " in said
-    assert said.endswith("the larger its learning rate (scale_lr)")
+    assert said.endswith("the larger its learning rate (scale_lr); a step counts by how much text it has (weigh_steps)")
     spec = json.loads((runner.run_dir / "run.json").read_text())["ranks"][1]["spec"]
     chosen = spec["strategy_settings"]
     assert f"rounds of {chosen['H']} steps, " in said and f" as {chosen['wire']}, " in said
-    assert chosen["share_moments"] and chosen["scale_lr"]
+    assert chosen["share_moments"] and chosen["scale_lr"] and chosen["weigh_steps"]
     digests = [event["digest"] for event in runner.events("round") if event["round"] == 1]
     assert len(digests) == 2 and len(set(digests)) == 1
     again = runner.run("open", "h2", text=OPEN + "epochs = 2\n")

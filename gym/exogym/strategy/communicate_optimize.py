@@ -173,7 +173,7 @@ class CommunicateOptimizeStrategy(Strategy):
     def local_step(self, weight: float, samples: int) -> StepResult:
         lr = self._set_rate(samples)
         self.steps += 1
-        norm = self._inner_step(weight) if weight > 0 else None
+        norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
         skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
         counted = 0 if skipped else samples
         self._trained = [trained.plus(counted, works=samples > 0) for trained in self._trained]
@@ -191,12 +191,18 @@ class CommunicateOptimizeStrategy(Strategy):
         """Of the learning rate in a step of so many samples."""
         return 1.0
 
-    def _inner_step(self, weight: float) -> float:
-        norm = clip(self.parameters.parameters, self.config.max_norm, scale=1 / weight)
+    def _step_weight(self, weight: float, samples: int) -> float:
+        """What the gradient of a step counts for, where 1 is usual. Called once for each step that has work."""
+        return 1.0
+
+    def _inner_step(self, weight: float, counts_for: float) -> float:
+        """The norm of the mean gradient. If clipped, it counts for the root: noise in a sum grows no faster."""
+        max_norm = self.config.max_norm and self.config.max_norm * math.sqrt(counts_for)
+        norm = clip(self.parameters.parameters, max_norm, scale=counts_for / weight)
         if math.isfinite(norm):
             self.optimizer.step()
             self._is_new, self._ramp_left = False, max(0, self._ramp_left - 1)
-        return norm
+        return norm / counts_for
 
     # When ranks meet. It follows from what they have in common alone: a rank that stops early knows what is due later.
 

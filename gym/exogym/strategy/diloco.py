@@ -183,6 +183,29 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
             return 1.0
         return math.sqrt(math.sqrt(max(1.0, self.samples_in_step / samples)))
 
+    def _start(self, flat: Tensor) -> None:
+        super()._start(flat)
+        self._seen = (0.0, 0)  # weight and samples of this rank's steps
+
+    def _step_weight(self, weight: float, samples: int) -> float:
+        """Of one batch of all N ranks' samples a rank's have w / (w + (N - 1) m), if w is their weight and m what so
+        many usually have. So they count for N times that: in steps of its own short clips would count for as much as
+        long ones.
+        """
+        if not (self.config.weigh_steps and samples and self.samples_in_step and self.comm.world_size > 1):
+            return 1.0
+        self._seen = (self._seen[0] + weight, self._seen[1] + samples)
+        usual = self._seen[0] / self._seen[1] * samples
+        parts = max(1.0, self.samples_in_step / samples)
+        return parts * weight / (weight + (parts - 1) * usual)
+
+    def own_state(self) -> dict[str, Any]:
+        return super().own_state() | {"seen": self._seen}
+
+    def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
+        super().load_own_state(state, inside=inside)
+        self._seen = tuple(state.get("seen", self._seen))
+
     @property
     def overlap_steps(self) -> int:
         return self.config.overlap_steps

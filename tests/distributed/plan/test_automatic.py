@@ -53,7 +53,8 @@ def test_a_payload_that_is_small_against_steps_travels_as_it_is(job):
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (5, "float32", 0, True)
     assert told == (
         "rounds of 5 steps, 5.0 s; in each a host sends 13.4 MB as float32, 0.0 s at 10000 Mbit/s; "
-        "hosts share Adam's second moments; the less of a batch a host has, the larger its learning rate (scale_lr)"
+        "hosts share Adam's second moments; the less of a batch a host has, the larger its learning rate (scale_lr); "
+        "a step counts by how much text it has (weigh_steps)"
     )
 
 
@@ -98,7 +99,7 @@ def test_what_the_profile_sets_stays(job):
     fixed = job("communication_interval = 3", "wire = bf16", "overlap_steps = 0", "share_moments = false")
     config, _, _ = settled(fixed, FULL, bytes_s=1e6, step_s=0.1)
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (3, "bf16", 0, False)
-    left = {"communication_interval", "overlap_steps", "share_moments", "scale_lr"}
+    left = {"communication_interval", "overlap_steps", "share_moments", "scale_lr", "weigh_steps"}
     assert open_settings(job("wire = int4")) == left
     assert may_choose(job(), 2) and not may_choose(job(), 1) and not may_choose(fixed, 2)
     config, _, _ = settled(job("communication_interval = 3"), FULL, bytes_s=1e6, step_s=0.1)
@@ -125,7 +126,15 @@ def test_the_learning_rate_grows_as_batches_shrink(job):
         assert config.scale_lr and "the larger its learning rate (scale_lr)" in told
     for other in (("method = full", "scale_lr = false"), ("method = lora", "inner_optim = sgd")):
         config, told, _ = settled(job(*other), LORA)
-        assert not config.scale_lr and "scale_lr" not in told
+        assert not config.scale_lr and "scale_lr" not in told and config.weigh_steps
+
+
+def test_steps_are_weighed_by_their_text_with_any_optimizer(job):
+    for lines in ((), ("inner_optim = sgd",)):
+        config, told, _ = settled(job(*lines), LORA)
+        assert config.weigh_steps and "(weigh_steps)" in told
+    config, told, _ = settled(job("weigh_steps = false"), LORA)
+    assert not config.weigh_steps and "weigh_steps" not in told
 
 
 def test_an_optimizer_without_moments_shares_none(job):

@@ -197,6 +197,64 @@ def test_only_the_steps_of_adam_are_scaled():
             DiLoCoStrategy(scale_lr=True, inner_optim=inner)
 
 
+def weighed(comm, gradients, weights, *, samples=1, of_all=4.0, **settings):
+    """How far each step of SGD with lr 1 goes, where each has such a mean gradient and weight; and the norms told."""
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=100, **{"weigh_steps": True} | settings)
+    strategy.samples_in_step = of_all
+    model = Scalar()
+    strategy.setup(model, comm, 100)
+    changes, norms = [], []
+    for gradient, weight in zip(gradients, weights, strict=True):
+        before = model.w.item()
+        model.w.grad = torch.tensor([gradient * weight])
+        norms.append(strategy.local_step(weight, samples).grad_norm)
+        changes.append(before - model.w.item())
+    return changes, norms, strategy
+
+
+def of_rank_0(**settings):
+    return run_threads(2, lambda comm: weighed(comm, **settings))[0]
+
+
+def test_a_step_counts_as_its_samples_would_in_one_batch_of_all():
+    """A sample of 4. After weights of 10 and 30 the usual one is 20: of 30 + 3 x 20 it has a third, of 1/4."""
+    changes, norms, _ = of_rank_0(gradients=[0.5, 0.5, 0.5], weights=[10.0, 30.0, 20.0])
+    assert changes == pytest.approx([0.5, 0.5 * 4 * 30 / 90, 0.5]) and norms == pytest.approx([0.5] * 3)
+    two, _, _ = of_rank_0(gradients=[0.5, 0.5], weights=[10.0, 30.0], samples=2)
+    assert two == pytest.approx([0.5, 0.5 * 2 * 30 / 50])
+
+
+def test_a_step_that_is_clipped_counts_for_the_root_of_it():
+    changes, norms, _ = of_rank_0(gradients=[8.0, 8.0, 0.5], weights=[10.0, 30.0, 5.0], max_norm=1.0)
+    light = 4 * 5 / (5 + 3 * 15)
+    assert changes == pytest.approx([1.0, (4 * 30 / 90) ** 0.5, 0.5 * light], abs=1e-5)
+    assert norms == pytest.approx([8.0, 8.0, 0.5])
+
+
+def test_steps_count_alike_where_nothing_says_how_they_differ():
+    uneven = {"gradients": [0.5, 0.5], "weights": [10.0, 30.0]}
+    assert of_rank_0(weigh_steps=False, **uneven)[0] == of_rank_0(of_all=0.0, **uneven)[0] == [0.5, 0.5]
+    assert of_rank_0(gradients=[0.5, 0.5], weights=[20.0, 20.0])[0] == [0.5, 0.5]
+    assert weighed(SingleComm(), **uneven)[0] == [0.5, 0.5]
+    assert of_rank_0(of_all=1.0, **uneven)[0] == [0.5, 0.5]  # a rank that has the whole step
+
+
+def test_what_a_step_usually_weighs_goes_on_in_a_resumed_run():
+    def rank_main(comm):
+        _, _, strategy = weighed(comm, [0.5, 0.5], [10.0, 30.0])
+        own = strategy.own_state()
+        changes, _, other = weighed(comm, [], [])
+        other.load_own_state(own, inside=False)
+        other.model.w.grad = torch.tensor([0.5 * 20])
+        before = other.model.w.item()
+        other.local_step(20.0, 1)
+        del own["seen"]
+        other.load_own_state(own, inside=False)  # of a run of an earlier version
+        return before - other.model.w.item()
+
+    assert run_threads(2, rank_main)[0] == pytest.approx(0.5)
+
+
 def test_buffers_take_the_mean_and_no_momentum():
     class Normed(nn.Module):
         def __init__(self):
