@@ -194,7 +194,7 @@ class DiLoCoConfig(StrategyConfig):
         False, bool, "multiply a rank's learning rate by the fourth root of (samples of all ranks / its own) in a step"
     )
     weigh_steps: bool = setting(
-        False, bool, "a rank's step counts for more or less by its target tokens, as its clips would in one batch of all"
+        False, bool, "a rank's step counts by its target tokens, as its clips would in one batch of all"
     )
 
     def __post_init__(self) -> None:

@@ -243,7 +243,7 @@ def test_what_a_step_usually_weighs_goes_on_in_a_resumed_run():
     def rank_main(comm):
         _, _, strategy = weighed(comm, [0.5, 0.5], [10.0, 30.0])
         own = strategy.own_state()
-        changes, _, other = weighed(comm, [], [])
+        _, _, other = weighed(comm, [], [])
         other.load_own_state(own, inside=False)
         other.model.w.grad = torch.tensor([0.5 * 20])
         before = other.model.w.item()
