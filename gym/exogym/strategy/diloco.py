@@ -188,16 +188,16 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         self._seen = (0.0, 0)  # weight and samples of this rank's steps
 
     def _step_weight(self, weight: float, samples: int) -> float:
-        """Of one batch of all N ranks' samples a rank's have w / (w + (N - 1) m), if w is their weight and m what so
-        many usually have. So they count for N times that: in steps of its own short clips would count for as much as
-        long ones.
+        """By the weight that as many of this rank's samples have on average; at most what all ranks' samples have.
+
+        In one batch of all ranks' samples each counts for its tokens. In steps of its own a rank's short clips would
+        count for as much as long ones.
         """
         if not (self.config.weigh_steps and samples and self.samples_in_step and self.comm.world_size > 1):
             return 1.0
         self._seen = (self._seen[0] + weight, self._seen[1] + samples)
-        usual = self._seen[0] / self._seen[1] * samples
         parts = max(1.0, self.samples_in_step / samples)
-        return parts * weight / (weight + (parts - 1) * usual)
+        return min(weight / samples * self._seen[1] / self._seen[0], parts) if parts > 1 else 1.0
 
     def own_state(self) -> dict[str, Any]:
         return super().own_state() | {"seen": self._seen}

@@ -217,17 +217,18 @@ def of_rank_0(**settings):
 
 
 def test_a_step_counts_as_its_samples_would_in_one_batch_of_all():
-    """A sample of 4. After weights of 10 and 30 the usual one is 20: of 30 + 3 x 20 it has a third, of 1/4."""
-    changes, norms, _ = of_rank_0(gradients=[0.5, 0.5, 0.5], weights=[10.0, 30.0, 20.0])
-    assert changes == pytest.approx([0.5, 0.5 * 4 * 30 / 90, 0.5]) and norms == pytest.approx([0.5] * 3)
-    two, _, _ = of_rank_0(gradients=[0.5, 0.5], weights=[10.0, 30.0], samples=2)
-    assert two == pytest.approx([0.5, 0.5 * 2 * 30 / 50])
+    """After weights of 10 and 30 the usual one is 20. No step counts for more than the 4 samples of all usually do."""
+    changes, norms, _ = of_rank_0(gradients=[0.5] * 4, weights=[10.0, 30.0, 20.0, 940.0])
+    assert changes == pytest.approx([0.5, 0.75, 0.5, 0.5 * 940 / 250]) and norms == pytest.approx([0.5] * 4)
+    changes, _, _ = of_rank_0(gradients=[0.5] * 10, weights=[10.0] * 9 + [1000.0])
+    assert changes[-1] == pytest.approx(0.5 * 4)
+    halves, _, _ = of_rank_0(gradients=[0.5] * 10, weights=[10.0] * 9 + [1000.0], samples=2)
+    assert halves[-1] == pytest.approx(0.5 * 2)
 
 
 def test_a_step_that_is_clipped_counts_for_the_root_of_it():
     changes, norms, _ = of_rank_0(gradients=[8.0, 8.0, 0.5], weights=[10.0, 30.0, 5.0], max_norm=1.0)
-    light = 4 * 5 / (5 + 3 * 15)
-    assert changes == pytest.approx([1.0, (4 * 30 / 90) ** 0.5, 0.5 * light], abs=1e-5)
+    assert changes == pytest.approx([1.0, 1.5**0.5, 0.5 * 5 / 15], abs=1e-5)
     assert norms == pytest.approx([8.0, 8.0, 0.5])
 
 
