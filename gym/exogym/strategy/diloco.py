@@ -179,9 +179,11 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         as far as one of B samples where noise is all (Malladi et al., 2205.10287), and as far where there is none. This
         is half-way.
         """
-        if not (self.config.scale_lr and samples and self.comm.world_size > 1):
-            return 1.0
-        return math.sqrt(math.sqrt(max(1.0, self.samples_in_step / samples)))
+        return math.sqrt(math.sqrt(self._parts(samples))) if self.config.scale_lr else 1.0
+
+    def _parts(self, samples: int) -> float:
+        """All ranks' samples of a step by this rank's; 1 where that is not known."""
+        return max(1.0, self.samples_in_step / samples) if samples and self.comm.world_size > 1 else 1.0
 
     def _start(self, flat: Tensor) -> None:
         super()._start(flat)
@@ -193,18 +195,17 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         In one batch of all ranks' samples each counts for its tokens. In steps of its own a rank's short clips would
         count for as much as long ones.
         """
-        if not (self.config.weigh_steps and samples and self.samples_in_step and self.comm.world_size > 1):
+        if not self.config.weigh_steps or (parts := self._parts(samples)) == 1:
             return 1.0
         self._seen = (self._seen[0] + weight, self._seen[1] + samples)
-        parts = max(1.0, self.samples_in_step / samples)
-        return min(weight / samples * self._seen[1] / self._seen[0], parts) if parts > 1 else 1.0
+        return min(weight / samples * self._seen[1] / self._seen[0], parts)
 
     def own_state(self) -> dict[str, Any]:
         return super().own_state() | {"seen": self._seen}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         super().load_own_state(state, inside=inside)
-        self._seen = tuple(state.get("seen", self._seen))
+        self._seen = tuple(state.get("seen", self._seen))  # a run of an earlier version has none
 
     @property
     def overlap_steps(self) -> int:

@@ -241,19 +241,21 @@ def test_steps_count_alike_where_nothing_says_how_they_differ():
 
 
 def test_what_a_step_usually_weighs_goes_on_in_a_resumed_run():
+    """After 10, 30 and 50 the usual weight is 30. One that began anew would take the 50 for usual."""
+
     def rank_main(comm):
         _, _, strategy = weighed(comm, [0.5, 0.5], [10.0, 30.0])
         own = strategy.own_state()
         _, _, other = weighed(comm, [], [])
         other.load_own_state(own, inside=False)
-        other.model.w.grad = torch.tensor([0.5 * 20])
+        other.model.w.grad = torch.tensor([0.5 * 50])
         before = other.model.w.item()
-        other.local_step(20.0, 1)
+        other.local_step(50.0, 1)
         del own["seen"]
         other.load_own_state(own, inside=False)  # of a run of an earlier version
         return before - other.model.w.item()
 
-    assert run_threads(2, rank_main)[0] == pytest.approx(0.5)
+    assert run_threads(2, rank_main)[0] == pytest.approx(0.5 * 50 / 30)
 
 
 def test_buffers_take_the_mean_and_no_momentum():
