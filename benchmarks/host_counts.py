@@ -43,7 +43,8 @@ SETTINGS = {  # those of single_machine.py
     "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
     "lora": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3},
 }
-NETWORK = "overlap_steps = 3; wire = int8"  # see distributed/plan/automatic.py
+# What hosts choose at 100 Mbit/s with models of tiny.en's size, see distributed/plan/automatic.py.
+NETWORK = {"full": "overlap_steps = 3; wire = int4", "lora": "overlap_steps = 3; wire = int8"}
 QUICK_STEPS = 4
 HEAD = ("method", "ranks", "WER of each seed", "mean", "against one rank", "s for each run")
 CONFIG = """
@@ -112,7 +113,7 @@ class Bench:
                 seed=seed,
                 epochs=args.epochs or self.settings[method]["epochs"],
                 max_steps=QUICK_STEPS if args.quick else 0,
-                more=args.more_settings if ranks > 1 else "",
+                more=args.more_settings.get(method, "") if ranks > 1 else "",
             )
             for seed, method, ranks in itertools.product(range(args.seeds), args.methods, (1, *args.ranks))
         ]
@@ -196,11 +197,11 @@ class Bench:
                     misses.append(f"{method}, {ranks} ranks: {against} points above one rank")
             cells = [", ".join(f"{rate:.1f}" for rate in rates), f"{statistics.mean(rates):.1f}", against]
             rows.append([method, ranks, *cells, ", ".join(f"{run.seconds:.0f}" for run in runs)])
-        more = next((task.more for task in self.tasks if task.more), "")
+        more = "; ".join(dict.fromkeys(f"{task.method}: {task.more}" for task in self.tasks if task.more))
         left = f" so far; runs left to do: {len(self.left())}" if self.left() else ""
         return [
             f"{self.model.name} on {self.data.name}{self._trained_on()}, {self._all_settings()}. "
-            + (f"With {more}. " if more else "")
+            + (f"On several ranks with {more}. " if more else "")
             + "WER by plain transformers, padded, validation and test pooled. Against one rank: points of WER, with "
             "the interval of 95 % of a paired bootstrap over clips, all seeds together.",
             "",
@@ -235,7 +236,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="other than those that go with the model")
-    parser.add_argument("--set", default="", dest="more_settings", metavar="SETTINGS")
+    parser.add_argument(
+        "--set", type=lambda text: dict.fromkeys(SETTINGS, text), default={}, dest="more_settings", metavar="SETTINGS"
+    )
     parser.add_argument("--network", action="store_const", const=NETWORK, dest="more_settings")
     parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
     parser.add_argument("--device", default="cpu")
@@ -250,7 +253,7 @@ def main() -> int:
         raise SystemExit(str(error)) from None
     lines = bench.report()
     print("\n".join(lines))
-    if not (bench.left() or args.quick or args.more_settings not in ("", NETWORK)):
+    if not (bench.left() or args.quick or args.more_settings not in ({}, NETWORK)):
         commits = [result.commit for result in bench.results.values()]
         over = ", over a network" if args.more_settings else ""
         over += "" if args.device == "cpu" else f", {args.device}"
