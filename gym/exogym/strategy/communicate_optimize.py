@@ -258,10 +258,13 @@ class CommunicateOptimizeStrategy(Strategy):
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
             module, worked = self.modules[n], self._trained[n].steps
             module.is_last = self.round_end >= self.schedule.end
-            # What another module has brought is no step of this rank's own.
-            is_alone = self.stretches and len(self.modules) == 1
-            module.stretch = (self.steps - self._last[n]) / worked if worked and is_alone else 1.0
+            module.stretch = (self.steps - self._last[n]) / worked if worked and self._is_stretched else 1.0
             module.begin()
+
+    @property
+    def _is_stretched(self) -> bool:
+        """What another module has brought is no step of this rank's own."""
+        return self.stretches and len(self.modules) == 1
 
     def _taking_part(self) -> list[int]:
         due = self._due()

@@ -16,7 +16,8 @@ from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, Co
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import PIECE, ExactAdam, ExactSGD
 from exogym.strategy.moments import Moments, SharedMoments, due
-from exogym.strategy.optim import outer_optimizer
+from exogym.strategy.optim import fading, outer_optimizer
+from exogym.strategy.strategy import StepResult
 from exogym.strategy.wire import WireSum
 
 NOT_FINITE = "the weights were not finite at the end of the round"
@@ -188,6 +189,17 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
     def _start(self, flat: Tensor) -> None:
         super()._start(flat)
         self._seen = (0.0, 0)  # weight and samples of this rank's steps
+        self._since_work = 0  # steps
+
+    def local_step(self, weight: float, samples: int) -> StepResult:
+        self._since_work += 1
+        return super().local_step(weight, samples)
+
+    def _inner_step(self, weight: float, counts_for: float) -> float:
+        """What a rank with work in every other step has made counts twice, and its momentum is as old as the others'."""
+        steps, self._since_work = self._since_work, 0
+        with fading(self.optimizer, steps if self._is_stretched else 1):
+            return super()._inner_step(weight, counts_for)
 
     def _step_weight(self, weight: float, samples: int) -> float:
         """By the weight that as many of this rank's samples have on average; at most what all ranks' samples have.
@@ -201,11 +213,12 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         return min(weight / samples * self._seen[1] / self._seen[0], parts)
 
     def own_state(self) -> dict[str, Any]:
-        return super().own_state() | {"seen": self._seen}
+        return super().own_state() | {"seen": self._seen, "since_work": self._since_work}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         super().load_own_state(state, inside=inside)
-        self._seen = tuple(state.get("seen", self._seen))  # a run of an earlier version has none
+        self._seen = tuple(state.get("seen", self._seen))  # a run of an earlier version has neither
+        self._since_work = state.get("since_work", self._since_work)
 
     @property
     def overlap_steps(self) -> int:

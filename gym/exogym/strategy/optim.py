@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -144,6 +145,22 @@ class Schedule:
 
     def _planned(self, step: int) -> float:
         return self._here + (step - self._since) * self._pace
+
+
+@contextmanager
+def fading(optimizer: Optimizer, steps: int) -> Iterator[None]:
+    """In it, a step of Adam lets the momentum fade as so many steps do. Other optimizers stay as they are."""
+    if steps == 1 or not isinstance(optimizer, torch.optim.Adam):
+        yield
+        return
+    kept = [group["betas"] for group in optimizer.param_groups]
+    try:
+        for group, (beta1, beta2) in zip(optimizer.param_groups, kept, strict=True):
+            group["betas"] = beta1**steps, beta2
+        yield
+    finally:
+        for group, betas in zip(optimizer.param_groups, kept, strict=True):
+            group["betas"] = betas
 
 
 def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:

@@ -258,6 +258,53 @@ def test_what_a_step_usually_weighs_goes_on_in_a_resumed_run():
     assert run_threads(2, rank_main)[0] == pytest.approx(0.5 * 50 / 30)
 
 
+def momentum(gradients, *, stretches=True, then=None, **settings):
+    """Adam's of rank 0 of two, after steps with these gradients; `then` ones after a resume."""
+
+    def rank_main(comm):
+        def begin():
+            strategy, model = DiLoCoStrategy(lr=1e-3, H=100, max_norm=None, **settings), Scalar()
+            strategy.stretches = stretches
+            strategy.setup(model, comm, 10)
+            return strategy, model
+
+        def train(strategy, model, gradients):
+            for gradient in gradients:
+                model.w.grad = torch.tensor([gradient or 0.0])
+                make_step(strategy, 1.0 if gradient else 0.0, 1 if gradient else 0)
+
+        strategy, model = begin()
+        train(strategy, model, gradients)
+        if then:
+            state = copy.deepcopy(strategy.own_state())
+            strategy, model = begin()
+            strategy.load_own_state(state, inside=True)
+            train(strategy, model, then)
+        (group,) = strategy.optimizer.param_groups
+        return strategy.optimizer.state[model.w]["exp_avg"].item(), group["betas"]
+
+    found, betas = run_threads(2, rank_main)[0]
+    assert betas == (0.9, 0.999)
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"weigh_steps": True, "share_moments": True}])
+def test_the_momentum_of_a_rank_with_fewer_steps_is_as_old_as_that_of_the_others(settings):
+    rests = momentum([None, 2.0, None, None, 3.0, 5.0], **settings)
+    after_two = (1 - 0.9**2) * 2.0
+    after_five = 0.9**3 * after_two + (1 - 0.9**3) * 3.0
+    assert rests == pytest.approx(0.9 * after_five + 0.1 * 5.0, rel=1e-5)
+
+
+def test_the_momentum_of_a_resumed_rank_is_as_old_too():
+    whole = momentum([2.0, None, None, 3.0])
+    assert momentum([2.0, None], then=[None, 3.0]) == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_momentum_of_a_rank_whose_change_is_not_stretched_counts_its_own_steps():
+    assert momentum([2.0, None, 3.0], stretches=False) == pytest.approx(momentum([2.0, 3.0]), rel=1e-6)
+
+
 def test_buffers_take_the_mean_and_no_momentum():
     class Normed(nn.Module):
         def __init__(self):
