@@ -196,7 +196,7 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         return super().local_step(weight, samples)
 
     def _inner_step(self, weight: float, counts_for: float) -> float:
-        """What a rank with work in every other step has made counts twice, and its momentum is as old as the others'."""
+        """What a rank with work in every other step makes counts twice, and its momentum is as old as the others'."""
         steps, self._since_work = self._since_work, 0
         with fading(self.optimizer, steps if self._is_stretched else 1):
             return super()._inner_step(weight, counts_for)
