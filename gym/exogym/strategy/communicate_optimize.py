@@ -263,7 +263,9 @@ class CommunicateOptimizeStrategy(Strategy):
 
     @property
     def _is_stretched(self) -> bool:
-        """What another module has brought is no step of this rank's own."""
+        """Whether a change counts for this rank's steps without work too. What another module brings is no step of its
+        own.
+        """
         return self.stretches and len(self.modules) == 1
 
     def _taking_part(self) -> list[int]:
