@@ -168,3 +168,4 @@ def ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshS
     server.start()
     yield server
     server.stop()
+    print("sshd:", (folder / "log").read_text())  # pytest shows it if the test has failed

@@ -147,8 +147,13 @@ class Remote:
         try:
             yield
         except FAILURES as error:
-            lost = "" if self._transport.is_active() else " (the connection is lost)"
+            lost = "" if self._transport.is_active() else f" (the connection is lost{self._why_lost()})"
             raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
+
+    def _why_lost(self) -> str:
+        """paramiko tells it once, and not in the errors of later calls."""
+        why = self._transport.get_exception()
+        return f": {str(why) or type(why).__name__}" if why else ""
 
 
 def _local_address(sock: object) -> str | None:

@@ -83,7 +83,7 @@ class LocalProcess:
             self._process = subprocess.Popen(list(command), **pipes, env=env, cwd=cwd, start_new_session=True)
         except OSError as error:
             raise HostError(name, f"cannot start {command[0]}: {error.strerror}") from error
-        self.pid = self._process.pid
+        self.pid, self._killed = self._process.pid, False
 
     def write(self, data: bytes) -> None:
         """Send to its stdin. Raises HostError if it is gone."""
@@ -117,13 +117,16 @@ class LocalProcess:
         """It, and all that it has started; may be called again. Raises HostError if it may not be killed.
 
         A group of zombies is refused by macOS with EPERM, as if it were somebody else's (killpg1 in xnu's kern_sig.c).
-        So it is reaped, before and after: what has ended is no error, what goes on is one.
+        So it is reaped, before and after: what has ended is no error, what goes on is one. Its number may soon be
+        another group's, so it is killed once.
         """
         self.poll()
+        if self._killed:
+            return
         try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._killed = True
         except PermissionError as error:
             if self.wait(DYING_S) is None:
                 raise HostError(self.name, f"process {self.pid} may not be killed: {error.strerror}") from error

@@ -38,20 +38,30 @@ def passed() -> int:
     return int(next(line for line in lines if line.strip().startswith("lo:")).split()[9])
 
 
-def measured(comm) -> dict[str, tuple[int, int, int]]:
-    """(counted by the communicator, written by this process, passed over the loopback) for each collective."""
+def resent() -> int:
+    """Packets that TCP has sent again, in this namespace."""
+    names, values = (
+        line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
+    )
+    return int(values[names.index("RetransSegs")])
+
+
+def measured(comm) -> dict[str, tuple[int, int, int, int]]:
+    """(counted by the communicator, written by this process, passed over the loopback, packets of these that were
+    sent again) for each collective.
+    """
     return {name: one(comm, collective) for name, collective in COLLECTIVES.items()}
 
 
-def one(comm, collective) -> tuple[int, int, int]:
+def one(comm, collective) -> tuple[int, int, int, int]:
     comm.all_reduce_(torch.zeros(1))
-    loopback = passed()
+    loopback, again = passed(), resent()
     comm.all_reduce_(torch.zeros(1))  # nobody begins before all have read
     counted, own = comm.bytes_sent, written()
     collective(comm)
     counted, own = comm.bytes_sent - counted, written() - own
     comm.all_reduce_(torch.zeros(1))
-    return counted, own, passed() - loopback
+    return counted, own, passed() - loopback, resent() - again
 
 
 if __name__ == "__main__":

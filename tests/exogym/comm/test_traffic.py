@@ -117,13 +117,15 @@ def test_an_elastic_communicator_counts_what_each_of_its_groups_sends():
     reason="needs a network namespace",
 )
 def test_the_count_is_what_real_processes_send():
-    """Headers make the rest: a few bytes for each message of gloo's, some 70 for each packet."""
+    """Headers make the rest: a few bytes for each message of gloo's, some 70 for each packet. A busy machine's TCP
+    sends some packets again, which are of 64 KiB on the loopback.
+    """
     script = [sys.executable, str(Path(__file__).with_name("measure_traffic.py"))]
     paths = {"PYTHONPATH": os.pathsep.join(str(PROJECT / path) for path in ("gym", ".", "tests/exogym"))}
     done = subprocess.run(["unshare", "-n", *script], capture_output=True, text=True, env=os.environ | paths)
     assert done.returncode == 0, done.stderr
     for name, ranks in json.loads(done.stdout).items():
-        in_all = sum(counted for counted, _, _ in ranks)
-        for counted, written, loopback in ranks:
+        in_all = sum(counted for counted, *_ in ranks)
+        for counted, written, loopback, resent in ranks:
             assert counted <= written <= 1.001 * counted + 2000, (name, ranks)
-            assert loopback == pytest.approx(in_all, rel=0.1), (name, ranks)
+            assert 0.9 * in_all <= loopback <= 1.1 * in_all + resent * 2**16, (name, ranks)
