@@ -44,7 +44,7 @@ SETTINGS = {  # those of single_machine.py
     "lora": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3},
 }
 # What hosts choose at 100 Mbit/s with models of tiny.en's size, see distributed/plan/automatic.py.
-NETWORK = {"full": "overlap_steps = 3; wire = int4", "lora": "overlap_steps = 3; wire = int8"}
+NETWORK = {"full": "overlap_steps = 3; wire = int4", "lora": "overlap_steps = 2; wire = int8"}
 QUICK_STEPS = 4
 HEAD = ("method", "ranks", "WER of each seed", "mean", "against one rank", "s for each run")
 CONFIG = """
