@@ -17,9 +17,10 @@ from exogym.state.node_state import NodeState
 from exogym.state.position import Position
 
 WINDOW, FEWEST = 128, 6  # steps that a speed is the mean of, at most and at least
+BLOCKS = 16  # at most, into which they are put: steps differ, with one long clip or many short ones, and blocks less
 EQUAL = 1.1  # speeds that differ by no more than this factor count as equal
 FITTING = 1.05  # shares that are as close to the speeds stay
-DOUBT = 4  # standard errors by which speeds must differ more than that
+DOUBT = 3  # standard errors by which speeds must differ more than that
 LEAST = 0.05  # of a mean share, for the slowest
 OFTEN, SELDOM = 8, 128  # steps between two comparisons: soon after work was shared, and when nothing has changed since
 
@@ -37,8 +38,8 @@ UNKNOWN = Measured(0.0, 0.0)
 class Speed:
     """This rank's, over the last steps in which it had work.
 
-    Only the middle half of them counts, by speed: so a first step that compiles, or one in which the machine slept,
-    does not.
+    They are put into blocks of steps that follow each other. Only the middle half of these counts, by speed: so a first
+    step that compiles, or one in which the machine slept, does not.
     """
 
     def __init__(self) -> None:
@@ -56,11 +57,19 @@ class Speed:
         count = len(self._steps)
         if count < FEWEST:
             return UNKNOWN
-        by_speed = sorted(self._steps, key=lambda step: step[0] / step[1])
+        blocks = self._blocks(-(-count // BLOCKS))
+        count = len(blocks)
+        by_speed = sorted(blocks, key=lambda block: block[0] / block[1])
         middle = by_speed[count // 4 : count - count // 4]
         speed = sum(cost for cost, _ in middle) / sum(seconds for _, seconds in middle)
         slowest, fastest = (cost / seconds for cost, seconds in (middle[0], middle[-1]))
         return Measured(speed, (fastest - slowest) / speed / math.sqrt(count - FEWEST + 1))
+
+    def _blocks(self, steps: int) -> list[tuple[float, float]]:
+        """Cost and seconds of each block of so many steps; the newest steps are in one."""
+        own = list(self._steps)
+        own = own[len(own) % steps :]
+        return [tuple(map(sum, zip(*own[at : at + steps], strict=True))) for at in range(0, len(own), steps)]
 
 
 def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[float] | None:

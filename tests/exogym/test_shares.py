@@ -139,6 +139,16 @@ def test_single_slow_steps_do_not_count():
     assert speed.measured() == plain.measured() == Measured(3.0, 0.0)
 
 
+def test_steps_of_very_different_cost_have_the_speed_of_all_together():
+    """As where one has a clip of 30 s and the next five short ones: the dearer a step, the faster it is by its cost."""
+    speed, machine, costs = Speed(), Machine(0.25, 0.0004), (6500.0, 640.0, 620.0, 2200.0, 2130.0)
+    for cost in costs * 13:
+        speed.add(cost, machine.seconds(cost))
+    measured = speed.measured()
+    assert measured.speed == pytest.approx(sum(costs) / sum(map(machine.seconds, costs)), rel=0.02)
+    assert measured.error < 0.02
+
+
 def test_nothing_is_shared_anew_while_a_rank_is_not_measured():
     new = Speed()
     new.add(0.0, 1.0)  # a step without work
