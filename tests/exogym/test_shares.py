@@ -252,11 +252,12 @@ def test_a_slow_rank_is_relieved_in_each_step(name):
 
 @every_strategy
 def test_a_run_that_is_stopped_goes_on_with_what_was_dealt(tmp_path, name):
-    whole = run_threads(3, lambda comm: trained(comm, name, GROUP, folder=tmp_path / "whole"))
+    group = [Machine(0.0, 0.1), Machine(0.0, 0.2), Machine(0.0, 0.4)]  # which are dealt to once
+    whole = run_threads(3, lambda comm: trained(comm, name, group, folder=tmp_path / "whole"))
     last, _, _ = dealt(whole[0][1])[-1]
-    stop = partial(trained, name=name, group=GROUP, folder=tmp_path / "run", stop_at=last + 5)
+    stop = partial(trained, name=name, group=group, folder=tmp_path / "run", stop_at=last + 5)
     stopped = run_threads(3, lambda comm: stop(comm))
-    again = run_threads(3, lambda comm: trained(comm, name, GROUP, folder=tmp_path / "run"))
+    again = run_threads(3, lambda comm: trained(comm, name, group, folder=tmp_path / "run"))
     assert all(node.result.stopped for node, _ in stopped) and not any(dealt(events) for _, events in again)
     assert {node.train.weights for node, _ in again} == {whole[0][0].train.weights}
     assert {node.result.digest for node, _ in again} == {whole[0][0].result.digest}
