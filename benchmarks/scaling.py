@@ -364,7 +364,9 @@ class Bench:
             rows = speed_rows(
                 [result for case, result in done.items() if (case.kind, case.method) == ("speed", method)]
             )
-            wers, fixed = wer_rows([r for case, r in done.items() if (case.kind, case.method) == ("wer", method)])
+            of_wer = [r for case, r in done.items() if (case.kind, case.method) == ("wer", method)]
+            wers, fixed = wer_rows(of_wer, self.args.wer)
+            misses += missed_wers(of_wer, fixed)
             lines += ["", f"{method}: speed", "", *table(SPEED_HEAD, rows)] if rows else []
             if wers:
                 about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
@@ -429,10 +431,7 @@ def missed(results: Sequence[Result]) -> list[str]:
 
 def wer_rows(results: Sequence[Result], fixed: float | None = None) -> tuple[list[list[str]], float | None]:
     """Means over seeds, and the WER to reach: without `fixed` one host's mean at its end, None if that is not done."""
-    ways: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        ways.setdefault((result.case.hosts, result.case.link, result.case.way), []).append(result)
-    alone = next((found for (_, _, way), found in ways.items() if way == "one"), [])
+    ways, alone = _ways(results)
     if fixed is None and alone:
         fixed = statistics.mean(result.curve[-1].wer for result in alone)
     rows = []
@@ -450,12 +449,39 @@ def wer_rows(results: Sequence[Result], fixed: float | None = None) -> tuple[lis
     return rows, fixed
 
 
+def missed_wers(results: Sequence[Result], wer: float | None) -> list[str]:
+    """Where hosts come to a WER later than is promised, or fewer of their seeds come to it than one host's."""
+    ways, alone = _ways(results)
+    found, of_one = [], _times(alone, wer)
+    for (hosts, link, way), own in ways.items() if of_one else ():
+        times, wanted = _times(own, wer), TIMES.get(len(cpus_of(hosts)), 0.0)
+        name = f"wer/{own[0].case.method}/{hosts}/{link}/{way}"
+        if way != "diloco" or not wanted:
+            continue
+        if len(times) * len(alone) < len(of_one) * len(own):
+            found.append(f"{name}: {len(times)} of {len(own)} seeds reach {wer:.1f}, of one host {len(of_one)}")
+        if times and (ratio := statistics.mean(of_one) / statistics.mean(times)) < wanted:
+            found.append(f"{name}: {ratio:.2f} times as soon at {wer:.1f} as one host, not {wanted}")
+    return found
+
+
+def _ways(results: Sequence[Result]) -> tuple[dict[tuple[str, str, str], list[Result]], list[Result]]:
+    """Each way's results of all seeds, and those of one host."""
+    ways: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        ways.setdefault((result.case.hosts, result.case.link, result.case.way), []).append(result)
+    return ways, next((found for (_, _, way), found in ways.items() if way == "one"), [])
+
+
+def _times(results: Sequence[Result], wer: float | None) -> list[float]:
+    """Seconds to the WER, of the seeds that reach it."""
+    found = [] if wer is None else [time_to(result.curve, wer) for result in results]
+    return [seconds for seconds in found if seconds is not None]
+
+
 def _reached(found: Sequence[Result], alone: Sequence[Result], wer: float) -> tuple[str, str]:
     """Minutes to a WER, on average over the seeds that reach it, and how many times as fast as one host."""
-    times, of_one = (
-        [seconds for result in results if (seconds := time_to(result.curve, wer)) is not None]
-        for results in (found, alone)
-    )
+    times, of_one = _times(found, wer), _times(alone, wer)
     if not times:
         return "not reached", ""
     mean = statistics.mean(times)

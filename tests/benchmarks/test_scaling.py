@@ -171,6 +171,13 @@ def test_time_to_what_one_host_reaches_over_seeds():
     assert alone[3:] == ["29.0, 31.0", "30.0", "2.0", "2.0 (by 1 of 2)", "1.00", "1.9", "1.00"]
     assert pair[3:] == ["28.0, 33.0", "30.5", "2.0", "1.0", "1.95", "1.0", "1.90"]
     assert wer_rows(results, fixed=10.0)[0][1][6:8] == ["not reached", ""]
+    name = "wer/lora/2x0.5/100mbit/diloco"
+    assert scaling.missed_wers(results, 30.0) == scaling.missed_wers(results, 31.0) == []
+    assert scaling.missed_wers(results, 50.0) == [f"{name}: 1.00 times as soon at 50.0 as one host, not 1.8"]
+    assert scaling.missed_wers([*results[:2], *(result_of(case, wers=(50.0, 40.0)) for case in two)], 31.0) == [
+        f"{name}: 0 of 2 seeds reach 31.0, of one host 2"
+    ]
+    assert scaling.missed_wers(results, None) == scaling.missed_wers(results, 10.0) == []
 
 
 @pytest.fixture
@@ -199,7 +206,7 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(bench_of, monkeypatch
     bench_of().run(None)
     bench = bench_of()
     assert len(asked) == len(set(asked)) + 1 and set(asked) == set(map(str, bench.cases))
-    assert (
-        not left(bench.cases, bench.results)
-        and bench.report()[-1] == "- speed/lora/2x0.5/1gbit/diloco: 1.00 times one host, not 1.8"
-    )
+    assert not left(bench.cases, bench.results) and bench.report()[-2:] == [
+        "- speed/lora/2x0.5/1gbit/diloco: 1.00 times one host, not 1.8",
+        "- wer/lora/2x0.5/1gbit/diloco: 1.00 times as soon at 40.0 as one host, not 1.8",
+    ]
