@@ -185,8 +185,9 @@ class Result:
 
 
 def cpus_of(hosts: str) -> list[float]:
-    count, _, share = hosts.partition("of")[0].partition("x")
-    return [float(share)] * int(count) if share else [float(each) for each in hosts.split("+")]
+    own = hosts.partition("of")[0]
+    count, _, share = own.partition("x")
+    return [float(share)] * int(count) if share else [float(each) for each in own.split("+")]
 
 
 def window(

@@ -96,6 +96,7 @@ def test_agreements_are_rounds_or_steps():
 
 def test_sets_of_hosts():
     assert cpus_of("3x0.5") == [0.5, 0.5, 0.5] and cpus_of("1+0.5+0.25") == [1.0, 0.5, 0.25]
+    assert cpus_of("2x0.5of1") == [0.5, 0.5] and cpus_of("0.8+0.4of0.9") == [0.8, 0.4]
 
 
 def all_cases(**changes) -> list[Case]:
