@@ -43,7 +43,8 @@ SETTINGS = {  # those of single_machine.py
     "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
     "lora": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3},
 }
-# What hosts choose at 100 Mbit/s with models of tiny.en's size, see distributed/plan/automatic.py.
+# What hosts choose at 100 Mbit/s with models of tiny.en's size, where a step takes 2 s in full fine-tuning or half a
+# second and more with LoRA, see distributed/plan/automatic.py.
 NETWORK = {"full": "overlap_steps = 3; wire = int4", "lora": "overlap_steps = 2; wire = int8"}
 QUICK_STEPS = 4
 HEAD = ("method", "ranks", "WER of each seed", "mean", "against one rank", "s for each run")

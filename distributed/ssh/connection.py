@@ -151,9 +151,9 @@ class Remote:
             raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
 
     def _why_lost(self) -> str:
-        """paramiko tells it once, and not in the errors of later calls."""
-        why = self._transport.get_exception()
-        return f": {str(why) or type(why).__name__}" if why else ""
+        """In words, if it has any: paramiko tells it once, and not in the errors of later calls."""
+        why = str(self._transport.get_exception() or "")
+        return f": {why}" if why else ""
 
 
 def _local_address(sock: object) -> str | None:

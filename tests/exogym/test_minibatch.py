@@ -81,7 +81,7 @@ def _found(_comm, extra):
     """How many, what they take, and what they may take, in bytes."""
     trial(Layers(), Pictures(), batch_size=8)._pass(8)  # what only a process's first pass takes is no part of it
     tried = trial(Layers(), Pictures(), batch_size=128, extra=extra)
-    limit = tried.memory.most + extra // 4  # torch takes large pages (THP_MEM_ALLOC_ENABLE): some MB more or less
+    limit = tried.memory.most + extra // 5
     found = samples_at_once(tried, 128)
     with devices.PeakMemory(CPU) as peak:
         tried._pass(found)

@@ -144,6 +144,17 @@ def test_killing_twice_is_no_error_on_a_mac(monkeypatch):
     assert process.poll() == -9
 
 
+def test_what_was_killed_is_not_killed_again(monkeypatch):
+    """Its number may be another group's by then."""
+    groups = []
+    monkeypatch.setattr("os.killpg", lambda group, number: (groups.append(group), KILLPG(group, number)))
+    process = LocalMachine().start(["sleep", "60"])
+    process.kill()
+    assert process.wait(10) == -9
+    process.kill()
+    assert groups == [process.pid]
+
+
 def test_what_an_ended_process_has_left_behind_is_killed_as_well():
     process = LocalMachine().start(["/bin/sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"])
     (child,) = map(int, process.lines())

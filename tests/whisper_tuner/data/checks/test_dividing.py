@@ -165,8 +165,7 @@ def test_with_mishearings_the_cut_is_right_or_there_is_none(seed: int, pieces: i
         assert wrong > 0
     else:
         near = [abs(len(one.split()) - len(other)) for one, other in zip(found, said, strict=True)]
-        # A chance word that was heard in place of a lost one is like the neighbour's: in seed 197 of 4 pieces, two are.
-        assert max(near) <= (1 if wrong <= 0.1 else 3)
+        assert max(near) <= 1  # a chance word that was heard in place of a lost one is like the neighbour's
 
 
 def misheard(word: str, chance: random.Random, wrong: float) -> list[str]:
