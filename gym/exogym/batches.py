@@ -86,7 +86,12 @@ class DatasetSamples:
         return torch.randperm(len(self), generator=torch.Generator().manual_seed(self.seed + epoch))
 
     def plan(
-        self, epoch: int, left: torch.Tensor | None, members: Sequence[str], weights: Sequence[float]
+        self,
+        epoch: int,
+        left: torch.Tensor | None,
+        members: Sequence[str],
+        weights: Sequence[float],
+        steps_before: int = 0,
     ) -> list[list[list[int]]]:
         order = self.order(epoch)
         order = order.tolist() if left is None else order[left[order]].tolist()

@@ -32,12 +32,20 @@ class Samples(Protocol):
     def plan_settings(self) -> dict[str, Any]:
         """What decides about plans, by name, in JSON: the same on all ranks, also when a run is resumed."""
 
-    def plan(self, epoch: int, left: Tensor | None, members: Sequence[str], weights: Sequence[float]) -> Plan:
+    def plan(
+        self,
+        epoch: int,
+        left: Tensor | None,
+        members: Sequence[str],
+        weights: Sequence[float],
+        steps_before: int = 0,
+    ) -> Plan:
         """Each sample to one step of one member, all with equally many steps, some of which may be empty.
 
         left: bool [len], the samples that are still to be trained in this epoch; None if all are, and then the number
-        of steps does not depend on the epoch. weights: how much a member should get, in proportion. The same on every
-        rank.
+        of steps does not depend on the epoch. weights: how much a member should get, in proportion. steps_before: that
+        members make before these, since they last agreed on how to share the work: in it the rounds of a strategy can
+        be told; the number of steps does not depend on it. The same on every rank.
         """
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
@@ -66,6 +74,7 @@ class ElasticSampler:
         self._done_at_reshard: dict[int, Tensor] = {}
         self._plans: dict[int, Plan] = {}
         self._whole_steps: int | None = None  # of an epoch of which nothing was done at the last reshard
+        self._steps_made = 0  # of epochs that were finished since
 
     @property
     def has_larger_steps(self) -> bool:
@@ -112,6 +121,7 @@ class ElasticSampler:
             if last > first:
                 self._mark_done(epoch, first, last, members)
         while (done := self._done.get(self.first_epoch)) is not None and done.all():
+            self._steps_made += self.steps_in(self.first_epoch)
             del self._done[self.first_epoch]
             self._done_at_reshard.pop(self.first_epoch, None)
             self._plans.pop(self.first_epoch, None)
@@ -126,7 +136,7 @@ class ElasticSampler:
         self.members, self.weights = tuple(members), tuple(weights or [1.0] * len(members))
         self.needs_reshard = False
         self._done_at_reshard = {epoch: done.clone() for epoch, done in self._done.items()}
-        self._plans, self._whole_steps = {}, None
+        self._plans, self._whole_steps, self._steps_made = {}, None, 0
 
     def follow(self, members: Sequence[str]) -> None:
         """Data of which every epoch is the same: `members` share the first one, if others have done so far."""
@@ -169,6 +179,7 @@ class ElasticSampler:
             "needs_reshard": self.needs_reshard,
             "done": self._done,
             "done_at_reshard": self._done_at_reshard,
+            "steps_made": self._steps_made,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,7 +187,7 @@ class ElasticSampler:
         self.first_epoch, self.needs_reshard = state["first_epoch"], state["needs_reshard"]
         self._done = {epoch: done.clone() for epoch, done in state["done"].items()}
         self._done_at_reshard = {epoch: done.clone() for epoch, done in state["done_at_reshard"].items()}
-        self._plans, self._whole_steps = {}, None
+        self._plans, self._whole_steps, self._steps_made = {}, None, state["steps_made"]
 
     def _own(self, epoch: int) -> list[list[int]]:
         return self._plan(epoch)[self.members.index(self.member)]
@@ -185,7 +196,8 @@ class ElasticSampler:
         if epoch not in self._plans:
             done = self._done_at_reshard.get(epoch)
             left = None if done is None else ~done
-            self._plans[epoch] = self.samples.plan(epoch, left, self.members, self.weights)
+            before = self._steps_made + sum(map(self.steps_in, range(self.first_epoch, epoch)))
+            self._plans[epoch] = self.samples.plan(epoch, left, self.members, self.weights, before)
         return self._plans[epoch]
 
     def _mark_done(self, epoch: int, first: int, last: int, members: Sequence[str]) -> None:

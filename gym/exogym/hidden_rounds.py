@@ -48,6 +48,13 @@ class HiddenRounds:
             return False
         return asked or self._stop_waits
 
+    def ask_ahead(self) -> None:
+        """Before a step. If the round ends with it: so the answer is there when the step is made."""
+        state = self._state
+        ends = state.now.step + 1 == state.strategy.round_end and not self.is_under_way
+        if ends and self._hidden_round != self._round and self._may_be_hidden():
+            self._comm.ask_ahead(self._round, stopping=self._stop_waits)
+
     def is_cut_short(self, *, stopping: bool) -> bool:
         """Whether ranks wait at the end of this round, which is here for one that is stopping. May raise Rejoined."""
         if not self._may_be_hidden():

@@ -262,6 +262,7 @@ class TrainNode:
     def _one_step(self, batches: list[Batch]) -> StepResult:
         started, spent, state = time.perf_counter(), self._spent(), self.state
         before, after = state.now, state.after_one_step(self.settings.val_interval)
+        self._hidden.ask_ahead()
         work = accumulate(batches, self._forward, self.strategy.parameters, self.strategy.no_sync)
         state.trained.setdefault(before.epoch, []).extend(work.ids)
         state.samples += work.samples

@@ -244,7 +244,7 @@ class Clips(DatasetSamples):
         super().__init__(range(size), batch_size=batch_size, seed=seed)
         self.batch_size, self.hashed, self.bad = batch_size, hashed, bad
 
-    def plan(self, epoch, left, members, weights):
+    def plan(self, epoch, left, members, weights, steps_before=0):
         if not self.hashed:
             return super().plan(epoch, left, members, weights)
         own = [[] for _ in members]

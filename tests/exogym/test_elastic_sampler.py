@@ -211,11 +211,38 @@ def test_how_many_samples_a_step_of_all_has():
     assert (ada.samples_in_step(0), ada.samples_in_step(1)) == (2.0, 2.0)
 
 
+def test_a_plan_knows_how_many_steps_were_made_since_the_work_was_shared():
+    asked = {}
+
+    class Noting(Numbers):
+        def plan(self, epoch, left, members, weights, steps_before):
+            asked[epoch] = steps_before
+            return super().plan(epoch, left, members, weights, steps_before)
+
+    work = ElasticSampler(Noting(10, batch_size=2), HOSTS[:2], "ada")  # three steps an epoch
+    assert work.steps_in(2) == 3 and asked == {0: 0, 2: 6}
+    work.mark_done((0, 0), (1, 1), HOSTS[:2])
+    kept = work.state_dict()
+    work.steps_in(2), work.epoch(3)
+    assert asked == {0: 0, 1: 3, 2: 6, 3: 9}
+
+    late = ElasticSampler(Noting(10, batch_size=2), HOSTS[:2], "bob")
+    late.load_state_dict(kept)
+    asked.clear()
+    late.epoch(1), late.epoch(3)
+    assert asked == {1: 3, 3: 9}
+
+    late.reshard(("bob",))  # six samples of epoch 1 are left
+    asked.clear()
+    late.epoch(1), late.epoch(2)
+    assert asked == {1: 0, 2: 3}
+
+
 def test_shares_stay_until_the_next_reshard():
     asked = []
 
     class Weighed(Numbers):
-        def plan(self, epoch, left, members, weights):
+        def plan(self, epoch, left, members, weights, steps_before):
             asked.append((tuple(members), tuple(weights)))
             return super().plan(epoch, left, members, weights)
 
@@ -224,7 +251,7 @@ def test_shares_stay_until_the_next_reshard():
     work.reshard(HOSTS[:2], [1, 3])
     again = ElasticSampler(Weighed(6), HOSTS, "ada")
     again.load_state_dict(copied(work.state_dict()))
-    again.steps_in(1)
+    again.steps_in(0)
     assert asked == [(HOSTS[:2], (1, 1)), (HOSTS[:2], (1, 3))]
 
 

@@ -45,7 +45,15 @@ from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
-from whisper_tuner.data.steps import balanced, balanced_rounds, in_order, spread_sizes, whose_turn
+from whisper_tuner.data.steps import (
+    balanced,
+    balanced_rounds,
+    dearest_first,
+    in_order,
+    rounds_of,
+    spread_sizes,
+    whose_turn,
+)
 from whisper_tuner.errors import DataError
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
@@ -75,7 +83,7 @@ With `lengths`, a Lengths, clips stand one after the other: features [80|128, fr
 decoder inputs and labels [L].
 """
 
-VERSION = 6  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
+VERSION = 7  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
@@ -249,7 +257,12 @@ class ShardBatches:
         }
 
     def plan(
-        self, epoch: int, left: Sequence[bool] | None, members: Sequence[str], weights: Sequence[float]
+        self,
+        epoch: int,
+        left: Sequence[bool] | None,
+        members: Sequence[str],
+        weights: Sequence[float],
+        steps_before: int = 0,
     ) -> list[list[list[int]]]:
         """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
         alone = self._profile.shards
@@ -259,8 +272,7 @@ class ShardBatches:
         self._full[epoch] = self._padded_in_full(shards, weights, epoch)
         batch_size = self._profile.batch_size * (1 if self._shuffle else len(shards))  # validation takes no steps
         sizes = spread_sizes([*map(len, shards)], batch_size, self._steps_in_round)
-        in_rounds = self._steps_in_round > 1 and len({*weights}) > 1
-        plan = self._steps(shards, sizes, epoch, in_rounds=in_rounds)
+        plan = self._steps(shards, sizes, epoch, steps_before)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
@@ -322,14 +334,16 @@ class ShardBatches:
         return found
 
     def _steps(
-        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int, *, in_rounds: bool
+        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int, steps_before: int
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, at most `sizes` of them.
+        """For each shard the numbers of its samples in each step, at most `sizes` of them; about so many where several
+        hosts make rounds of several steps, so that rounds cost alike.
 
-        in_rounds: about so many, so that rounds cost alike. Where shards are alike, their steps with a dear clip are
-        the same.
+        Where shards are alike, their rounds with a dear clip are the same.
         """
         turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
+        has_rounds = self._steps_in_round > 1 and len(shards) > 1
+        rounds = rounds_of(len(turns), self._steps_in_round, steps_before) if has_rounds else []
         if self._shuffle:
             random.Random(f"steps {self._profile.seed} {epoch}").shuffle(turns)
         plan = []
@@ -339,10 +353,10 @@ class ShardBatches:
             costs = [self._cost(sample, self._number[sample.id] in self._full[epoch]) for sample in by_length]
             if not self._shuffle:
                 steps = in_order(len(shard), own)
-            elif in_rounds and len(shard) >= SEVERAL * sum(map(bool, own)):
-                steps = balanced_rounds(costs, own, turns, self._steps_in_round, chance)
+            elif rounds and len(shard) >= SEVERAL * sum(map(bool, own)):
+                steps = dearest_first(costs, balanced_rounds(costs, own, turns, rounds, chance), rounds)
             else:
-                steps = balanced(costs, own, turns, chance)
+                steps = dearest_first(costs, balanced(costs, own, turns, chance), rounds)
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 

@@ -30,15 +30,24 @@ def balanced(
     return steps
 
 
+def rounds_of(steps: int, in_round: int, before: int = 0) -> list[range]:
+    """The steps of each round, of so many; `before`: steps that were made before them, since a round's end."""
+    ends = [*range(in_round - before % in_round, steps, in_round), steps]
+    return [range(begin, end) for begin, end in pairwise([0, *ends]) if begin < end]
+
+
 def balanced_rounds(
-    costs: Sequence[int], sizes: Sequence[int], turns: Sequence[int], in_round: int, chance: random.Random
+    costs: Sequence[int],
+    sizes: Sequence[int],
+    turns: Sequence[int],
+    rounds: Sequence[Sequence[int]],
+    chance: random.Random,
 ) -> list[list[int]]:
-    """As `balanced`, but rounds of so many steps cost alike as well: one with a dear clip has fewer others.
+    """As `balanced`, but rounds cost alike as well: one with a dear clip has fewer others. rounds: the steps of each.
 
     `sizes` say in which steps there are clips, at least one if there are so many, and how much there is in a round.
     """
     steps: list[list[int]] = [[] for _ in sizes]
-    rounds = [[*range(at, min(at + in_round, len(sizes)))] for at in range(0, len(sizes), in_round)]
     places: list[list[int]] = [[] for _ in rounds]
     # How many clips each still needs, so that none of its steps is empty.
     lacks = [sum(sizes[step] > 0 for step in own) for own in rounds]
@@ -61,6 +70,21 @@ def balanced_rounds(
         for step, part in zip(own, parts, strict=True):
             steps[step] = [here[place] for place in part]
     return steps
+
+
+def dearest_first(costs: Sequence[int], steps: Sequence[list[int]], rounds: Sequence[Sequence[int]]) -> list[list[int]]:
+    """In each round the same steps from the dearest on; those without clips stay where they are.
+
+    What a round has brought travels during the next one's first steps. The longer these take, the later may another
+    rank be without this one waiting for it.
+    """
+    ordered = [*steps]
+    for own in rounds:
+        works = [step for step in own if steps[step]]
+        dearest = sorted(works, key=lambda step: -sum(costs[place] for place in steps[step]))
+        for step, other in zip(works, dearest, strict=True):
+            ordered[step] = steps[other]
+    return ordered
 
 
 def whose_turn(count: int, each_epoch: float, epoch: int) -> set[int]:

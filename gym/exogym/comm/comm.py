@@ -114,6 +114,9 @@ class Comm(ABC):
         as it comes to `commit_together`. So the others need not wait for that.
         """
 
+    def ask_ahead(self, round_number: int, *, stopping: bool) -> None:  # noqa: B027
+        """Before the last step of a round: what `is_cut_short` tells after it, where others need not be waited for."""
+
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
         """Whether ranks stop inside this round; the same for all of them. Each asks once at the round's end, or earlier
         if it wants to stop there. May raise Rejoined.

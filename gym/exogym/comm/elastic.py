@@ -50,6 +50,7 @@ class ElasticComm(Comm):
         self._generation = Generation(0, tuple(hosts), "", False)  # as it will be if all of them come
         self._vote = 0
         self._voted_ahead = (0, 0)  # generation, vote
+        self._asked = (0, 0)  # generation, round
         self._digest: int | None = None
         self._regroup_due = False
         self._was_replaced = False  # this rank's state, by that of the others, since it last said so
@@ -119,11 +120,15 @@ class ElasticComm(Comm):
         self._voted_ahead = self.generation, self._vote
         self._send_vote(kind, about)
 
+    def ask_ahead(self, round_number: int, *, stopping: bool) -> None:
+        self._asked = self.generation, round_number
+        self._send({"type": "round_end", "generation": self.generation, "round": round_number, "stop": stopping})
+
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
         """As the first member that asks wants it: the coordinator answers at once, so nobody waits for others."""
         while True:
-            about = {"generation": self.generation, "round": round_number, "stop": stopping}
-            self._send({"type": "round_end", **about})
+            if stopping or self._asked != (self.generation, round_number):
+                self.ask_ahead(round_number, stopping=stopping)
             with self._counted():
                 self.wait.begins(self.generation)
                 is_cut = self._client.wait_for_round_end(self.generation, round_number)

@@ -12,7 +12,7 @@ counts on all members, or on none.
 
     member -> coordinator
       vote {generation, vote, what, digest}    for a round also {round, samples, position, cut_short}
-      round_end {generation, round, stop}      it has come to the end of a round, or wants to end it here and stop
+      round_end {generation, round, stop}      it makes the last step of a round, or wants to end it here and stop
       trouble {generation, message}            its group does not answer
       reach {generation, waits, unreached}     peers that do not answer it
       exchange                                 weights are about to travel: its link will be busy for a while

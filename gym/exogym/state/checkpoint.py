@@ -23,7 +23,7 @@ from exogym.errors import CheckpointError
 from exogym.files import rename_durably, sync
 from exogym.state.tree import from_tree, to_tree
 
-FORMAT = 7
+FORMAT = 8
 
 
 class Checkpoints:

@@ -32,7 +32,7 @@ class Sentences:
     def plan_settings(self):
         return {"samples": SIZE}
 
-    def plan(self, epoch, left, members, weights):
+    def plan(self, epoch, left, members, weights, steps_before=0):
         numbers = [n for n in range(SIZE) if left is None or left[n]]
         sizes = [max(1, round(BATCH * weight * len(members) / sum(weights))) for weight in weights]
         plan = [[] for _ in members]

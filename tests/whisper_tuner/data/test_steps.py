@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisper_tuner.data.steps import FEWER, balanced, balanced_rounds, in_order, spread_sizes, steps_in_epoch
+from whisper_tuner.data.steps import (
+    FEWER,
+    balanced,
+    balanced_rounds,
+    dearest_first,
+    in_order,
+    rounds_of,
+    spread_sizes,
+    steps_in_epoch,
+)
 
 
 def plan(costs, sizes, seed=0):
@@ -59,14 +68,31 @@ def test_a_small_shard_has_its_clips_in_fewer_steps_of_each_round(counts, batch_
 def test_rounds_cost_alike_and_each_step_with_work_keeps_a_clip(costs, batch_size, in_round, times):
     sizes = spread_sizes([len(costs), times * len(costs)], batch_size, in_round)[0]
     turns = random.Random(1).sample(range(len(sizes)), len(sizes))
-    steps = balanced_rounds(costs, sizes, turns, in_round, random.Random(2))
+    rounds = rounds_of(len(sizes), in_round)
+    steps = balanced_rounds(costs, sizes, turns, rounds, random.Random(2))
     assert sorted(place for step in steps for place in step) == [*range(len(costs))]
     assert [*map(bool, steps)] == [*map(bool, sizes)]
     taken, levels = totals(costs, steps), []
-    for at in range(0, len(sizes), in_round):
-        if work := sum(sizes[at : at + in_round]):
-            levels.append((sum(taken[at : at + in_round]) / work, max(costs) / work))
+    for own in rounds:
+        if work := sum(sizes[step] for step in own):
+            levels.append((sum(taken[step] for step in own) / work, max(costs) / work))
     assert max(levels)[0] <= min(level + one for level, one in levels) + max(one for _, one in levels)
+
+
+@given(st.integers(0, 40), st.integers(1, 7), st.integers(0, 20))
+def test_rounds_are_whole_but_for_the_first_and_the_last(steps, in_round, before):
+    rounds = rounds_of(steps, in_round, before)
+    assert [step for own in rounds for step in own] == [*range(steps)]
+    assert all(len(own) == in_round for own in rounds[1:-1]) and all(1 <= len(own) <= in_round for own in rounds)
+    assert all((own.stop + before) % in_round == 0 for own in rounds[:-1])
+
+
+def test_the_dearest_steps_of_a_round_come_first_and_steps_without_clips_stay():
+    costs = [30, 1, 2, 9, 4, 5, 6, 7, 8]
+    steps = [[1, 2], [0], [], [3], [4], [], [5, 6, 7], [8]]
+    assert dearest_first(costs, steps, rounds_of(8, 5)) == [[0], [3], [], [4], [1, 2], [], [5, 6, 7], [8]]
+    assert dearest_first(costs, steps, rounds_of(8, 5, 3)) == [[0], [1, 2], [], [5, 6, 7], [3], [], [4], [8]]
+    assert dearest_first(costs, steps, []) == steps
 
 
 def test_twice_as_many_hosts_as_clips_in_a_batch_work_in_every_second_step():
