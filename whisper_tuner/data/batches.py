@@ -272,7 +272,7 @@ class ShardBatches:
         self._full[epoch] = self._padded_in_full(shards, weights, epoch)
         batch_size = self._profile.batch_size * (1 if self._shuffle else len(shards))  # validation takes no steps
         sizes = spread_sizes([*map(len, shards)], batch_size, self._steps_in_round)
-        plan = self._steps(shards, sizes, epoch, steps_before)
+        plan = self._steps(shards, sizes, epoch, steps_before, are_unequal=len({*weights}) > 1)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
@@ -334,12 +334,18 @@ class ShardBatches:
         return found
 
     def _steps(
-        self, shards: Sequence[Sequence[Sample]], sizes: Sequence[Sequence[int]], epoch: int, steps_before: int
+        self,
+        shards: Sequence[Sequence[Sample]],
+        sizes: Sequence[Sequence[int]],
+        epoch: int,
+        steps_before: int,
+        *,
+        are_unequal: bool,
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, at most `sizes` of them; about so many where several
-        hosts make rounds of several steps, so that rounds cost alike.
+        """For each shard the numbers of its samples in each step, at most `sizes` of them; about so many where hosts of
+        unequal shares make rounds of several steps, so that rounds cost alike.
 
-        Where shards are alike, their rounds with a dear clip are the same.
+        Where shards are alike, their steps with a dear clip are in the same rounds.
         """
         turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
         has_rounds = self._steps_in_round > 1 and len(shards) > 1
@@ -353,10 +359,11 @@ class ShardBatches:
             costs = [self._cost(sample, self._number[sample.id] in self._full[epoch]) for sample in by_length]
             if not self._shuffle:
                 steps = in_order(len(shard), own)
-            elif rounds and len(shard) >= SEVERAL * sum(map(bool, own)):
-                steps = dearest_first(costs, balanced_rounds(costs, own, turns, rounds, chance), rounds)
+            elif rounds and are_unequal and len(shard) >= SEVERAL * sum(map(bool, own)):
+                steps = balanced_rounds(costs, own, turns, rounds, chance)
             else:
-                steps = dearest_first(costs, balanced(costs, own, turns, chance), rounds)
+                steps = balanced(costs, own, turns, chance)
+            steps = dearest_first(costs, steps, rounds)
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 

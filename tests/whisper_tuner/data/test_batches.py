@@ -445,7 +445,7 @@ def test_unequal_hosts_work_in_proportion_in_each_round(tmp_path, shared_out, we
 
 
 @pytest.mark.parametrize("count", [388, 400, 413])
-def test_equal_hosts_have_rounds_alike_from_the_dearest_step_on(tmp_path, shared_out, count):
+def test_rounds_of_equal_hosts_begin_with_their_dearest_steps(tmp_path, shared_out, count):
     """Also where an epoch is no whole number of rounds."""
     batches, hosts = shared_out(samples_of(count, tmp_path), batch_size=8, steps_in_round=5), FIVE[:4]
     of_hosts = [[] for _ in hosts]
@@ -454,7 +454,7 @@ def test_equal_hosts_have_rounds_alike_from_the_dearest_step_on(tmp_path, shared
         for own, steps in zip(of_hosts, plan, strict=True):
             own += [batches.cost(epoch, step) for step in steps]
     rounds = [[own[at : at + 5] for own in of_hosts] for at in range(0, len(of_hosts[0]), 5)]
-    assert sum(max(map(sum, own)) for own in rounds) < 1.08 * statistics.mean(map(sum, of_hosts))
+    assert sum(max(map(sum, own)) for own in rounds) < 1.12 * statistics.mean(map(sum, of_hosts))
     in_order = [own == sorted(own, reverse=True) for at_once in rounds for own in at_once]
     assert sum(in_order) >= len(in_order) - 2 * len(hosts)  # an epoch may end inside a round
 
