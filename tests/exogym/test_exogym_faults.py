@@ -367,6 +367,14 @@ IN_FLIGHT = [
 ]
 
 
+def test_whether_a_round_ends_whole_is_asked_once(tmp_path):
+    """Each time with a word before the round's last step."""
+    asked = []
+    note = lambda world, host: asked.append(host.node.state.now.step)  # noqa: E731
+    live(HIDDEN, tmp_path, {("h1", "before round_end", number): note for number in range(1, 5)})
+    assert asked == [3, 7, 11, 15]
+
+
 @pytest.mark.parametrize("act", [crash, crash_for_long, falls_asleep, launcher_dies, power_fails])
 @pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
 def test_a_fault_while_an_exchange_travels(tmp_path, act, point):

@@ -225,6 +225,20 @@ def test_where_the_work_ends_before_an_exchange_would_it_is_waited_for(steps, en
     assert [step for _, step in rounds(events)] == ends and result.steps == steps
 
 
+def test_whether_a_round_ends_whole_is_asked_before_its_last_step():
+    """But for the last round, after which there is no work that could hide it."""
+
+    def rank_main(comm):
+        told, is_cut_short = [], comm.is_cut_short
+        comm.ask_ahead = lambda number, *, stopping: told.append(f"ask {number}")
+        comm.is_cut_short = lambda number, **about: told.append(f"end {number}") or is_cut_short(number, **about)
+        trained(comm, source=sentences(comm.rank, steps=6), should_stop=told.append)
+        return told
+
+    for told in run_threads(2, rank_main):
+        assert told == [1, 2, 3, "ask 1", 4, "end 1", 5, 6, 7, "ask 2", 8, "end 2", 9, 10, 11, 12]
+
+
 def test_without_overlap_nothing_more_is_sent():
     class Counted(ThreadComm):
         calls = 0

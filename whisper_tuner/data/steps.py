@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+DEAREST = 2  # steps: weights travel for about as long
 FEWER = 0.6  # of the largest shard, from which on one has its clips in fewer steps
 
 
@@ -73,7 +74,7 @@ def balanced_rounds(
 
 
 def dearest_first(costs: Sequence[int], steps: Sequence[list[int]], rounds: Sequence[Sequence[int]]) -> list[list[int]]:
-    """In each round the same steps from the dearest on; those without clips stay where they are.
+    """Each round begins with its two dearest steps; the others follow as they were. Those without clips stay.
 
     What a round has brought travels during the next one's first steps. The longer these take, the later may another
     rank be without this one waiting for it.
@@ -81,8 +82,8 @@ def dearest_first(costs: Sequence[int], steps: Sequence[list[int]], rounds: Sequ
     ordered = [*steps]
     for own in rounds:
         works = [step for step in own if steps[step]]
-        dearest = sorted(works, key=lambda step: -sum(costs[place] for place in steps[step]))
-        for step, other in zip(works, dearest, strict=True):
+        first = sorted(works, key=lambda step: -sum(costs[place] for place in steps[step]))[:DEAREST]
+        for step, other in zip(works, [*first, *(step for step in works if step not in first)], strict=True):
             ordered[step] = steps[other]
     return ordered
 

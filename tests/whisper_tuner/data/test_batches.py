@@ -455,7 +455,7 @@ def test_rounds_of_equal_hosts_begin_with_their_dearest_steps(tmp_path, shared_o
             own += [batches.cost(epoch, step) for step in steps]
     rounds = [[own[at : at + 5] for own in of_hosts] for at in range(0, len(of_hosts[0]), 5)]
     assert sum(max(map(sum, own)) for own in rounds) < 1.12 * statistics.mean(map(sum, of_hosts))
-    in_order = [own == sorted(own, reverse=True) for at_once in rounds for own in at_once]
+    in_order = [own[:2] == sorted(own, reverse=True)[:2] for at_once in rounds for own in at_once]
     assert sum(in_order) >= len(in_order) - 2 * len(hosts)  # an epoch may end inside a round
 
 

@@ -87,11 +87,11 @@ def test_rounds_are_whole_but_for_the_first_and_the_last(steps, in_round, before
     assert all((own.stop + before) % in_round == 0 for own in rounds[:-1])
 
 
-def test_the_dearest_steps_of_a_round_come_first_and_steps_without_clips_stay():
-    costs = [30, 1, 2, 9, 4, 5, 6, 7, 8]
-    steps = [[1, 2], [0], [], [3], [4], [], [5, 6, 7], [8]]
-    assert dearest_first(costs, steps, rounds_of(8, 5)) == [[0], [3], [], [4], [1, 2], [], [5, 6, 7], [8]]
-    assert dearest_first(costs, steps, rounds_of(8, 5, 3)) == [[0], [1, 2], [], [5, 6, 7], [3], [], [4], [8]]
+def test_a_round_begins_with_its_two_dearest_steps_and_steps_without_clips_stay():
+    costs = [3, 1, 2, 9, 4, 5, 6, 7, 8]
+    steps = [[1], [0], [], [3], [4], [], [2], [5, 6, 7], [8]]
+    assert dearest_first(costs, steps, rounds_of(9, 5)) == [[3], [4], [], [1], [0], [], [5, 6, 7], [8], [2]]
+    assert dearest_first(costs, steps, rounds_of(9, 5, 3)) == [[0], [1], [], [3], [4], [], [2], [5, 6, 7], [8]]
     assert dearest_first(costs, steps, []) == steps
 
 
