@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ def transcribed(
 
     An untrained model repeats itself for long: of a run of a few steps take few.
     """
-    started = []
+    started, env = [], os.environ | {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
     for part in PARTS:
         rows = list(csv.reader((data / f"{part}.csv").read_text(encoding="utf-8").splitlines()))
         audio = rows[0].index("audio_path")
@@ -33,7 +34,9 @@ def transcribed(
         command = [sys.executable, str(PROJECT / "benchmarks" / "plain_wer.py"), "--device", device, "--clips"]
         command += [str(trained)]
         command += [str(base)] if base else []
-        started.append(subprocess.Popen([*command, str(folder / f"{part}.csv")], stdout=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen([*command, str(folder / f"{part}.csv")], stdout=subprocess.PIPE, text=True, env=env)
+        )
     told = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise RuntimeError(f"{trained} could not be transcribed")
