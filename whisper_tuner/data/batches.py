@@ -342,10 +342,11 @@ class ShardBatches:
         *,
         are_unequal: bool,
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, at most `sizes` of them; about so many where hosts of
-        unequal shares make rounds of several steps, so that rounds cost alike.
+        """For each shard the numbers of its samples in each step, as many as `sizes` say.
 
-        Where shards are alike, their steps with a dear clip are in the same rounds.
+        Where hosts make rounds of several steps, that is as many in a round, in another order (see dearest_first); and
+        where their shares are unequal, about as many in a round (see balanced_rounds). Where shards are alike, their
+        steps with a dear clip are in the same rounds.
         """
         turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
         has_rounds = self._steps_in_round > 1 and len(shards) > 1

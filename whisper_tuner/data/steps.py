@@ -74,7 +74,8 @@ def balanced_rounds(
 
 
 def dearest_first(costs: Sequence[int], steps: Sequence[list[int]], rounds: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Each round begins with its two dearest steps; the others follow as they were. Those without clips stay.
+    """Each round begins with its two dearest steps, and so does what an epoch has of a round that began before it. The
+    others follow as they were. Those without clips stay.
 
     What a round has brought travels during the next one's first steps. The longer these take, the later may another
     rank be without this one waiting for it.

@@ -118,8 +118,8 @@ class Comm(ABC):
         """Before the last step of a round: what `is_cut_short` tells after it, where others need not be waited for."""
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
-        """Whether ranks stop inside this round; the same for all of them. Each asks once at the round's end, or earlier
-        if it wants to stop there. May raise Rejoined.
+        """Whether ranks stop inside this round; the same for all of them. Each asks at the round's end, or earlier if
+        it wants to stop there. May raise Rejoined.
 
         Here all wait for each other, and one that wants to stop is enough.
         """

@@ -132,7 +132,8 @@ class ElasticComm(Comm):
             with self._counted():
                 self.wait.begins(self.generation)
                 is_cut = self._client.wait_for_round_end(self.generation, round_number)
-            if is_cut is not None:
+            # One asked ahead may be of a generation that is over: what would be sent in it is void.
+            if is_cut is not None and not self._client.is_superseded(self.generation):
                 self.wait.ends()
                 return is_cut
             self._leave()

@@ -133,7 +133,7 @@ class Coordinator:
                 self._count()
 
     def round_end(self, host: str, message: dict[str, Any]) -> None:
-        """The first member that comes to the end of a round decides for all whether it is cut short by a stop.
+        """The first member that asks, before its last step or to stop, decides for all whether a round is cut short.
 
         So who comes first need not wait for the others, and who comes later knows that it did not. One that wants to
         stop and comes too late stops in the next round.

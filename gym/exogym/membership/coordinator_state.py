@@ -61,7 +61,7 @@ class Trouble:
 class CoordinatorState:
     """last: who was in when ranks last agreed, and has that in a checkpoint. remembering: those of them whose processes
     are still the same. awaited: who has not come yet for the first time. vote: the number of the vote that is going on.
-    ending_round: to the end of which a member has come; None if none has since the members began one.
+    ending_round: of which a member has asked whether it is cut short; None if none has since the members began one.
     """
 
     generation: Generation | None = None

@@ -510,3 +510,34 @@ def test_the_coordinator_hears_of_a_large_tensor_before_it_travels():
     comm.commit_together(ROUND, lambda: [comm.all_reduce_(tensor) for tensor in (small, large, large)])
     comm.commit_together(VALIDATION, lambda: comm.all_reduce_(small))
     assert said == ["exchange", "vote", "exchange", "vote", "vote"]
+
+
+def test_an_answer_from_a_generation_that_is_over_by_the_end_of_the_round_does_not_count():
+    """Else the round's exchange would begin in a group that is gone, and the next step be made in vain."""
+    client, asked = CoordinatorClient(), []
+
+    def say(message):
+        generation = message["generation"]
+        if message["type"] == "vote":
+            client.put({"type": "commit", "generation": generation, "vote": message["vote"], "regroup": False})
+        elif message["type"] == "round_end":
+            asked.append(generation)
+            client.put({"type": "round_end", "generation": generation, "round": 1, "stop": generation == 2})
+
+    def form(number, *members):
+        about = {"members": members, "prefix": "", "continues_round": number > 1}
+        client.put({"type": "generation", "number": number, **about})
+
+    class Newcomer:
+        def sync_state(self):
+            return 0, False
+
+        def has_synced(self):
+            pass
+
+    form(1, "ada", "bob")
+    comm = ElasticComm("ada", ["ada", "bob"], client, say, lambda *_: SingleComm())
+    comm.join(Newcomer())
+    comm.ask_ahead(1, stopping=False)
+    form(2, "ada")
+    assert comm.is_cut_short(1, stopping=False) and asked == [1, 2] and comm.members == ("ada",)
