@@ -13,13 +13,14 @@ those of a machine that does nothing else; what launcher, SSH and kernel take is
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -96,6 +97,7 @@ SPEED_HEAD = (
     "link",
     "way",
     "clips/s",
+    "lowest to highest",
     "times one host",
     "of the limit",
     "computing",
@@ -148,7 +150,7 @@ class Case:
 
     @property
     def _seed(self) -> list[str]:
-        return [str(self.seed)] if self.is_wer else []
+        return [str(self.seed)] if self.is_wer or self.seed else []
 
     @property
     def cpus(self) -> list[float]:
@@ -222,9 +224,13 @@ def cases(
     clips: int,
     *,
     rounds: int = 0,
+    repeats: int = 1,
     quick: bool = False,
 ) -> list[Case]:
-    """References stand beside what is compared with them. rounds: of speed cases; 0: an epoch is measured, or more."""
+    """References stand beside what is compared with them. rounds: of speed cases; 0: an epoch is measured, or more.
+
+    repeats: of speed cases, each time with clips in another order. In turn, as no machine is equally fast all day.
+    """
     rounds = rounds or max(ROUNDS, round(clips / (BATCH * H)) + 2)
 
     def case(kind: str, method: str, hosts: str, link: str, way: str, seed: int = 0) -> Case:
@@ -237,15 +243,15 @@ def cases(
 
     found: list[Case] = []
     for method in methods:
-        for hosts in sets:
+        for turn, hosts in itertools.product(range(repeats), sets):
             unequal = "+" in hosts
             own = [way for way in ways if way != "fixed" or unequal]
             if len(cpus_of(hosts)) == 1:
-                found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", RECIPE)]
+                found += [case("speed", method, hosts, NO_LINK, way, turn) for way in ("one", RECIPE)]
                 continue
-            found += [case("speed", method, hosts, NO_LINK, way) for way in ("one", "apart")]
+            found += [case("speed", method, hosts, NO_LINK, way, turn) for way in ("one", "apart")]
             peers = () if "of" in hosts else (RECIPE,)  # its main thread does all
-            found += [case("speed", method, hosts, link, way) for link in links for way in (*own, *peers)]
+            found += [case("speed", method, hosts, link, way, turn) for link in links for way in (*own, *peers)]
         for seed in range(seeds):
             for hosts in sets:
                 if len(cpus_of(hosts)) == 1:
@@ -270,7 +276,8 @@ class Bench:
             write_manifest(self.lists / "unseen.csv", unseen[:QUICK_CLIPS])
         self.settings = BUNDLED_SETTINGS if self.model.is_relative_to(BUNDLED) else SETTINGS
         lists = (args.methods, args.sets, args.links, args.wer_links, args.ways)
-        self.cases = cases(*lists, args.seeds, len(samples), rounds=args.rounds, quick=args.quick)
+        about = {"rounds": args.rounds, "repeats": args.repeats, "quick": args.quick}
+        self.cases = cases(*lists, args.seeds, len(samples), **about)
         self.kept = self.out / "done.jsonl"
         lines = self.kept.read_text(encoding="utf-8").splitlines() if self.kept.exists() else []
         done = [Result.read(json.loads(line)) for line in lines]
@@ -384,16 +391,26 @@ def left(wanted: Iterable[Case], results: Mapping[Case, Result]) -> list[Case]:
     return [case for case in wanted if case not in results or results[case].status]
 
 
-def speed_rows(results: Sequence[Result]) -> list[list[str]]:
-    """Compared with the references beside them: those with the same hosts."""
-    rows = []
+def typical(results: Sequence[Result]) -> list[tuple[Result, list[float]]]:
+    """Of repeated cases the one in the middle by clips a second, of two the slower; and what all had, in order."""
+    alike: dict[Case, list[Result]] = {}
     for result in results:
+        alike.setdefault(replace(result.case, seed=0), []).append(result)
+    by_rate = [sorted(own, key=lambda result: result.steady.rate) for own in alike.values()]
+    return [(own[(len(own) - 1) // 2], [result.steady.rate for result in own]) for own in by_rate]
+
+
+def speed_rows(results: Sequence[Result]) -> list[list[str]]:
+    """Medians, compared with those of the references beside them: those with the same hosts."""
+    rows = []
+    for result, rates in typical(results):
         case, figures = result.case, result.steady
         one, limit = references(case, results)
         shares = (figures.computing, figures.waiting, figures.exchanging)
         rows.append(
             [
                 *(case.hosts, case.link, case.way, f"{figures.rate:.2f}"),
+                f"{rates[0]:.2f} to {rates[-1]:.2f} of {len(rates)}" if len(rates) > 1 else "",
                 f"{figures.rate / one:.2f}" if one else "",
                 f"{figures.rate / limit:.0%}" if limit else "",
                 *("" if share is None else f"{share:.0%}" for share in shares),
@@ -407,7 +424,7 @@ def speed_rows(results: Sequence[Result]) -> list[list[str]]:
 
 def references(case: Case, results: Sequence[Result]) -> tuple[float | None, float | None]:
     """(clips a second of the first of its hosts alone, those of hosts that exchange nothing), None if not measured."""
-    rates = {(r.case.hosts, r.case.way): r.steady.rate for r in results if r.case.method == case.method}
+    rates = {(r.case.hosts, r.case.way): r.steady.rate for r, _ in typical(results) if r.case.method == case.method}
     alike = f"1x{case.hosts.partition('x')[2]}"  # one host with the same share of a core
     return rates.get((case.hosts, "one")) or rates.get((alike, "one")), rates.get((case.hosts, "apart"))
 
@@ -415,7 +432,7 @@ def references(case: Case, results: Sequence[Result]) -> tuple[float | None, flo
 def missed(results: Sequence[Result]) -> list[str]:
     """Where hosts are slower than is promised."""
     found = []
-    for case, rate in ((r.case, r.steady.rate) for r in results if r.case.way == "diloco"):
+    for case, rate in ((r.case, r.steady.rate) for r, _ in typical(results) if r.case.way == "diloco"):
         cpus, (one, limit) = cpus_of(case.hosts), references(case, results)
         if len({*cpus}) > 1:
             if one and rate < OF_SUM * (both := one * sum(cpus) / cpus[0]):
@@ -530,6 +547,7 @@ def main() -> int:
     parser.add_argument("--ways", default=["diloco", "plain", "allreduce", "fixed"], help="of those known", **words)
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'", help="a way")
     parser.add_argument("--seeds", type=int, default=1, help="of WER cases; 0: speed alone [1]")
+    parser.add_argument("--repeats", type=int, default=1, help="of speed cases [1]")
     parser.add_argument("--rounds", type=int, default=0, help="of speed cases [2 and those of an epoch]")
     parser.add_argument("--wer", type=float, metavar="PERCENT", help="to reach [one host's at its end]")
     parser.add_argument("--language", default="", help="of multilingual models")
