@@ -30,6 +30,7 @@ POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at a megabit a second.
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
 MEETING_BYTES = 4  # float32
+SWAPS = 1  # tag of what two ranks send each other at once
 Start = Callable[[Tensor, float], dist.Work]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
@@ -58,7 +59,7 @@ class ProcessGroupComm(Comm):
     ):
         super().__init__()
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
-        self._work: dist.Work | None = None
+        self._work: dist.Work | _Works | None = None
         self._buffers: tuple[Tensor, ...] = ()
         self._interrupted, self._is_interrupted = interrupted, False
         self._lost: PeerLost | None = None
@@ -104,6 +105,11 @@ class ProcessGroupComm(Comm):
         """As _in_pieces, one after another: what is given up in here are copies of one piece."""
         met = torch.zeros(1)
         self._wait(lambda: self._reduce(met, self.timeout), "all_gather", self.timeout, met)
+        if self.world_size == 2:  # gloo sends first, see _swap
+            gathered[self.rank].copy_(flat)
+            other = 1 - self.rank
+            self._swap(flat, other, gathered[other], other, "all_gather", min(self.timeout, PIECE_S))
+            return
         size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
         for piece, *places in zip(flat.split(size), *(whole.split(size) for whole in gathered), strict=True):
             parts = [torch.empty_like(piece) for _ in places]
@@ -123,22 +129,29 @@ class ProcessGroupComm(Comm):
             if _meeting(flat):
                 met, limit = torch.zeros(1), min(self.timeout, PIECE_S)
                 self._wait(lambda: self._reduce(met, self.timeout), "all_to_all", self.timeout, met)
-            size = max(1, PIECE_BYTES // (flat.element_size() * self.world_size))
             parts, places = flat.view(self.world_size, -1), received.view(self.world_size, -1)
-            for part, place in zip(parts.split(size, 1), places.split(size, 1), strict=True):
-                self._swap(part.contiguous(), place, limit)
+            places[self.rank].copy_(parts[self.rank])
+            for distance in range(1, self.world_size):
+                to, of = ((self.rank + way * distance) % self.world_size for way in (1, -1))
+                self._swap(parts[to], to, places[of], of, "all_to_all", limit)
         return received
 
-    def _swap(self, sent: Tensor, place: Tensor, limit: float) -> None:
-        """One piece of each part, [N, size]; what is given up in here are copies."""
-        came = torch.empty_like(sent)
-        options = _with_limit(dist.AllToAllOptions(), limit)
+    def _swap(self, part: Tensor, to: int, place: Tensor, of: int, what: str, limit: float) -> None:
+        """`part` to one rank while `place` comes of another, in pieces; what is given up in here are copies.
 
-        def start() -> dist.Work:
-            return self._group.alltoall_base(came.view(-1), sent.view(-1), [], [], options)
+        gloo's own all-to-all sends first. Between two ranks its word that it may be sent to then stands behind all that
+        it sends, and the link carries one way at a time: half of the rate.
+        """
+        size = PIECE_BYTES // part.element_size()
+        for piece, its_place in zip(part.split(size), place.split(size), strict=True):
+            sent, came = piece.clone(), torch.empty_like(its_place)
 
-        self._wait(start, "all_to_all", limit, sent, came)
-        place.copy_(came)
+            def start(sent: Tensor = sent, came: Tensor = came) -> _Works:
+                coming = self._group.recv([came], of, SWAPS)
+                return _Works(coming, self._group.send([sent], to, SWAPS))
+
+            self._wait_whole(start, what, limit, sent, came)
+            its_place.copy_(came)
 
     def send(self, flat: Tensor, dst: int) -> None:
         def send(part: Tensor, _: float) -> dist.Work:
@@ -283,6 +296,20 @@ def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGl
 def _with_limit(options: Options, seconds: float) -> Options:
     options.timeout = timedelta(seconds=seconds)
     return options
+
+
+class _Works:
+    """Several works as one."""
+
+    def __init__(self, *works: dist.Work):
+        self._works = works
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self, limit: timedelta) -> None:
+        for work in self._works:
+            work.wait(limit)
 
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
