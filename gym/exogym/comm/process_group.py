@@ -220,12 +220,14 @@ class ProcessGroupComm(Comm):
         """For send and receive, where gloo cuts the connection when a wait ends early."""
         outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
-        def wait(work: dist.Work) -> None:
-            try:
-                work.wait(timedelta(seconds=limit))
-                outcome.put(None)
-            except RuntimeError as error:
-                outcome.put(error)
+        def wait(work: dist.Work | _Works) -> None:
+            deadline = time.monotonic() + limit
+            for one in work.works if isinstance(work, _Works) else [work]:  # all: none is completed before that
+                try:
+                    one.wait(timedelta(seconds=max(POLL, deadline - time.monotonic())))
+                except RuntimeError as error:
+                    outcome.put(error)
+            outcome.put(None)
 
         def begin() -> dist.Work:
             work = start()
@@ -302,18 +304,14 @@ class _Works:
     """Several works as one."""
 
     def __init__(self, *works: dist.Work):
-        self._works = works
+        self.works = works
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def wait(self, limit: timedelta) -> None:
-        for work in self._works:
-            work.wait(limit)
+        return all(work.is_completed() for work in self.works)
 
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
-_abandoned: list[tuple[dist.ProcessGroup, dist.Work, tuple[Tensor, ...]]] = []
+_abandoned: list[tuple[dist.ProcessGroup, dist.Work | _Works, tuple[Tensor, ...]]] = []
 
 
 def _finished(work: dist.Work, poll: float) -> bool:

@@ -161,7 +161,7 @@ def over_uv(monkeypatch):
     monkeypatch.setattr(process_group, "_abandoned", [])
 
 
-def lost_round(port, number, at_piece):
+def lost_round(port, number, at_piece, exchange=ProcessGroupComm.all_reduce_):
     """Rank 0 begins to exchange a payload, and gives up: rank 1 does not come, or is lost before this piece."""
     given_up, groups = threading.Event(), {}
 
@@ -184,7 +184,7 @@ def lost_round(port, number, at_piece):
         threading.Thread(target=groups[1].all_reduce_, args=[torch.ones(1)], daemon=True).start()
     threading.Timer(0.1, given_up.set).start()
     with pytest.raises(PeerLost):
-        groups[0].all_reduce_(torch.ones(LARGE))
+        exchange(groups[0], torch.ones(LARGE))
     groups[0].close()
     groups[1].close()  # which ends what waits in gloo itself, so that this process can end
 
@@ -207,3 +207,14 @@ def test_ten_lost_rounds_hold_little_of_their_payloads_and_not_for_an_hour(over_
         wait_until(lambda: all(work.is_completed() for _, work, _ in process_group._abandoned), 10)
         lost_round(store.port, 10, at_piece)
         assert len(process_group._abandoned) == 1
+
+
+@pytest.mark.parametrize("exchange", [ProcessGroupComm.all_to_all, ProcessGroupComm.all_gather])
+def test_what_a_swap_held_that_was_given_up_is_let_go_over_tcp(monkeypatch, exchange):
+    monkeypatch.setattr(process_group, "_abandoned", [])
+    monkeypatch.setattr(process_group, "PIECE_S", 4.0)
+    store = local_store()
+    for number in range(3):
+        lost_round(store.port, number, True, exchange)
+        wait_until(lambda: all(work.is_completed() for _, work, _ in process_group._abandoned), 10)
+        assert len(process_group._abandoned) <= 1
