@@ -78,13 +78,12 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
 
 
 def test_a_run_that_is_stopped_at_once_leaves_a_report_too(folder, capfd):
-    assert cli_typer.main(["finetune", "tiny", "--detach", "--set", "max_steps=4000"]) == ExitStatus.OK
+    # It is asked to stop, and cut off 0.2 s later: in shorter steps it would have ended by then, and have been saved.
+    assert cli_typer.main(["finetune", "tiny", "--detach", "--set", "batch_size=120"]) == ExitStatus.OK
     [run] = folder.glob("runs/*")
     wait_for('"type": "step"', run / "events.jsonl")
     assert cli_typer.main(["runs", "stop", "--now"]) == ExitStatus.OK
-    assert "stopped at once" in (run / "report.html").read_text()
-    # It is asked to stop first, and then cut off: a step so short may have ended, and the model been saved, between.
-    assert (run / "final").exists() == ('"type": "saved"' in (run / "events.jsonl").read_text())
+    assert "stopped at once" in (run / "report.html").read_text() and not (run / "final").exists()
     capfd.readouterr()
     assert cli_typer.main(["runs", "show"]) == ExitStatus.OK
     shown, _ = capfd.readouterr()
