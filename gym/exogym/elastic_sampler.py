@@ -44,8 +44,8 @@ class Samples(Protocol):
 
         left: bool [len], the samples that are still to be trained in this epoch; None if all are, and then the number
         of steps does not depend on the epoch. weights: how much a member should get, in proportion. steps_before: that
-        members make before these, since they last agreed on how to share the work: in it the rounds of a strategy can
-        be told; the number of steps does not depend on it. The same on every rank.
+        members make before these since the work was last shared, which was at a round's end: so it tells where rounds
+        end. The number of steps does not depend on it. The same on every rank.
         """
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:

@@ -51,9 +51,7 @@ class HiddenRounds:
     def ask_ahead(self) -> None:
         """Before a step. If the round ends with it: so the answer is there when the step is made."""
         state = self._state
-        ends = (
-            state.now.step + 1 == state.strategy.round_end
-        )  # not while an exchange travels: this is an earlier end then
+        ends = state.now.step + 1 == state.strategy.round_end  # that of the round before while its exchange travels
         if ends and self._hidden_round != self._round and self._may_be_hidden():
             self._comm.ask_ahead(self._round, stopping=self._stop_waits)
 

@@ -115,7 +115,7 @@ class Comm(ABC):
         """
 
     def ask_ahead(self, round_number: int, *, stopping: bool) -> None:  # noqa: B027
-        """Before the last step of a round: what `is_cut_short` tells after it, where others need not be waited for."""
+        """Before a round's last step: put the question of `is_cut_short`, where the answer needs no other rank."""
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
         """Whether ranks stop inside this round; the same for all of them. Each asks at the round's end, or earlier if

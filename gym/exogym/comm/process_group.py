@@ -31,7 +31,7 @@ POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
 MEETING_BYTES = 4  # float32
 SWAPS = 1  # tag of what two ranks send each other at once
-Start = Callable[[Tensor, float], dist.Work]  # of a buffer, within so many seconds
+Start = Callable[[Tensor, float], "dist.Work | _Works"]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
 
@@ -105,12 +105,12 @@ class ProcessGroupComm(Comm):
         """As _in_pieces, one after another: what is given up in here are copies of one piece."""
         met = torch.zeros(1)
         self._wait(lambda: self._reduce(met, self.timeout), "all_gather", self.timeout, met)
-        if self.world_size == 2:  # gloo sends first, see _swap
-            gathered[self.rank].copy_(flat)
-            other = 1 - self.rank
-            self._swap(flat, other, gathered[other], other, "all_gather", min(self.timeout, PIECE_S))
-            return
         size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
+        if self.world_size == 2:  # gloo sends first, see _swap
+            other = 1 - self.rank
+            gathered[self.rank].copy_(flat)
+            self._swap(flat, other, gathered[other], other, "all_gather", limit)
+            return
         for piece, *places in zip(flat.split(size), *(whole.split(size) for whole in gathered), strict=True):
             parts = [torch.empty_like(piece) for _ in places]
             self._gather(piece.clone(), parts, limit)
@@ -154,15 +154,15 @@ class ProcessGroupComm(Comm):
             its_place.copy_(came)
 
     def send(self, flat: Tensor, dst: int) -> None:
-        def send(part: Tensor, _: float) -> dist.Work:
-            return self._group.send([part], dst, 0)
+        def send(part: Tensor, _: float) -> _Works:
+            return _Works(self._group.send([part], dst, 0))
 
         with self._counted(flat.nbytes + _meeting(flat)):
             self._in_pieces(flat, f"send to rank {dst}", send, meet=send, wait=self._wait_whole)
 
     def recv(self, flat: Tensor, src: int) -> None:
-        def receive(part: Tensor, _: float) -> dist.Work:
-            return self._group.recv([part], src, 0)
+        def receive(part: Tensor, _: float) -> _Works:
+            return _Works(self._group.recv([part], src, 0))
 
         with self._counted():
             self._in_pieces(flat, f"receive from rank {src}", receive, meet=receive, wait=self._wait_whole)
@@ -216,25 +216,25 @@ class ProcessGroupComm(Comm):
     def _wait(self, start: Callable[[], dist.Work], what: str, limit: float, *buffers: Tensor) -> None:
         self._poll(start, what, limit, buffers, lambda work: _finished(work, POLL))
 
-    def _wait_whole(self, start: Callable[[], dist.Work], what: str, limit: float, *buffers: Tensor) -> None:
+    def _wait_whole(self, start: Callable[[], _Works], what: str, limit: float, *buffers: Tensor) -> None:
         """For send and receive, where gloo cuts the connection when a wait ends early."""
         outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
-        def wait(work: dist.Work | _Works) -> None:
+        def wait(works: _Works) -> None:
             deadline = time.monotonic() + limit
-            for one in work.works if isinstance(work, _Works) else [work]:  # all: none is completed before that
+            for work in works.all:  # also after an error: none is completed before that
                 try:
-                    one.wait(timedelta(seconds=max(POLL, deadline - time.monotonic())))
+                    work.wait(timedelta(seconds=max(POLL, deadline - time.monotonic())))
                 except RuntimeError as error:
                     outcome.put(error)
             outcome.put(None)
 
-        def begin() -> dist.Work:
-            work = start()
-            threading.Thread(target=wait, args=(work,), daemon=True).start()
-            return work
+        def begin() -> _Works:
+            works = start()
+            threading.Thread(target=wait, args=(works,), daemon=True).start()
+            return works
 
-        def finished(_: dist.Work) -> bool:
+        def finished(_: _Works) -> bool:
             try:
                 error = outcome.get(timeout=POLL)
             except queue.Empty:
@@ -301,13 +301,13 @@ def _with_limit(options: Options, seconds: float) -> Options:
 
 
 class _Works:
-    """Several works as one."""
+    """Sends and receives that go on at once."""
 
     def __init__(self, *works: dist.Work):
-        self.works = works
+        self.all = works
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self.works)
+        return all(work.is_completed() for work in self.all)
 
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
