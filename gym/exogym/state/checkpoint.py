@@ -57,9 +57,8 @@ class Checkpoints:
         """
         wait([self._writing] if self._writing else [])
         tensors: dict[str, torch.Tensor] = {}
-        tree = to_tree(state, tensors)
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._writing = self._writer.submit(self._write, number, tree, copies, later_void=True)
+        tree = to_tree(state, tensors, copy=True)
+        self._writing = self._writer.submit(self._write, number, tree, tensors, later_void=True)
         return self._writing
 
     def _write(self, number: int, tree: Any, tensors: dict[str, torch.Tensor], *, later_void: bool = False) -> int:

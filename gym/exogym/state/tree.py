@@ -19,16 +19,20 @@ _SENT = (
 DTYPES = {str(dtype): dtype for dtype in _SENT}
 
 
-def to_tree(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`."""
+def to_tree(value: Any, tensors: dict[str, torch.Tensor], *, copy: bool = False) -> Any:
+    """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`: on the CPU, and copied if asked.
+
+    From another device each is copied once, in either case.
+    """
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
-        tensors[name] = value.detach().cpu().contiguous()
+        tensors[name] = value.detach().to("cpu", copy=copy).contiguous()
         return {"tensor": name}
     if isinstance(value, dict):
-        return {"dict": [[to_tree(key, tensors), to_tree(item, tensors)] for key, item in value.items()]}
+        pairs = value.items()
+        return {"dict": [[to_tree(key, tensors, copy=copy), to_tree(item, tensors, copy=copy)] for key, item in pairs]}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [to_tree(item, tensors) for item in value]}
+        return {type(value).__name__: [to_tree(item, tensors, copy=copy) for item in value]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(f"a {type(value).__name__} cannot be part of a checkpoint")
