@@ -14,14 +14,14 @@ from exogym.config import (
 # Bytes for each trained parameter, from peaks of two ranks with a random whisper-tiny that saved after each exchange.
 # Plain averaging and SPARTA took 37 of them, outer momentum 45, Adam 53; the server with momentum 55, with Adam 66;
 # islands 42, SPARTA-DiLoCo with outer momentum 50. Two bare ranks with the decoder of whisper-tiny took 38 to 43 for
-# plain averaging, and 55 to 60 with wire = int8 or bf16. Two bare ranks of 38 linear layers took 40 to 46 for plain
-# averaging, 47 with share_moments, 51 to 52 with overlap_steps, 54 to 56 with both, 74 to 78 with wire = int8 as well.
+# plain averaging. Two bare ranks of 38 linear layers took 40 to 46 for plain averaging, 39 to 50 with share_moments, 47
+# to 60 with overlap_steps, 50 to 61 with both, 65 to 73 with wire = int8 as well; 54 to 63 with int8 or bf16 alone.
 OUTER_STATE = 8  # a number of the outer optimizer, and its copy while a checkpoint is written
 SERVER = 10  # new weights and new numbers of its outer optimizer, until they count
-ROUNDED = 20  # what was not sent yet, its copy in a checkpoint, and both with the sum until they count
-# A rank's weights at the end of a round, while its exchange travels beside the steps' gradients; and a copy of what it
-# has made since, while a checkpoint is written.
-IN_FLIGHT = 12
+ROUNDED = 20  # what was not sent yet, its copy in a checkpoint, and room for both with the sum of the next exchange
+# A rank's weights at the end of a round, while its exchange travels beside the steps' gradients, whose room stays; and
+# what it has made since with a copy, while a checkpoint is written.
+IN_FLIGHT = 16
 MOMENTS = 8  # own and mean second moments, a quarter of them, while they are summed, and what they leave in the heap
 DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps

@@ -40,6 +40,7 @@ class CommunicationModule(ABC):
 
     agrees: all ranks have the same weights after it. is_round: its exchanges are counted as rounds.
     is_exact: its state is the same on all ranks, to the bit. Its fields are its settings; what it keeps is its state.
+    common_digest: that of `common`, where `apply` knows it.
     """
 
     interval: int = 1
@@ -49,6 +50,7 @@ class CommunicationModule(ABC):
     is_exact = True
     is_last = False  # no exchange is planned after the one to come
     stretch = 1.0  # this rank's steps since its last exchange, by those in which it had samples; see Strategy.stretches
+    common_digest = None
     optimizer = None  # that of the rank's own steps, set before `setup`
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class CommunicationModule(ABC):
         pass
 
     def own_state(self) -> dict[str, Any]:
-        """What is this rank's own, besides; to be replaced by `apply`, and not changed."""
+        """What is this rank's own, besides. Not copied: later exchanges may write over it."""
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027
@@ -163,8 +165,10 @@ class CommunicateOptimizeStrategy(Strategy):
         self._before_stop: dict[str, Any] | None = None
         self._flight: InFlight[Outcome, Trained] | None = None
         self._background: Background | None = None
+        self._snapshot: Tensor | None = None  # that of the last exchange: room for the next one's, and for a state's
 
     def close(self) -> None:
+        self._snapshot = None
         if self._background:
             self._background.close()
 
@@ -234,7 +238,8 @@ class CommunicateOptimizeStrategy(Strategy):
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
     def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
-        snapshot, trained = self.parameters.read(), list(self._trained)
+        snapshot, trained = self.parameters.read(self._snapshot), list(self._trained)
+        self._snapshot = None
         self._begin()
         self._background = self._background or self.comm.background()
 
@@ -301,8 +306,12 @@ class CommunicateOptimizeStrategy(Strategy):
         if any(module.is_round for module in ran):
             self.rounds += 1
             result = replace(result, round=self.rounds)
-        is_common_new = any(module.agrees and module.keeps_common for module in ran)
-        return replace(result, digest=digest(self._common)) if is_common_new and self._is_exact else result
+        keeper = next((module for module in ran if module.agrees and module.keeps_common), None)
+        if keeper and self._is_exact:
+            result = replace(
+                result, digest=digest(self._common) if keeper.common_digest is None else keeper.common_digest
+            )
+        return result
 
     def _take_on(self, exchanged: Outcome) -> tuple[int, list[Trained]]:
         """The new weights. Returns how far this rank was where the round has ended."""
@@ -314,6 +323,7 @@ class CommunicateOptimizeStrategy(Strategy):
             exchanged.draft.write()
         else:
             self.parameters.add(flight.change(self._common))
+        self._snapshot = flight.snapshot
         return flight.steps, flight.trained
 
     # What they have in common.
@@ -390,7 +400,7 @@ class CommunicateOptimizeStrategy(Strategy):
         """What this rank has made since the last agreement; None if there is nothing."""
         if not self._steps_in_round:
             return None
-        weights = None if self.differs else self.parameters.read()
+        weights = None if self.differs else self.parameters.read(self._snapshot)
         return {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
@@ -410,4 +420,5 @@ class CommunicateOptimizeStrategy(Strategy):
         """The state in the middle of a round, copied where its forced end will change it."""
         agreed, own = self.agreed_state(), self.own_state()
         agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "weights", "common")}
-        return {"agreed": agreed, "own": own | {"inside": copy.deepcopy(own["inside"])}}
+        own |= {key: copy.deepcopy(own[key]) for key in ("modules", "inside")}
+        return {"agreed": agreed, "own": own}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from exogym.comm.comm import Comm
 from exogym.config import DiLoCoConfig, Optim
-from exogym.flat import CHUNK, FlatParameters, is_finite
+from exogym.flat import CHUNK, FlatParameters, digest, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import PIECE, ExactAdam, ExactSGD
@@ -24,10 +24,15 @@ NOT_FINITE = "the weights were not finite at the end of the round"
 
 
 class Means(NamedTuple):
-    """Over the ranks: of their changes [numel], None if nobody has trained; and of Adam's moments that were due."""
+    """Over the ranks: of their changes [numel], None if nobody has trained; and of Adam's moments that were due.
+
+    weights: what the change makes of the common weights, and their digest, where that needs no state; `change` is None.
+    """
 
     change: Tensor | None
     moments: Tensor | None
+    weights: Tensor | None = None
+    digest: int | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,13 +104,19 @@ class DiLoCoCommunicator(CommunicationModule):
         total, stop = tail.tolist()
         # What a rank is to resume from after a stop is its optimizer's state as it is now.
         moments = self._moments.exchange(self._own, samples) if self._own and not stop else None
+        if total > 0 and self._is_plain:
+            weights = self._plain_step(change, 1 / total)
+            return Exchanged(Means(None, moments, weights, digest(weights)), stop > 0, skipped)
         return Exchanged(Means(change.mul_(1 / total) if total > 0 else None, moments), stop > 0, skipped)
 
     def apply(self, result: Means, draft: Draft) -> None:
-        if result.change is not None:
+        self.common_digest = result.digest
+        if result.weights is not None:
+            self.common.copy_(result.weights)
+        elif result.change is not None:
             self._outer_step(self.common, self.outer, result.change)
-            if self._wire:
-                self._wire.accept()
+        if self._wire and (result.weights is not None or result.change is not None):
+            self._wire.accept()
         if result.moments is not None:
             self._moments.apply(result.moments, self._own)
         self._own, self._exchanges = None, self._exchanges + 1
@@ -142,6 +153,23 @@ class DiLoCoCommunicator(CommunicationModule):
         for piece, grad in zip(pieces, self._pieces(change.neg_()), strict=True):
             piece.grad = grad
         outer.step()
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the outer optimizer keeps nothing. Then its step is made where the exchange is, beside training."""
+        group = self.outer.param_groups[0]
+        return isinstance(self.outer, ExactSGD) and not (group["momentum"] or group["weight_decay"])
+
+    def _plain_step(self, change: Tensor, scale: float) -> Tensor:
+        """The weights after the outer optimizer's step along `scale * change`, of which they take the place."""
+        lr, n = self.outer.param_groups[0]["lr"], self.parameters.num_parameters
+        for part, rate in ((slice(0, n), lr), (slice(n, None), 1.0)):  # parameters, buffers
+            for piece, common in zip(change[part].split(PIECE), self.common[part].split(PIECE), strict=True):
+                piece.mul_(scale)
+                if rate != 1:
+                    piece.mul_(rate)
+                piece.add_(common)
+        return change
 
     def own_state(self) -> dict[str, Any]:
         return {"residual": self._wire.residual} if self._wire else {}

@@ -97,7 +97,9 @@ class SharedMoments:
 
     @torch.no_grad()
     def apply(self, mean: Tensor, own: Moments) -> None:
-        """As if `mean` had taken the place of `own` when that was read; steps may have been made since."""
+        """As if `mean`, which is used up, had taken the place of `own` when that was read; steps may have been made
+        since.
+        """
         at = 0
         for place, step in zip(self._places(own.part), own.steps, strict=True):
             here = slice(at, at + place.size)
@@ -106,13 +108,15 @@ class SharedMoments:
                 continue
             moment = place.state[MOMENT]
             flat, since = moment.reshape(-1), int(place.state["step"]) - step  # a copy where it is not contiguous
-            theirs = mean[here].to(moment.device) * (1 - place.beta**step)
+            inside, biased = flat[place.inside], 1 - place.beta**step
             if since:
-                mine = own.values[here].to(moment.device) * (1 - place.beta**step)
-                theirs = (flat[place.inside] + (theirs - mine) * place.beta**since).clamp_(min=0)
-            flat[place.inside] = theirs
+                change = torch.sub(mean[here], own.values[here], out=mean[here]).to(moment.device)
+                inside.add_(change, alpha=biased * place.beta**since).clamp_(min=0)
+            else:
+                inside.copy_(mean[here].mul_(biased))
             if flat.data_ptr() != moment.data_ptr():
                 moment.copy_(flat.view(moment.shape))
+        self._sum.accept()
 
     def _places(self, part: slice) -> Iterator[Place]:
         beta = {p: group["betas"][1] for group in self._optimizer.param_groups for p in group["params"]}

@@ -38,19 +38,28 @@ class WireSum:
         self.residual: Tensor | None = None
         self._padded: Tensor | None = None
         self._new: Tensor | None = None  # the values of the next sum, then what of them has not been sent
+        self._total: Tensor | None = None  # that the last sum gave
+        self._held: Tensor | None = None  # what the residual is a part of
+        self._spare: list[Tensor] = []  # room for the next sums: fresh memory costs about as much as what is done in it
 
     def flat(self, numel: int) -> Tensor:
         """float32 [numel], to be filled with the values of the next sum."""
         ranks = self.comm.world_size
-        self._padded = torch.empty(ranks * -(-numel // (ranks * BLOCK)) * BLOCK)  # for each rank as many whole blocks
+        self._padded = self._room(ranks * -(-numel // (ranks * BLOCK)) * BLOCK)  # for each rank as many whole blocks
         self._padded[numel:] = 0.0
-        self._new = self._padded[:numel]
+        self._new, self._total = self._padded[:numel], None
         return self._new
+
+    def _room(self, numel: int) -> Tensor:
+        """float32 [numel], that of an earlier sum which counted where there is one of this size."""
+        fits = [spare for spare in self._spare if spare.numel() == numel]
+        self._spare = fits[1:]
+        return fits[0] if fits else torch.empty(numel)
 
     def sum(self, header: Tensor, *, last: bool = False) -> tuple[Tensor, Tensor]:
         """Sums over the ranks: of what `flat` was filled with, float32 [numel]; and of `header`, float32 [2].
 
-        `residual` stays as it is.
+        `residual` stays as it is. After `accept` the first of them is room for the next ones.
         """
         own, ranks, wire = self._new, self.comm.world_size, LAST if last else self.wire
         if self.residual is not None:
@@ -67,15 +76,19 @@ class WireSum:
         headers = came[:, :HEADER].clone().view(torch.float32)
         rounded = sent[0, HEADER:]
         _round_off_sum(came[:, HEADER:], parts[self.comm.rank], rounded, wire, self._feeds_back)
-        total = torch.empty(parts.numel())
+        self._total = total = self._room(parts.numel())
         for part, of_rank in zip(total.view(ranks, -1), self.comm.all_gather(rounded), strict=True):
             for piece, place in _pieces(part, of_rank, wire):
                 _get(place, piece, wire)
         return total[: own.numel()], functools.reduce(torch.add, headers)
 
     def accept(self) -> None:
-        """The last sum counts: what it did not send is the residual now."""
-        self.residual, self._new, self._padded = self._new, None, None
+        """The last sum counts, and is used up: what it did not send is the residual now."""
+        free = [self._total, self._padded]
+        if self._feeds_back:
+            free[1], self._held, self.residual = self._held, self._padded, self._new
+        self._spare += [room for room in free if room is not None]
+        self._new = self._padded = self._total = None
 
 
 def _bytes(count: int, wire: str) -> int:

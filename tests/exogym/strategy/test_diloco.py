@@ -9,6 +9,7 @@ from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm
 from exogym.config import OptimSpec
 from exogym.errors import RanksDiverged, SettingError
 from exogym.flat import digest
+from exogym.strategy.diloco import DiLoCoCommunicator
 
 PAPER = {"outer_momentum": 0.9}  # Nesterov, outer lr 0.7
 
@@ -323,6 +324,33 @@ def test_buffers_take_the_mean_and_no_momentum():
         return model.mean.tolist()
 
     assert run_threads(2, rank_main) == [[3.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("outer_lr", [None, 0.3])
+def test_the_plain_outer_step_has_the_bits_of_the_outer_optimizers(outer_lr, wire, monkeypatch):
+    class Buffered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.linspace(-1, 1, 3000))
+            self.register_buffer("mean", torch.linspace(0, 3, 700))
+
+    def rank_main(comm):
+        model, own = Buffered(), torch.Generator().manual_seed(comm.rank)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, outer_lr=outer_lr, wire=wire)
+        strategy.setup(model, comm, 6)
+        digests = []
+        for _ in range(6):
+            model.mean += torch.rand(700, generator=own)
+            model.w.grad = torch.randn(3000, generator=own)
+            digests.append(make_step(strategy, 1.0, comm.rank + 1).digest)
+        assert digests[-1] == digest(strategy.agreed_weights())
+        return digests
+
+    plain = run_threads(3, rank_main)
+    monkeypatch.setattr(DiLoCoCommunicator, "_is_plain", False)
+    assert plain == run_threads(3, rank_main)
+    assert plain[0] == plain[1] == plain[2]
 
 
 def test_one_collective_a_round_with_trainables_only():

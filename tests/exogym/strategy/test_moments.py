@@ -63,9 +63,11 @@ def test_a_rank_without_steps_takes_no_part_and_none_at_all_is_nothing():
         shared = SharedMoments(comm, optimizer, [p])
         own = shared.read(ALL)
         mean = shared.exchange(own, 1)
-        if mean is not None:
-            shared.apply(mean, own)
-        return None if mean is None else mean[0].item()
+        if mean is None:
+            return None
+        first = mean[0].item()
+        shared.apply(mean, own)
+        return first
 
     assert run_threads(2, lambda comm: rank_main(comm, [[2.0], []])) == [pytest.approx(4.0, rel=0.2)] * 2
     assert run_threads(2, lambda comm: rank_main(comm, [[], []])) == [None, None]

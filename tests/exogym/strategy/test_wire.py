@@ -76,9 +76,9 @@ def sums(comm, wire, size, rounds):
         summed, header = summed_up(total, mine)
         assert torch.equal(again, summed)  # one that does not count leaves nothing behind
         assert header.tolist() == [comm.world_size, 0.0]
+        totals.append(summed.clone())
         total.accept()
         put += torch.stack([mine, mine.abs()])
-        totals.append(summed)
     return totals, put, total.residual
 
 
@@ -93,6 +93,38 @@ def test_all_ranks_have_the_same_sums_and_nothing_is_lost(wire, ranks, size):
     left = sum(residual.double() for _, _, residual in outcomes if residual is not None)
     put, size_of_all = sum(put for _, put, _ in outcomes)
     assert ((came + left - put).abs() <= 1e-5 * size_of_all).all()
+
+
+def test_a_sum_takes_the_room_of_those_before_it_that_counted():
+    def rank_main(comm):
+        total, used = WireSum(comm, "int8"), []
+        for accepted in (True, True, True, False, True):
+            total.flat(3 * BLOCK).fill_(comm.rank)
+            used.append((total.sum(HEADER)[0], total._padded))  # kept, so that each has an address of its own
+            if accepted:
+                total.accept()
+        return [{tensor.data_ptr() for tensor in each} for each in used], total.residual.data_ptr()
+
+    for rooms, residual in run_threads(2, rank_main):
+        assert len(rooms[0] | rooms[1] | rooms[2]) == 3  # what is summed, what comes of it, and what was left
+        assert not rooms[4] & rooms[3]
+        assert residual in rooms[4]
+
+
+def test_a_sum_is_made_again_by_fewer_ranks():
+    def rank_main(comm):
+        total, mine = WireSum(comm, "int4"), normal(5 * BLOCK, comm.rank)
+        for _ in range(3):
+            summed_up(total, mine)
+            total.accept()
+        summed_up(total, mine)  # of which a peer is lost before it counts
+        left, total.comm = total.residual.clone(), SingleComm()
+        alone = summed_up(total, mine)[0].clone()
+        total.accept()
+        again, _ = summed_up(total, mine)
+        return torch.equal(alone, mine + left), torch.equal(again, mine)
+
+    assert run_threads(3, rank_main) == [(True, True)] * 3
 
 
 def digests(comm):
@@ -110,7 +142,7 @@ def test_real_processes_have_the_sums_that_threads_have():
 def test_the_last_sum_has_all_that_was_left(wire):
     def rank_main(comm):
         total, mine = WireSum(comm, wire), normal(2 * BLOCK, comm.rank)
-        came, _ = summed_up(total, mine)
+        came = summed_up(total, mine)[0].clone()
         total.accept()
         rest, _ = summed_up(total, torch.zeros_like(mine), last=True)
         return mine, came, came + rest
