@@ -48,7 +48,6 @@ from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.data.steps import (
     balanced,
     balanced_rounds,
-    dearest_first,
     in_order,
     rounds_of,
     spread_sizes,
@@ -83,7 +82,7 @@ With `lengths`, a Lengths, clips stand one after the other: features [80|128, fr
 decoder inputs and labels [L].
 """
 
-VERSION = 7  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
+VERSION = 8  # raise it when the same clips come to be planned otherwise: an older run is then not resumed
 
 
 class ShardBatches:
@@ -344,9 +343,8 @@ class ShardBatches:
     ) -> list[list[list[int]]]:
         """For each shard the numbers of its samples in each step, as many as `sizes` say.
 
-        Where hosts make rounds of several steps, that is as many in a round, in another order (see dearest_first); and
-        where their shares are unequal, about as many in a round (see balanced_rounds). Where shards are alike, their
-        steps with a dear clip are in the same rounds.
+        Where hosts make rounds of several steps and their shares are unequal, about as many in a round (see
+        balanced_rounds). Where shards are alike, their steps with a dear clip are in the same rounds.
         """
         turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
         has_rounds = self._steps_in_round > 1 and len(shards) > 1
@@ -364,7 +362,6 @@ class ShardBatches:
                 steps = balanced_rounds(costs, own, turns, rounds, chance)
             else:
                 steps = balanced(costs, own, turns, chance)
-            steps = dearest_first(costs, steps, rounds)
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-DEAREST = 2  # steps: weights travel for about as long
 FEWER = 0.6  # of the largest shard, from which on one has its clips in fewer steps
 
 
@@ -71,22 +70,6 @@ def balanced_rounds(
         for step, part in zip(own, parts, strict=True):
             steps[step] = [here[place] for place in part]
     return steps
-
-
-def dearest_first(costs: Sequence[int], steps: Sequence[list[int]], rounds: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Each round begins with its two dearest steps, and so does what an epoch has of a round that began before it. The
-    others follow as they were. Those without clips stay.
-
-    What a round has brought travels during the next one's first steps. The longer these take, the later may another
-    rank be without this one waiting for it.
-    """
-    ordered = [*steps]
-    for own in rounds:
-        works = [step for step in own if steps[step]]
-        first = sorted(works, key=lambda step: -sum(costs[place] for place in steps[step]))[:DEAREST]
-        for step, other in zip(works, [*first, *(step for step in works if step not in first)], strict=True):
-            ordered[step] = steps[other]
-    return ordered
 
 
 def whose_turn(count: int, each_epoch: float, epoch: int) -> set[int]:

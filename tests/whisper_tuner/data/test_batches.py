@@ -444,21 +444,6 @@ def test_unequal_hosts_work_in_proportion_in_each_round(tmp_path, shared_out, we
         assert sum(rounds) < 1.1 * statistics.mean(of_hosts)
 
 
-@pytest.mark.parametrize("count", [388, 400, 413])
-def test_rounds_of_equal_hosts_begin_with_their_dearest_steps(tmp_path, shared_out, count):
-    """Also where an epoch is no whole number of rounds."""
-    batches, hosts = shared_out(samples_of(count, tmp_path), batch_size=8, steps_in_round=5), FIVE[:4]
-    of_hosts = [[] for _ in hosts]
-    for epoch in range(3):
-        plan = batches.plan(epoch, None, hosts, [1.0] * 4, steps_before=len(of_hosts[0]))
-        for own, steps in zip(of_hosts, plan, strict=True):
-            own += [batches.cost(epoch, step) for step in steps]
-    rounds = [[own[at : at + 5] for own in of_hosts] for at in range(0, len(of_hosts[0]), 5)]
-    assert sum(max(map(sum, own)) for own in rounds) < 1.12 * statistics.mean(map(sum, of_hosts))
-    in_order = [own[:2] == sorted(own, reverse=True)[:2] for at_once in rounds for own in at_once]
-    assert sum(in_order) >= len(in_order) - 2 * len(hosts)  # an epoch may end inside a round
-
-
 def test_where_nothing_is_left_unequal_hosts_have_nothing(tmp_path, shared_out):
     batches = shared_out(samples_of(40, tmp_path), audio_context="mixed", full_share=0.02, batch_size=8)
     assert not any(any(steps) for steps in batches.plan(0, [False] * 40, FIVE[:3], [4.0, 2.0, 1.0]))

@@ -9,7 +9,6 @@ from whisper_tuner.data.steps import (
     FEWER,
     balanced,
     balanced_rounds,
-    dearest_first,
     in_order,
     rounds_of,
     spread_sizes,
@@ -85,14 +84,6 @@ def test_rounds_are_whole_but_for_the_first_and_the_last(steps, in_round, before
     assert [step for own in rounds for step in own] == [*range(steps)]
     assert all(len(own) == in_round for own in rounds[1:-1]) and all(1 <= len(own) <= in_round for own in rounds)
     assert all((own.stop + before) % in_round == 0 for own in rounds[:-1])
-
-
-def test_a_round_begins_with_its_two_dearest_steps_and_steps_without_clips_stay():
-    costs = [3, 1, 2, 9, 4, 5, 6, 7, 8]
-    steps = [[1], [0], [], [3], [4], [], [2], [5, 6, 7], [8]]
-    assert dearest_first(costs, steps, rounds_of(9, 5)) == [[3], [4], [], [1], [0], [], [5, 6, 7], [8], [2]]
-    assert dearest_first(costs, steps, rounds_of(9, 5, 3)) == [[0], [1], [], [3], [4], [], [2], [5, 6, 7], [8]]
-    assert dearest_first(costs, steps, []) == steps
 
 
 def test_twice_as_many_hosts_as_clips_in_a_batch_work_in_every_second_step():
