@@ -347,7 +347,7 @@ class ShardBatches:
         balanced_rounds). Where shards are alike, their steps with a dear clip are in the same rounds.
         """
         turns = list(range(len(sizes[0])))  # of the steps, the same for all shards: who gets the longest clips
-        has_rounds = self._steps_in_round > 1 and len(shards) > 1
+        has_rounds = self._steps_in_round > 1 and are_unequal
         rounds = rounds_of(len(turns), self._steps_in_round, steps_before) if has_rounds else []
         if self._shuffle:
             random.Random(f"steps {self._profile.seed} {epoch}").shuffle(turns)
@@ -358,7 +358,7 @@ class ShardBatches:
             costs = [self._cost(sample, self._number[sample.id] in self._full[epoch]) for sample in by_length]
             if not self._shuffle:
                 steps = in_order(len(shard), own)
-            elif rounds and are_unequal and len(shard) >= SEVERAL * sum(map(bool, own)):
+            elif rounds and len(shard) >= SEVERAL * sum(map(bool, own)):
                 steps = balanced_rounds(costs, own, turns, rounds, chance)
             else:
                 steps = balanced(costs, own, turns, chance)

@@ -190,8 +190,8 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
     """An inner optimizer on each rank's device, an outer one on the CPU, the same on all ranks.
 
     Rounds end after optimizer steps H, 2H, ...; the last one may be shorter. Each rank sends its weights' change once a
-    round, 4 bytes a trained parameter. Holds on the CPU: the common weights, the payload, and the outer optimizer's own
-    (none, unless it has momentum).
+    round, 4 bytes a trained parameter. Holds on the CPU: the common weights, the payload (where it is rounded also what
+    was not sent yet, and room for the next sum), and the outer optimizer's own (none, unless it has momentum).
     """
 
     Config = DiLoCoConfig

@@ -8,8 +8,8 @@ from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, TRAINED_BYTES
 
 # (strategy, keys) -> bytes of the peak for each trained parameter, of the rank that takes most; beyond 0.5 GB and the
 # parameter itself. Two ranks with a random whisper-tiny, two clips of 3 s, a checkpoint after each exchange, Linux CPU.
-# Those with `wire`, `share_moments` or `overlap_steps` are the most in four runs of two bare ranks of 38 linear layers,
-# beyond 0.35 GB, where plain averaging took 39.4.
+# Those with `wire`, `share_moments` or `overlap_steps` are the most in 3 or 4 runs of two bare ranks of 38 linear
+# layers, beyond 0.35 GB, where plain averaging took 39.4.
 MEASURED = {
     ("allreduce", ()): 36.1,
     ("diloco", ()): 37.0,
