@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -60,6 +61,7 @@ LEAST_ROUNDS = 3  # of so many steps, of a speed case; the first and the last on
 WARM = 20  # steps: second moments travel in most of the first rounds, and later in every 16th
 SHARED = 60  # steps after which shares follow the hosts' speeds, where those differ
 ROUNDS, SLOW_ROUNDS = 6, 4
+ROUND, FEW_ROUNDS = 5, 5  # steps of a round by default; rounds between checkpoints of a WER case, at least
 QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after 25
 MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
@@ -86,6 +88,7 @@ max_steps = {max_steps}
 batch_size = {batch}
 learning_rate = {learning_rate}
 seed = {seed}
+checkpoint_interval = {every}
 num_threads = 1
 device = cpu
 [distributed:bench]
@@ -277,7 +280,8 @@ class Bench:
         self.settings = BUNDLED_SETTINGS if self.model.is_relative_to(BUNDLED) else SETTINGS
         lists = (args.methods, args.sets, args.links, args.wer_links, args.ways)
         about = {"rounds": args.rounds, "repeats": args.repeats, "quick": args.quick}
-        self.cases = cases(*lists, args.seeds, len(samples), **about)
+        self.clips = len(samples)
+        self.cases = cases(*lists, args.seeds, self.clips, **about)
         self.kept = self.out / "done.jsonl"
         lines = self.kept.read_text(encoding="utf-8").splitlines() if self.kept.exists() else []
         done = [Result.read(json.loads(line)) for line in lines]
@@ -341,7 +345,13 @@ class Bench:
         values |= {"runs": folder / "runs", "method": case.method, "seed": case.seed}
         values["max_steps"] = case.steps if case.is_wer else 0  # a speed case is stopped: it plans as a whole run does
         values |= self.settings[case.method] | {"batch": BATCH}
+        values["every"] = self.between_checkpoints(case) if case.is_wer else 0
         return CONFIG.format(**values)
+
+    def between_checkpoints(self, case: Case) -> int:
+        """Rounds of a WER case: a twentieth of its run, more often than by default where checkpoints are large."""
+        steps = case.steps or math.ceil(self.clips / BATCH) * self.settings[case.method]["epochs"]
+        return max(FEW_ROUNDS, round(steps / ROUND / 20))
 
     def report(self) -> list[str]:
         done = {case: result for case, result in self.results.items() if not result.status}
@@ -380,7 +390,7 @@ class Bench:
                 about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
                 if fixed is not None:
                     about += f"; the WER to reach is {fixed:.1f}" + ("" if self.args.wer else ", one host's at its end")
-                about += ". Between checkpoints, which are as many as by default, it falls along a straight line"
+                about += ". Between checkpoints, which are a twentieth of a run apart, it falls along a straight line"
                 lines += ["", about, "", *table(WER_HEAD, wers)]
         left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
         return [*lines, *(listed(misses) or ["", f"No misses{left}."])]

@@ -119,7 +119,8 @@ class Profile:
     runs_dir: Path = setting(Path("runs"), "where runs are kept")
     checkpoint_interval: int = setting(
         0,
-        "exchanges (rounds; with allreduce: steps) between checkpoints; 0: about twenty in a run, and 25 steps or more",
+        "exchanges (rounds; with allreduce: steps) between checkpoints; 0: about twenty in a run, 25 steps or more "
+        "apart, and fewer if they are large",
         low=0,
     )
     keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16)

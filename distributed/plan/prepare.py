@@ -30,10 +30,13 @@ from .files import save_items
 from .job import Job
 from .launch import Launch, Rank
 from .run_spec import RunSpec
+from .strategy_memory import CHECKPOINT_BYTES
 
 ShowStatus = Callable[[str], AbstractContextManager]
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
 FEW_STEPS = 25
+COPIED = 0.5e9  # bytes of a checkpoint in a second, while training waits: half of what a slow core copies to new memory
+UNBROKEN_S = 3600.0  # until all hosts are interrupted at once, or the master is: with what one host loses others go on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,8 +82,9 @@ def prepare_run(
     steps_per_epoch = steps_in_epoch(clips, len(shards["train"]), profile.batch_size, job.dealt_over)
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
-    job, rounds = _settled(job, len(labels), total_steps, measured)
-    spec = _common_spec(job, profile, labels, total_steps, run_dir)
+    conditions = _conditions(job, len(labels), total_steps, measured)
+    job, rounds = chosen(job, conditions) if conditions else (job, "")
+    spec = _common_spec(job, profile, labels, total_steps, run_dir, conditions)
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
     if "shares" not in job.origin and (not hosts or max(sharing) > 1):
         spec = dataclasses.replace(spec, shares="fixed")  # the speed of ranks of one machine is each other's doing
@@ -96,12 +100,13 @@ def prepare_run(
     )
 
 
-def _settled(job: Job, hosts: int, steps: int, measured: Callable[[], Measured] | None) -> tuple[Job, str]:
+def _conditions(job: Job, hosts: int, steps: int, measured: Callable[[], Measured] | None) -> Conditions | None:
+    """None where nothing is to be measured, or the model is of no known shape."""
     shape = shape_of(str(model_folder(job.profile.base_model)))
     if measured is None or shape is None:
-        return job, ""
+        return None
     parameters = trained_parameters(shape, job.profile)
-    return chosen(job, Conditions(parameters=parameters, hosts=hosts, steps=steps, measured=measured()))
+    return Conditions(parameters=parameters, hosts=hosts, steps=steps, measured=measured())
 
 
 def _local_labels(ranks: int) -> tuple[str, ...]:
@@ -126,9 +131,16 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
     return checked
 
 
-def _common_spec(job: Job, profile: Profile, labels: tuple[str, ...], total_steps: int, run_dir: Path) -> RunSpec:
+def _common_spec(
+    job: Job,
+    profile: Profile,
+    labels: tuple[str, ...],
+    total_steps: int,
+    run_dir: Path,
+    conditions: Conditions | None,
+) -> RunSpec:
     """What all ranks are told alike; the files are still the user's own."""
-    interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps)
+    interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
     return RunSpec(
         run_id=run_dir.name,
         run_dir=str(run_dir),
@@ -142,13 +154,18 @@ def _common_spec(job: Job, profile: Profile, labels: tuple[str, ...], total_step
     )
 
 
-def _checkpoint_interval(job: Job, total_steps: int) -> int:
-    """Rounds between checkpoints, so that an interruption costs about a twentieth of a run, or a few steps.
+def _checkpoint_interval(job: Job, total_steps: int, conditions: Conditions | None) -> int:
+    """Rounds between checkpoints: so that an interruption of all hosts costs about a twentieth of a run, or a few
+    steps; and where the time of a step is known, no more of them than they are worth.
 
-    To write one of whisper-tiny takes a core as long as two steps on short clips take: more often would slow them down.
+    By Young's rule (1974) most is saved where they are sqrt(2 x the time of one x the time to an interruption) apart.
     """
     in_round = job.strategy_config(total_steps).steps_in_round
-    return max(round(total_steps / in_round / 20), math.ceil(FEW_STEPS / in_round), 1)
+    rounds = max(round(total_steps / in_round / 20), math.ceil(FEW_STEPS / in_round), 1)
+    if conditions is None or not conditions.measured.step_s:
+        return rounds
+    one_s = CHECKPOINT_BYTES * conditions.parameters / COPIED
+    return max(rounds, round(math.sqrt(2 * one_s * UNBROKEN_S) / (in_round * conditions.measured.step_s)))
 
 
 def _launch(

@@ -11,6 +11,8 @@ from exogym.config import (
     StrategyConfig,
 )
 
+# Of a trained parameter in a checkpoint: the common value and this rank's, AdamW's moments, the strategy's own.
+CHECKPOINT_BYTES = 28
 # Bytes for each trained parameter, from peaks of two ranks with a random whisper-tiny that saved after each exchange.
 # Plain averaging and SPARTA took 37 of them, outer momentum 45, Adam 53; the server with momentum 55, with Adam 66;
 # islands 42, SPARTA-DiLoCo with outer momentum 50. Two bare ranks with the decoder of whisper-tiny took 38 to 43 for

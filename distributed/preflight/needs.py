@@ -11,7 +11,7 @@ from distributed.hosts.agent_call import remedy_for
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
 from distributed.plan.job import Job
-from distributed.plan.strategy_memory import more_bytes
+from distributed.plan.strategy_memory import CHECKPOINT_BYTES, more_bytes
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
@@ -24,7 +24,6 @@ from .report import Problem
 
 CODE_BYTES = 2 << 20
 FEATURE_BYTES_PER_S = 16_000  # fp16 log-mel of 80 bands, kept on disk
-CHECKPOINT_BYTES = 28  # of a trained parameter: the common value and this rank's, AdamW's moments, the strategy's own
 UNEVEN = 1.2  # the largest share over the mean one
 OPENED = 4  # audio files, of each end of a manifest
 

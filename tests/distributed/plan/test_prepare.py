@@ -5,6 +5,7 @@ import pytest
 from small_run import CLIPS, MASTER, PAIR, PROJECT
 
 from distributed.hosts.paths import STORE
+from distributed.plan.automatic import Measured
 from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Launch
 from distributed.plan.prepare import for_host, prepare_run, rehost
@@ -12,6 +13,7 @@ from distributed.ssh.host import Host, Hosts
 from exogym.config import DiLoCoConfig
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.model.memory import shape_of, trained_parameters
 
 
 def names(items) -> set[str]:
@@ -110,6 +112,21 @@ def test_max_steps_end_a_run_sooner(job, run_dir):
     found = prepare_run(short, run_dir)
     assert (found.steps_per_epoch, found.total_steps) == (6, 4)
     assert found.launch.ranks[0].spec.profile.checkpoint_interval == 7
+
+
+def test_quick_steps_make_checkpoints_no_more_frequent_than_they_are_worth(job, run_dir):
+    def interval(step_s: float | None, job=job) -> int:
+        about = {"hosts": PAIR, "measured": lambda: Measured(step_s=step_s)}
+        return prepare_run(job, run_dir, **about).launch.ranks[0].spec.profile.checkpoint_interval
+
+    usual = interval(None)
+    assert usual == interval(60.0) == 13  # 25 steps, in rounds of 2
+    assert usual < interval(0.1) < interval(0.01)
+    parameters = trained_parameters(shape_of(str(PROJECT / "bundled/model")), job.profile)
+    copied_s = 28 * parameters / 0.5e9
+    assert interval(0.01) * 2 * 0.01 == pytest.approx((2 * copied_s * 3600) ** 0.5, rel=0.01)
+    asked = dataclasses.replace(job, profile=dataclasses.replace(job.profile, checkpoint_interval=7))
+    assert interval(0.01, asked) == 7
 
 
 def test_shards_of_others_are_for_one_machine(job, run_dir):
