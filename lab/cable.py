@@ -23,7 +23,10 @@ def cable(lab: Lab, hosts: Sequence[str], rate: str | None = None) -> Iterator[N
     try:
         network.sh("ip", "link", "add", BRIDGE, "up", "type", "bridge")
         for host in hosts:
-            _plug_in(lab, host, rate)
+            network.plug_in(host, INTERFACE, f"{network.PREFIX}{host}-2", BRIDGE, address(lab, host))
+            if rate:
+                limit = network.limit_to(rate)
+                network.in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
         yield
     finally:
         for host in hosts:
@@ -39,15 +42,3 @@ def set_cable(host: str, up: bool) -> None:
 def lose_address(lab: Lab, host: str) -> None:
     """As on a Mac whose cable is out: the interface has no address any more."""
     network.in_namespace(host, "ip", "addr", "flush", "dev", INTERFACE)
-
-
-def _plug_in(lab: Lab, host: str, rate: str | None) -> None:
-    outside = f"{network.PREFIX}{host}-2"
-    inside = ("peer", "name", INTERFACE, "netns", network.namespace(host))
-    network.sh("ip", "link", "add", outside, "type", "veth", *inside)
-    network.sh("ip", "link", "set", outside, "master", BRIDGE, "up")
-    network.in_namespace(host, "ip", "addr", "add", f"{address(lab, host)}/24", "dev", INTERFACE)
-    network.in_namespace(host, "ip", "link", "set", INTERFACE, "up")
-    if rate:
-        limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
-        network.in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
