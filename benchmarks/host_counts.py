@@ -1,15 +1,16 @@
 """Do several hosts end at the WER that one reaches? Local ranks, as many epochs, the defaults.
 
     python benchmarks/host_counts.py [MODEL DATA --language fr] [--methods full,lora] [--ranks 2,4,8] [--seeds 3]
-                                     [--network] [--set "key = value; ..."] [--quick] [--more N] [--out DIR]
+                                     [--network] [--set "key = value; ..."] [--quick] [--loss] [--more N] [--out DIR]
                                      [--device cuda] [--at-once RANKS]
 
 Without MODEL it is the bundled one, with the settings of config.ini's [profile:demo]. MODEL is a folder in transformers
 layout, DATA one with train.csv, validation.csv and test.csv. The batch is that of all ranks together. WER is that of
 plain transformers on validation and test clips pooled. --network: with what hosts choose over one, and not the plain
-rounds of local ranks. --set tries other settings than the defaults, on several ranks only. What is done is kept in DIR,
-so an interrupted benchmark goes on where it stopped. --device: where ranks train, all on one card, and where clips are
-transcribed. --at-once: runs go on side by side, of so many ranks together; the seconds of each then mean little.
+rounds of local ranks. --set tries other settings than the defaults, on several ranks only. --loss: the loss of the last
+validation alone, in half the time. What is done is kept in DIR, so an interrupted benchmark goes on where it stopped.
+--device: where ranks train, all on one card, and where clips are transcribed. --at-once: runs go on side by side, of so
+many ranks together; the seconds of each then mean little.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ SETTINGS = {  # those of single_machine.py
 NETWORK = {"full": "overlap_steps = 3; wire = int4", "lora": "overlap_steps = 2; wire = int8"}
 QUICK_STEPS = 4
 HEAD = ("method", "ranks", "WER of each seed", "mean", "against one rank", "s for each run")
+LOSS_HEAD = ("method", "ranks", "validation loss of each seed", "mean", "against one rank", "s for each run")
 CONFIG = """
 [profile:base]
 base_model = {model}
@@ -85,7 +87,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """loss: of the last validation. seconds: of the run with its start."""
+    """clips: none where the loss is enough. loss: of the last validation. seconds: of the run with its start."""
 
     task: Task
     clips: Clips
@@ -102,10 +104,12 @@ class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data = args.model.resolve(), args.data.resolve()
         self.language, self.device, self.at_once = args.language, args.device, args.at_once
+        self.is_loss_enough = args.loss
         self.transcribing: set[Task] = set()
         self.settings = BUNDLED_SETTINGS if (self.model, self.data) == BUNDLED else SETTINGS
         where = "" if args.device == "cpu" else f"-{args.device}"
-        self.out = args.out.resolve() / f"{self.model.name}-{self.data.name}{where}{'-quick' if args.quick else ''}"
+        where += "-quick" * args.quick + "-loss" * args.loss
+        self.out = args.out.resolve() / f"{self.model.name}-{self.data.name}{where}"
         self.out.mkdir(parents=True, exist_ok=True)
         self.tasks = [
             Task(
@@ -151,7 +155,8 @@ class Bench:
         self.results[task] = result
         with self.kept.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(result)) + "\n")
-        told = f"WER {wer(result.clips):.1f}, loss {result.loss:.3f}, {result.seconds:.0f} s"
+        rate = f"WER {wer(result.clips):.1f}, " if result.clips else ""
+        told = f"{rate}loss {result.loss:.3f}, {result.seconds:.0f} s"
         print(f"{task}: {told}; {len(self.left())} left", flush=True)
 
     def train(self, task: Task) -> Result:
@@ -172,8 +177,10 @@ class Bench:
             raise RunFailed(f"the run failed, {folder / 'console.txt'} says why")
         seconds, run = time.monotonic() - began, next(folder.glob("runs/*/final")).parent
         base = self.model if task.method == "lora" else None
-        self.transcribing.add(task)
-        clips = transcribed(run / "final", base, self.data, folder, 4 if task.max_steps else None, self.device)
+        clips: Clips = []
+        if not self.is_loss_enough:
+            self.transcribing.add(task)
+            clips = transcribed(run / "final", base, self.data, folder, 4 if task.max_steps else None, self.device)
         events = map(json.loads, (run / "events.jsonl").read_text(encoding="utf-8").splitlines())
         loss = [event["loss"] for event in events if event.get("type") == "validation"][-1]
         shutil.rmtree(folder)
@@ -182,6 +189,20 @@ class Bench:
     def of(self, method: str, ranks: int) -> list[Result]:
         found = [self.results[task] for task in self.tasks if task in self.results]
         return [result for result in found if (result.task.method, result.task.ranks) == (method, ranks)]
+
+    def losses(self) -> list[str]:
+        """Whether several ranks learn what one does, before anybody measures WER."""
+        rows = []
+        for method, ranks in dict.fromkeys((task.method, task.ranks) for task in self.tasks):
+            runs, one = ({run.task.seed: run for run in self.of(method, count)} for count in (ranks, 1))
+            if not runs:
+                continue
+            more = [run.loss - one[seed].loss for seed, run in runs.items() if ranks > 1 and seed in one]
+            cells = [", ".join(f"{run.loss:.3f}" for run in runs.values())]
+            cells += [f"{statistics.mean(run.loss for run in runs.values()):.3f}"]
+            cells += [f"{statistics.mean(more):+.3f}" if more else ""]
+            rows.append([method, ranks, *cells, ", ".join(f"{run.seconds:.0f}" for run in runs.values())])
+        return table(LOSS_HEAD, rows)
 
     def report(self) -> list[str]:
         rows, misses = [], []
@@ -246,12 +267,16 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=1, metavar="RANKS")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps; leaves RESULTS.md alone")
+    parser.add_argument("--loss", action="store_true", help="no WER; leaves RESULTS.md alone")
     args = parser.parse_args()
     bench = Bench(args)
     try:
         bench.run(args.more)
     except RunFailed as error:
         raise SystemExit(str(error)) from None
+    if args.loss:
+        print("\n".join(bench.losses()))
+        return 0
     lines = bench.report()
     print("\n".join(lines))
     if not (bench.left() or args.quick or args.more_settings not in ({}, NETWORK)):

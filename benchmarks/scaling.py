@@ -228,13 +228,14 @@ def cases(
     *,
     rounds: int = 0,
     repeats: int = 1,
+    batch: int = BATCH,
     quick: bool = False,
 ) -> list[Case]:
     """References stand beside what is compared with them. rounds: of speed cases; 0: an epoch is measured, or more.
 
     repeats: of speed cases, each time with clips in another order. In turn, as no machine is equally fast all day.
     """
-    rounds = rounds or max(ROUNDS, round(clips / (BATCH * H)) + 2)
+    rounds = rounds or max(ROUNDS, round(clips / (batch * H)) + 2)
 
     def case(kind: str, method: str, hosts: str, link: str, way: str, seed: int = 0) -> Case:
         steps, first, last = window(way, method, link, rounds, unequal="+" in hosts, quick=quick)
@@ -269,7 +270,8 @@ def cases(
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args, self.model, self.data = args, args.model.resolve(), args.data.resolve()
-        self.out = (args.out / f"{self.model.name}-{self.data.name}{'-quick' if args.quick else ''}").resolve()
+        more = "-quick" * args.quick + (f"-{args.batch}" if args.batch != BATCH else "")
+        self.out = (args.out / f"{self.model.name}-{self.data.name}{more}").resolve()
         self.out.mkdir(parents=True, exist_ok=True)
         self.lists = write_lists(self.data, self.out / "data", None)
         samples = load_manifest(self.lists / "train.csv", check_audio=False).samples
@@ -279,7 +281,7 @@ class Bench:
             write_manifest(self.lists / "unseen.csv", unseen[:QUICK_CLIPS])
         self.settings = BUNDLED_SETTINGS if self.model.is_relative_to(BUNDLED) else SETTINGS
         lists = (args.methods, args.sets, args.links, args.wer_links, args.ways)
-        about = {"rounds": args.rounds, "repeats": args.repeats, "quick": args.quick}
+        about = {"rounds": args.rounds, "repeats": args.repeats, "batch": args.batch, "quick": args.quick}
         self.clips = len(samples)
         self.cases = cases(*lists, args.seeds, self.clips, **about)
         self.kept = self.out / "done.jsonl"
@@ -319,7 +321,7 @@ class Bench:
         with Lab(hosts=len(case.cpus), rate=rate, shared_home=True, folder=self.out / "lab", shown=shown) as lab:
             if case.way == RECIPE:
                 options = {"method": case.method, "max-steps": case.steps, "seed": case.seed}
-                options |= {"batch-size": max(1, round(BATCH / len(case.cpus)))}
+                options |= {"batch-size": max(1, round(self.args.batch / len(case.cpus)))}
                 options |= {"learning-rate": self.settings[case.method]["learning_rate"]}
                 train = self.lists / "recipe.csv"
                 told, samples = run_recipe(lab, case.cpus, options, self.model, train, folder)
@@ -344,13 +346,13 @@ class Bench:
         values = {"model": self.model, "train": self.lists / "train.csv", "language": self.args.language, "way": way}
         values |= {"runs": folder / "runs", "method": case.method, "seed": case.seed}
         values["max_steps"] = case.steps if case.is_wer else 0  # a speed case is stopped: it plans as a whole run does
-        values |= self.settings[case.method] | {"batch": BATCH}
+        values |= self.settings[case.method] | {"batch": self.args.batch}
         values["every"] = self.between_checkpoints(case) if case.is_wer else 0
         return CONFIG.format(**values)
 
     def between_checkpoints(self, case: Case) -> int:
         """Rounds of a WER case: a twentieth of its run, more often than by default where checkpoints are large."""
-        steps = case.steps or math.ceil(self.clips / BATCH) * self.settings[case.method]["epochs"]
+        steps = case.steps or math.ceil(self.clips / self.args.batch) * self.settings[case.method]["epochs"]
         return max(FEW_ROUNDS, round(steps / ROUND / 20))
 
     def report(self) -> list[str]:
@@ -368,11 +370,12 @@ class Bench:
         lines = [
             f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults"
             + (f" but for the way ({ways})" if ways else "")
-            + f", batches of {BATCH} clips, of all hosts together. Hosts have one thread and the share of a core that "
-            f"is given{limited if any(case.all_cpus for case in done) else ''}. References: one, the first of these "
-            "hosts alone; apart, hosts that exchange nothing before "
-            f"their last step, the limit; {RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with "
-            f"batches of 9). Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
+            + f", batches of {self.args.batch} clips, of all hosts together. Hosts have one thread and the share of a "
+            f"core that is given{limited if any(case.all_cpus for case in done) else ''}. References: one, the first "
+            "of these hosts alone; apart, hosts that exchange nothing before their last step, the limit; "
+            f"{RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with batches of "
+            f"{3 * round(self.args.batch / 3)}). "
+            f"Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
             f"of unequal hosts {SHARED + H}. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
             "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
@@ -558,6 +561,7 @@ def main() -> int:
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'", help="a way")
     parser.add_argument("--seeds", type=int, default=1, help="of WER cases; 0: speed alone [1]")
     parser.add_argument("--repeats", type=int, default=1, help="of speed cases [1]")
+    parser.add_argument("--batch", type=int, default=BATCH, help=f"clips of a step, of all hosts together [{BATCH}]")
     parser.add_argument("--rounds", type=int, default=0, help="of speed cases [2 and those of an epoch]")
     parser.add_argument("--wer", type=float, metavar="PERCENT", help="to reach [one host's at its end]")
     parser.add_argument("--language", default="", help="of multilingual models")

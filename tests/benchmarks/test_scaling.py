@@ -201,6 +201,7 @@ def bench_of(tmp_path):
         "seeds": 1,
         "rounds": 3,
         "repeats": 1,
+        "batch": 8,
         "wer": None,
         "language": "",
         "quick": False,

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -79,8 +80,11 @@ def test_workers_do_not_hold_the_owners_key(lab):
 def test_link_speed_and_cpu_share(lab):
     receiver = lab.popen("h2", ["python3", "-u", "-c", RECEIVE])
     assert receiver.stdout.readline() == "ready\n"
+    before = passed_on("h2")
     seconds = float(lab.exec("h1", ["python3", "-c", SEND, lab["h2"].address, "12"], timeout=60).stdout)
     assert 0.9 < seconds < 5
+    sent, packets = (after - then for after, then in zip(passed_on("h2"), before, strict=True))
+    assert sent > 12e6 and sent / packets > 8_000  # as whole packets, not cut up for the wire
     os.killpg(receiver.pid, signal.SIGKILL)
     wait_until(lambda: not lab.processes("h2", "create_server"))
     burn = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\nprint(time.process_time())"
@@ -105,6 +109,12 @@ def test_the_first_thread_has_a_share_of_its_own(lab):
     assert first < 0.45 and other > 1.5 * first
     lab.kill("h2", "zlib")
     assert process.wait(5) != 0 and not lab.processes("h2", "zlib")
+
+
+def passed_on(host: str) -> tuple[int, int]:
+    """Bytes and packets that the bridge has sent to a host."""
+    [link] = json.loads(network.sh("ip", "-s", "-j", "link", "show", network.PREFIX + host))
+    return link["stats64"]["tx"]["bytes"], link["stats64"]["tx"]["packets"]
 
 
 def thread_seconds(pid: int) -> list[float]:

@@ -43,11 +43,12 @@ def _scaled(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def put_integers(values: Tensor, sent: Tensor, bits: int, spare: Tensor) -> None:
-    """float32 [n], whole blocks -> `sent`, as `quantized` gives it. spare: float32 [n], for numbers on the way."""
+    """float32 [n], whole blocks -> `sent`, as `quantized` gives it. spare: float32 [n], becomes what arrives."""
     blocks, whole = values.view(-1, BLOCK), spare.view(-1, BLOCK)
     scales = _scales(torch.abs(blocks, out=whole), bits)
     torch.mul(blocks, scales.reciprocal(), out=whole).round_()
     _put(scales, _packed(spare, bits), sent)
+    whole.mul_(scales)
 
 
 def get_integers(sent: Tensor, values: Tensor, bits: int) -> None:

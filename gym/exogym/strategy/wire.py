@@ -17,7 +17,8 @@ from exogym.strategy.quantize import BLOCK, get_float8, get_integers, put_float8
 
 AT_ONCE = 256 * BLOCK  # values that are rounded together: their copies stay in a CPU's caches
 LAST = "int16"
-BITS = {"int4": 4, "int8": 8, "float8": 8, LAST: 16}
+INTEGERS = {"int4": 4, "int8": 8, LAST: 16}
+BITS = INTEGERS | {"float8": 8}
 HEADER = 8  # bytes: two float32
 
 
@@ -127,7 +128,8 @@ def _put(values: Tensor, sent: Tensor, wire: str, spare: Tensor, feeds_back: boo
     else:
         put_integers(values, sent, BITS[wire], spare)
     if feeds_back:
-        _get(sent, spare, wire)
+        if wire not in INTEGERS:  # of those it is there already
+            _get(sent, spare, wire)
         values.sub_(spare)
 
 
