@@ -61,7 +61,8 @@ LEAST_ROUNDS = 3  # of so many steps, of a speed case; the first and the last on
 WARM = 20  # steps: second moments travel in most of the first rounds, and later in every 16th
 SHARED = 60  # steps after which shares follow the hosts' speeds, where those differ
 ROUNDS, SLOW_ROUNDS = 6, 4
-ROUND, FEW_ROUNDS = 5, 5  # steps of a round by default; rounds between checkpoints of a WER case, at least
+ROUND, FEW_STEPS = 5, 25  # of a round by default; between checkpoints of a WER case, at least
+NEVER = 1_000_000
 QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after 25
 MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
@@ -71,7 +72,7 @@ BATCH = 8
 TIMES, TIMES_20MBIT = {2: 1.8, 3: 2.5, 4: 3.2}, {2: 1.7, 3: 2.5, 4: 3.2}
 OF_LIMIT = {"lora": {2: 0.97, 3: 0.96, 4: 0.95}, "full": {2: 0.95, 3: 0.93, 4: 0.90}}  # at 100 Mbit/s
 OF_SUM = 0.93  # of unequal hosts' own speeds
-RECIPE_STEPS, RECIPE_CLIPS = 6, 64
+RECIPE_STEPS, RECIPE_CLIPS = 6, 64  # clips at least
 OTHERS = 0.1  # cores that others may use before it is a miss
 QUICK_CLIPS = 8  # of a WER
 CONFIG = """
@@ -275,7 +276,7 @@ class Bench:
         self.out.mkdir(parents=True, exist_ok=True)
         self.lists = write_lists(self.data, self.out / "data", None)
         samples = load_manifest(self.lists / "train.csv", check_audio=False).samples
-        write_manifest(self.out / "data" / "recipe.csv", samples[:RECIPE_CLIPS])
+        write_manifest(self.out / "data" / "recipe.csv", samples[: max(RECIPE_CLIPS, RECIPE_STEPS * args.batch)])
         if args.quick:
             unseen = load_manifest(self.lists / "unseen.csv", check_audio=False).samples
             write_manifest(self.lists / "unseen.csv", unseen[:QUICK_CLIPS])
@@ -347,13 +348,23 @@ class Bench:
         values |= {"runs": folder / "runs", "method": case.method, "seed": case.seed}
         values["max_steps"] = case.steps if case.is_wer else 0  # a speed case is stopped: it plans as a whole run does
         values |= self.settings[case.method] | {"batch": self.args.batch}
-        values["every"] = self.between_checkpoints(case) if case.is_wer else 0
+        values["every"] = self.between_checkpoints(case)
         return CONFIG.format(**values)
 
+    def steps_of(self, case: Case) -> int:
+        """That a whole run has."""
+        return math.ceil(self.clips / self.args.batch) * self.settings[case.method]["epochs"]
+
     def between_checkpoints(self, case: Case) -> int:
-        """Rounds of a WER case: a twentieth of its run, more often than by default where checkpoints are large."""
-        steps = case.steps or math.ceil(self.clips / self.args.batch) * self.settings[case.method]["epochs"]
-        return max(FEW_ROUNDS, round(steps / ROUND / 20))
+        """Agreements. In a WER case about a twentieth of its run, more often than by default where checkpoints are
+        large. What others are compared with saves nothing.
+        """
+        if not case.is_wer:
+            return NEVER if case.way in ("one", "apart") else 0
+        settings = json.loads(case.settings)
+        by_step = settings.get("strategy") == "allreduce"
+        in_round = 1 if by_step else int(settings.get("communication_interval", ROUND))
+        return max(math.ceil(FEW_STEPS / in_round), round((case.steps or self.steps_of(case)) / in_round / 20))
 
     def report(self) -> list[str]:
         done = {case: result for case, result in self.results.items() if not result.status}
@@ -378,8 +389,9 @@ class Bench:
             f"Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
             f"of unequal hosts {SHARED + H}. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
-            "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
-            "the interface (with headers, SSH and heartbeats) and by our counter.",
+            "as long as it takes there, and the rest is waiting. The references save no checkpoints. MB sent by a "
+            "host, on average, for 1,000 clips, by the interface (with SSH and heartbeats, and few headers, as it is "
+            "handed many segments as one packet) and by our counter.",
         ]
         for method in self.args.methods:
             rows = speed_rows(
@@ -393,7 +405,9 @@ class Bench:
                 about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
                 if fixed is not None:
                     about += f"; the WER to reach is {fixed:.1f}" + ("" if self.args.wer else ", one host's at its end")
-                about += ". Between checkpoints, which are a twentieth of a run apart, it falls along a straight line"
+                about += (
+                    ". Between checkpoints, which are about a twentieth of a run apart, it falls along a straight line"
+                )
                 lines += ["", about, "", *table(WER_HEAD, wers)]
         left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
         return [*lines, *(listed(misses) or ["", f"No misses{left}."])]
@@ -577,6 +591,8 @@ def main() -> int:
         "--quick", action="store_true", help="few steps, 1 and 2 hosts, one link; leaves RESULTS.md alone"
     )
     args = parser.parse_args()
+    if args.batch < 1:
+        parser.error("--batch: 1 clip at least")
     if 0 < args.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds: {LEAST_ROUNDS} at least, since the first and the last one do not count")
     WAYS.update(args.also)
@@ -586,6 +602,10 @@ def main() -> int:
     if args.quick:
         args.sets, args.links, args.seeds = ["1x0.5", "2x0.5"], args.links[1:2] or args.links, min(args.seeds, 1)
     bench = Bench(args)
+    if short := [case for case in bench.cases if case.kind == "speed" and case.steps > bench.steps_of(case)]:
+        parser.error(
+            f"{short[0]} needs {short[0].steps} steps, and there are {bench.steps_of(short[0])}: lower --batch"
+        )
     if args.list:
         print("\n".join(map(str, bench.chosen())))
         return 0
@@ -596,6 +616,7 @@ def main() -> int:
     if not args.quick and bench.results and (args.report or not bench.left()):
         commits = [result.commit for result in bench.results.values()]
         name = f"scaling: {bench.model.name} on {bench.data.name}"
+        name += f", batches of {args.batch}" if args.batch != BATCH else ""
         write_section(f"{name}, {args.name}" if args.name else name, lines, commits)
     return int(any(result.status for result in bench.results.values()))
 

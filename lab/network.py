@@ -57,7 +57,7 @@ def add_host(host: str, index: int) -> None:
     sh("ip", "netns", "add", namespace(host))
     in_namespace(host, "ip", "link", "set", "lo", "up")
     # As on macOS; a namespace would take the machine's own.
-    in_namespace(host, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic")
+    in_namespace(host, "sh", "-c", "echo cubic > /proc/sys/net/ipv4/tcp_congestion_control")
     plug_in(host, INTERFACE, PREFIX + host, BRIDGE, address(index))
 
 

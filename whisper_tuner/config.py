@@ -120,7 +120,7 @@ class Profile:
     checkpoint_interval: int = setting(
         0,
         "exchanges (rounds; with allreduce: steps) between checkpoints; 0: about twenty in a run, 25 steps or more "
-        "apart, and fewer if they are large",
+        "apart, and with diloco fewer if they are large",
         low=0,
     )
     keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16)

@@ -58,6 +58,14 @@ class Conditions:
     def step_s(self) -> float:
         return self.measured.step_s or STEP_S
 
+    def of_worked_steps(self, job: Job) -> Conditions:
+        """The same where hosts measured a step with clips, and have none in some: these take no time."""
+        if not self.measured.step_s:
+            return self
+        part = worked_part(self.hosts, job.profile.batch_size, job.dealt_over)
+        measured = dataclasses.replace(self.measured, step_s=part * self.measured.step_s)
+        return dataclasses.replace(self, measured=measured)
+
     def round_bytes(self, config: DiLoCoConfig = PLAIN, *, moments_in: int = EVERY) -> float:
         """That each host sends in a round, or in one of the first: these bring more of the second moments. It does not
         grow with the number of hosts.
@@ -75,7 +83,11 @@ class Conditions:
     def waiting(self, config: DiLoCoConfig) -> float:
         """The part of the time that hosts wait for the link."""
         waits = max(0.0, self.exchange_s(config) - config.overlap_steps * self.step_s)
-        return waits / (waits + config.H * self.step_s)
+        return waits / self.round_s(config)
+
+    def round_s(self, config: DiLoCoConfig) -> float:
+        """Of a round, with what hosts wait for the link."""
+        return config.H * self.step_s + max(0.0, self.exchange_s(config) - config.overlap_steps * self.step_s)
 
 
 def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
@@ -86,10 +98,7 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     if job.distribution.strategy != "diloco" or conditions.hosts == 1:
         return job, ""
     config = job.strategy_config(conditions.steps)
-    if conditions.measured.step_s:  # of one in which each host has clips
-        part = worked_part(conditions.hosts, job.profile.batch_size, job.dealt_over)
-        measured = dataclasses.replace(conditions.measured, step_s=part * conditions.measured.step_s)
-        conditions = dataclasses.replace(conditions, measured=measured)
+    conditions = conditions.of_worked_steps(job)
     step_s, spare = conditions.step_s, conditions.measured.spare_bytes
     counted = more_bytes(config, conditions.hosts)  # in what is spare
 

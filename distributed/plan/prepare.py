@@ -34,9 +34,9 @@ from .strategy_memory import CHECKPOINT_BYTES
 
 ShowStatus = Callable[[str], AbstractContextManager]
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
-FEW_STEPS = 25
-COPIED = 0.5e9  # bytes of a checkpoint in a second, while training waits: half of what a slow core copies to new memory
-UNBROKEN_S = 3600.0  # until all hosts are interrupted at once, or the master is: with what one host loses others go on
+FEW_STEPS = 25  # between checkpoints: to write one of whisper-tiny takes a core as long as two steps on short clips
+COPIED = 0.5e9  # bytes of a checkpoint in a second, while training waits: what a slow core copies to new memory
+UNBROKEN_S = 3600.0  # assumed until all hosts are gone at once: what one of them loses others have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,16 +156,17 @@ def _common_spec(
 
 def _checkpoint_interval(job: Job, total_steps: int, conditions: Conditions | None) -> int:
     """Rounds between checkpoints: so that an interruption of all hosts costs about a twentieth of a run, or a few
-    steps; and where the time of a step is known, no more of them than they are worth.
+    steps; and with DiLoCo, where the time of a step is known, no more of them than they are worth.
 
     By Young's rule (1974) most is saved where they are sqrt(2 x the time of one x the time to an interruption) apart.
     """
-    in_round = job.strategy_config(total_steps).steps_in_round
-    rounds = max(round(total_steps / in_round / 20), math.ceil(FEW_STEPS / in_round), 1)
-    if conditions is None or not conditions.measured.step_s:
+    config = job.strategy_config(total_steps)
+    rounds = max(round(total_steps / config.steps_in_round / 20), math.ceil(FEW_STEPS / config.steps_in_round), 1)
+    if job.distribution.strategy != "diloco" or conditions is None or not conditions.measured.step_s:
         return rounds
     one_s = CHECKPOINT_BYTES * conditions.parameters / COPIED
-    return max(rounds, round(math.sqrt(2 * one_s * UNBROKEN_S) / (in_round * conditions.measured.step_s)))
+    round_s = conditions.of_worked_steps(job).round_s(config)
+    return max(rounds, round(math.sqrt(2 * one_s * UNBROKEN_S) / round_s))
 
 
 def _launch(

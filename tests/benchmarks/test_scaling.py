@@ -211,6 +211,14 @@ def bench_of(tmp_path):
     return lambda **changes: Bench(SimpleNamespace(**lists | about | paths | changes))
 
 
+def test_checkpoints_of_a_wer_case_are_a_twentieth_of_its_run_apart(bench_of):
+    bench = bench_of(seeds=1, ways=["diloco", "allreduce"])
+    found = {str(case): bench.between_checkpoints(case) for case in bench.cases}
+    # 240 clips, 8 epochs: 240 steps
+    assert (found["wer/lora/2x0.5/1gbit/diloco/0"], found["wer/lora/2x0.5/1gbit/allreduce/0"]) == (5, 25)
+    assert found["speed/lora/2x0.5/-/apart"] > 10_000 and found["speed/lora/2x0.5/1gbit/diloco"] == 0
+
+
 def test_what_is_done_is_not_done_again_and_what_failed_is(bench_of, monkeypatch):
     asked = []
 

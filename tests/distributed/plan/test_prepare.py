@@ -116,7 +116,7 @@ def test_max_steps_end_a_run_sooner(job, run_dir):
 
 def test_quick_steps_make_checkpoints_no_more_frequent_than_they_are_worth(job, run_dir):
     def interval(step_s: float | None, job=job) -> int:
-        about = {"hosts": PAIR, "measured": lambda: Measured(step_s=step_s)}
+        about = {"hosts": PAIR, "measured": lambda: Measured(step_s=step_s, bytes_s=1e12)}
         return prepare_run(job, run_dir, **about).launch.ranks[0].spec.profile.checkpoint_interval
 
     usual = interval(None)
@@ -127,6 +127,15 @@ def test_quick_steps_make_checkpoints_no_more_frequent_than_they_are_worth(job, 
     assert interval(0.01) * 2 * 0.01 == pytest.approx((2 * copied_s * 3600) ** 0.5, rel=0.01)
     asked = dataclasses.replace(job, profile=dataclasses.replace(job.profile, checkpoint_interval=7))
     assert interval(0.01, asked) == 7
+    assert interval(0.01, job.with_strategy("allreduce")) == interval(None, job.with_strategy("allreduce"))
+
+
+def test_what_hosts_wait_for_a_link_counts_in_the_time_between_checkpoints(job, run_dir):
+    def interval(bytes_s: float) -> int:
+        about = {"hosts": PAIR, "measured": lambda: Measured(step_s=0.01, bytes_s=bytes_s)}
+        return prepare_run(job, run_dir, **about).launch.ranks[0].spec.profile.checkpoint_interval
+
+    assert interval(1e5) < interval(1e9) / 5
 
 
 def test_shards_of_others_are_for_one_machine(job, run_dir):
