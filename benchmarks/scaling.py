@@ -389,9 +389,9 @@ class Bench:
             f"Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
             f"of unequal hosts {SHARED + H}. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
-            "as long as it takes there, and the rest is waiting. The references save no checkpoints. MB sent by a "
-            "host, on average, for 1,000 clips, by the interface (with SSH and heartbeats, and few headers, as it is "
-            "handed many segments as one packet) and by our counter.",
+            "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
+            "the interface (with SSH and heartbeats, and few headers, as it is handed many segments as one packet) and "
+            "by our counter.",
         ]
         for method in self.args.methods:
             rows = speed_rows(
