@@ -8,7 +8,7 @@ Without MODEL it is the bundled one, with the settings of config.ini's [profile:
 layout, DATA one with train.csv, validation.csv and test.csv. The batch is that of all ranks together. WER is that of
 plain transformers on validation and test clips pooled. --network: with what hosts choose over one, and not the plain
 rounds of local ranks. --set tries other settings than the defaults, on several ranks only. --loss: the loss of the last
-validation alone, in half the time. What is done is kept in DIR, so an interrupted benchmark goes on where it stopped.
+validation alone, without WER. What is done is kept in DIR, so an interrupted benchmark goes on where it stopped.
 --device: where ranks train, all on one card, and where clips are transcribed. --at-once: runs go on side by side, of so
 many ranks together; the seconds of each then mean little.
 """

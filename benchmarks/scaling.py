@@ -356,8 +356,8 @@ class Bench:
         return math.ceil(self.clips / self.args.batch) * self.settings[case.method]["epochs"]
 
     def between_checkpoints(self, case: Case) -> int:
-        """Agreements. In a WER case about a twentieth of its run, more often than by default where checkpoints are
-        large. What others are compared with saves nothing.
+        """Agreements. In a WER case about a twentieth of its run or FEW_STEPS, more often than by default where
+        checkpoints are large. What others are compared with saves nothing.
         """
         if not case.is_wer:
             return NEVER if case.way in ("one", "apart") else 0
@@ -405,9 +405,8 @@ class Bench:
                 about = f"{method}: WER of the {clips} validation and test clips, by `evaluate`"
                 if fixed is not None:
                     about += f"; the WER to reach is {fixed:.1f}" + ("" if self.args.wer else ", one host's at its end")
-                about += (
-                    ". Between checkpoints, which are about a twentieth of a run apart, it falls along a straight line"
-                )
+                apart = f"about a twentieth of a run or {FEW_STEPS} steps"
+                about += f". Between checkpoints, which are {apart} apart, it falls along a straight line"
                 lines += ["", about, "", *table(WER_HEAD, wers)]
         left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
         return [*lines, *(listed(misses) or ["", f"No misses{left}."])]
@@ -603,9 +602,8 @@ def main() -> int:
         args.sets, args.links, args.seeds = ["1x0.5", "2x0.5"], args.links[1:2] or args.links, min(args.seeds, 1)
     bench = Bench(args)
     if short := [case for case in bench.cases if case.kind == "speed" and case.steps > bench.steps_of(case)]:
-        parser.error(
-            f"{short[0]} needs {short[0].steps} steps, and there are {bench.steps_of(short[0])}: lower --batch"
-        )
+        found = bench.steps_of(short[0])
+        parser.error(f"{short[0]} needs {short[0].steps} steps, and a run has {found}: lower --batch or --rounds")
     if args.list:
         print("\n".join(map(str, bench.chosen())))
         return 0

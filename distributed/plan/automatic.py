@@ -82,8 +82,7 @@ class Conditions:
 
     def waiting(self, config: DiLoCoConfig) -> float:
         """The part of the time that hosts wait for the link."""
-        waits = max(0.0, self.exchange_s(config) - config.overlap_steps * self.step_s)
-        return waits / self.round_s(config)
+        return 1 - config.H * self.step_s / self.round_s(config)
 
     def round_s(self, config: DiLoCoConfig) -> float:
         """Of a round, with what hosts wait for the link."""

@@ -38,6 +38,7 @@ def rounded_off(values, wire):
 def test_rounding_errs_by_half_a_step_and_keeps_what_it_takes_away(wire, blocks, seed):
     values = normal(blocks * BLOCK, seed)
     left, arrived = rounded_off(values, wire)
+    torch.testing.assert_close(arrived + left, values, rtol=1e-6, atol=0)
     assert torch.equal(left, values - arrived)  # to the bit: what ranks add up is what this one takes to have arrived
     if wire == "bf16":
         assert (left.abs() <= values.abs() / 256).all()
