@@ -180,9 +180,15 @@ def lost_round(port, number, at_piece, exchange=ProcessGroupComm.all_reduce_):
         thread.start()
     for thread in threads:
         thread.join()
-    if at_piece:
-        threading.Thread(target=groups[1].all_reduce_, args=[torch.ones(1)], daemon=True).start()
-    threading.Timer(0.1, given_up.set).start()
+
+    def give_up():
+        if at_piece:
+            groups[1].all_reduce_(torch.ones(1))
+            wait_until(lambda: any(buffer.numel() > 1 for buffer in groups[0]._buffers), 10)
+        time.sleep(0.1)
+        given_up.set()
+
+    threading.Thread(target=give_up, daemon=True).start()
     with pytest.raises(PeerLost):
         exchange(groups[0], torch.ones(LARGE))
     groups[0].close()

@@ -28,9 +28,9 @@ class UvWork:
             return True
 
     def is_completed(self) -> bool:
-        if self._has_failed():
-            return time.monotonic() >= self._deadline
-        return self._work.is_completed()
+        if not self._work.is_completed():  # asked once: it may fail at any time
+            return False
+        return not self._has_failed() or time.monotonic() >= self._deadline
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout.total_seconds())
