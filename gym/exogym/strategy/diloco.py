@@ -127,14 +127,14 @@ class DiLoCoCommunicator(CommunicationModule):
 
         False if this rank's weights are not finite.
         """
-        draft.read(change)
-        finite = True
-        for piece, common in zip(change.split(PIECE), self.common.split(PIECE), strict=True):
-            piece.sub_(common).mul_(samples)
-            finite = finite and is_finite(piece)
-        if self.comm.world_size > 1 and self.stretch != 1:
-            change[: self.parameters.num_parameters].mul_(self.stretch)
-            finite = finite and is_finite(change)
+        n, at, finite = self.parameters.num_parameters, 0, True
+        stretch = self.stretch if self.comm.world_size > 1 else 1
+        of_rank = draft.look(change)
+        for piece, own, common in zip(*(flat.split(PIECE) for flat in (change, of_rank, self.common)), strict=True):
+            torch.sub(own, common, out=piece).mul_(samples)
+            if stretch != 1:
+                piece[: max(0, n - at)].mul_(stretch)
+            finite, at = finite and is_finite(piece), at + PIECE
         return finite
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:

@@ -44,6 +44,10 @@ class Draft:
             out[self._at[0]] = self._at[1]
         return out
 
+    def look(self, room: Tensor) -> Tensor:
+        """[numel], not to be changed; a copy in `room` if they are those that the model has now."""
+        return self.read(room) if self._flat is None else self._flat
+
     def read_at(self, indices: Tensor) -> Tensor:
         """Of sorted int64 indices, float32 on the CPU."""
         if self._at:

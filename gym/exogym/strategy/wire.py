@@ -15,7 +15,7 @@ from torch import Tensor
 from exogym.comm.comm import Comm
 from exogym.strategy.quantize import BLOCK, get_float8, get_integers, put_float8, put_integers
 
-AT_ONCE = 256 * BLOCK  # values that are rounded together: their copies stay in a CPU's caches
+AT_ONCE = 128 * BLOCK  # values that are rounded together: their copies stay in a CPU's caches
 LAST = "int16"
 INTEGERS = {"int4": 4, "int8": 8, LAST: 16}
 BITS = INTEGERS | {"float8": 8}
@@ -63,16 +63,18 @@ class WireSum:
         `residual` stays as it is. After `accept` the first of them is room for the next ones.
         """
         own, ranks, wire = self._new, self.comm.world_size, LAST if last else self.wire
-        if self.residual is not None:
-            own += self.residual
         if ranks == 1:
             self._new = None
+            if self.residual is not None:
+                own += self.residual
             return own, header.clone()
         parts = self._padded.view(ranks, -1)
         sent = torch.empty(ranks, HEADER + _bytes(parts.shape[1], wire), dtype=torch.uint8)
         sent[:, :HEADER] = header.view(torch.uint8)
-        for part, rounded in zip(parts, sent, strict=True):
-            _round_off(part, rounded[HEADER:], wire, self._feeds_back)
+        unsent = torch.empty(0) if self.residual is None else self.residual
+        for rank, (part, rounded) in enumerate(zip(parts, sent, strict=True)):
+            of_part = unsent[rank * part.numel() :][: part.numel()]
+            _round_off(part, of_part, rounded[HEADER:], wire, self._feeds_back)
         came = self.comm.all_to_all(sent.view(-1)).view(ranks, -1)
         headers = came[:, :HEADER].clone().view(torch.float32)
         rounded = sent[0, HEADER:]
@@ -97,11 +99,16 @@ def _bytes(count: int, wire: str) -> int:
     return 2 * count if wire == "bf16" else count // BLOCK * 4 + count * BITS[wire] // 8
 
 
-def _round_off(values: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:
-    """What travels of `values`, float32, whole blocks -> `sent`, uint8. They keep what does not, if it is wanted."""
-    spare = torch.empty(min(AT_ONCE, values.numel()))
+def _round_off(values: Tensor, unsent: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:
+    """What travels of `values`, float32, whole blocks, and of what was left of the first of them earlier -> `sent`,
+    uint8. They keep what does not, if it is wanted.
+    """
+    spare, at = torch.empty(min(AT_ONCE, values.numel())), 0
     for piece, place in _pieces(values, sent, wire):
+        earlier = unsent[at : at + piece.numel()]
+        piece[: earlier.numel()].add_(earlier)
         _put(piece, place, wire, spare[: piece.numel()], feeds_back)
+        at += piece.numel()
 
 
 def _round_off_sum(came: Tensor, left: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:

@@ -16,6 +16,7 @@ from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _bytes, _get, _pieces, 
 ROUNDED = [wire for wire in WIRES if wire != "float32"]
 STEPS = {"int4": 7, "int8": 127, LAST: 32767}  # from 0 to the largest value of a block
 HEADER = torch.tensor([1.0, 0.0])
+NOTHING = torch.empty(0)
 
 
 def normal(size: int, seed: int) -> torch.Tensor:
@@ -24,10 +25,10 @@ def normal(size: int, seed: int) -> torch.Tensor:
     return torch.randn(size, generator=generator) * 10 ** torch.linspace(-6, 3, max(size, 1))[:size]
 
 
-def rounded_off(values, wire):
+def rounded_off(values, wire, unsent=NOTHING):
     """What does not travel, and what arrives."""
     left, sent, arrived = values.clone(), torch.empty(_bytes(values.numel(), wire), dtype=torch.uint8), values * 0
-    _round_off(left, sent, wire, feeds_back=True)
+    _round_off(left, unsent, sent, wire, feeds_back=True)
     for piece, place in _pieces(arrived, sent, wire):
         _get(place, piece, wire)
     return left, arrived
@@ -45,6 +46,17 @@ def test_rounding_errs_by_half_a_step_and_keeps_what_it_takes_away(wire, blocks,
         return
     most = values.view(-1, BLOCK).abs().amax(1, keepdim=True)
     assert (left.view(-1, BLOCK).abs() <= most / STEPS[wire] * 0.51).all()
+
+
+@settings(deadline=None)
+@given(wire=st.sampled_from([*STEPS, "bf16"]), values=st.integers(1, AT_ONCE + BLOCK), seed=st.integers(0, 99))
+def test_what_was_left_earlier_travels_with_the_values_that_it_is_of(wire, values, seed):
+    """It has no values of the padding, and may end inside a block or a piece."""
+    whole = normal(-(-values // BLOCK) * BLOCK, seed)
+    unsent, together = normal(values, seed + 1), whole.clone()
+    together[:values] += unsent
+    for once, apart in zip(rounded_off(together, wire), rounded_off(whole, wire, unsent), strict=True):
+        assert torch.equal(once, apart)
 
 
 @pytest.mark.parametrize("wire", [*STEPS, "bf16"])
