@@ -13,15 +13,13 @@ those of a machine that does nothing else; what launcher, SSH and kernel take is
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -30,50 +28,46 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.regularisation import write_lists  # noqa: E402
 from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
-from benchmarks.scaling_figures import Point, Steady, steady, steady_recipe, time_to  # noqa: E402
+from benchmarks.scaling_cases import (  # noqa: E402
+    BATCH,
+    LEAST_ROUNDS,
+    LINKS,
+    NO_LINK,
+    RECIPE,
+    RECIPE_CLIPS,
+    RECIPE_STEPS,
+    SETS,
+    SHARED,
+    WARM,
+    WAYS,
+    WER_LINKS,
+    Case,
+    H,
+    Result,
+    cases,
+    left,
+)
+from benchmarks.scaling_figures import Point, steady, steady_recipe  # noqa: E402
+from benchmarks.scaling_report import (  # noqa: E402
+    OTHERS,
+    SPEED_HEAD,
+    WER_HEAD,
+    crowded,
+    missed,
+    missed_wers,
+    speed_rows,
+    wer_rows,
+)
 from benchmarks.scaling_run import Product, run_recipe  # noqa: E402
 from lab import Lab, LabError  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 
 OUT = Path.home() / ".cache" / "multimac" / "bench-scaling"
 BUNDLED = PROJECT / "bundled"
-SETS = ("1x0.5", "2x0.5", "3x0.5", "4x0.5", "1+0.5+0.25")
-LINKS, WER_LINKS = ("1gbit", "100mbit", "20mbit"), ("100mbit",)
-# What a case sets; all else is left at its default.
-WAYS: dict[str, dict[str, str]] = {
-    "diloco": {},
-    "plain": {
-        "wire": "float32",
-        "overlap_steps": "0",
-        "share_moments": "false",
-        "scale_lr": "false",
-        "weigh_steps": "false",
-    },
-    "allreduce": {"strategy": "allreduce"},
-    "fixed": {"shares": "fixed"},
-    "one": {},
-    "apart": {"communication_interval": "1000000"},
-}
-RECIPE = "Seq2SeqTrainer"
-NO_LINK = "-"  # of hosts that send nothing
-H = 10  # steps: what is measured is a multiple of them
-LEAST_ROUNDS = 3  # of so many steps, of a speed case; the first and the last one do not count
-WARM = 20  # steps: second moments travel in most of the first rounds, and later in every 16th
-SHARED = 60  # steps after which shares follow the hosts' speeds, where those differ
-ROUNDS, SLOW_ROUNDS = 6, 4
 ROUND, FEW_STEPS = 5, 25  # of a round by default; between checkpoints of a WER case, at least
 NEVER = 1_000_000
-QUICK_STEPS = 4 * H  # of a WER case; the first checkpoint comes after 25
-MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SETTINGS = {"full": {"learning_rate": 1e-4, "epochs": 5}, "lora": {"learning_rate": 1e-3, "epochs": 5}}
 BUNDLED_SETTINGS = {"full": {"learning_rate": 1.5e-3, "epochs": 8}, "lora": {"learning_rate": 2e-3, "epochs": 8}}
-BATCH = 8
-# What `diloco` promises. Times one host: by the number of hosts.
-TIMES, TIMES_20MBIT = {2: 1.8, 3: 2.5, 4: 3.2}, {2: 1.7, 3: 2.5, 4: 3.2}
-OF_LIMIT = {"lora": {2: 0.97, 3: 0.96, 4: 0.95}, "full": {2: 0.95, 3: 0.93, 4: 0.90}}  # at 100 Mbit/s
-OF_SUM = 0.93  # of unequal hosts' own speeds
-RECIPE_STEPS, RECIPE_CLIPS = 6, 64  # clips at least
-OTHERS = 0.1  # cores that others may use before it is a miss
 QUICK_CLIPS = 8  # of a WER
 CONFIG = """
 [profile:bench]
@@ -96,176 +90,6 @@ device = cpu
 base_profile = bench
 {way}
 """
-SPEED_HEAD = (
-    "hosts",
-    "link",
-    "way",
-    "clips/s",
-    "lowest to highest",
-    "times one host",
-    "of the limit",
-    "computing",
-    "waiting",
-    "exchange",
-    "MB sent: interface",
-    "counter",
-    "others' cores",
-)
-WER_HEAD = (
-    "hosts",
-    "link",
-    "way",
-    "final WER of each seed",
-    "mean",
-    "min of training",
-    "min to the WER",
-    "times one host",
-    f"to {MARGIN:g} points more",
-    "times one host",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """kind: speed or wer. hosts: 2x0.5, or 1+0.5+0.25 if they are unequal; 2x0.5of1 where only the thread that trains
-    is limited to half a core, as the GPU of a Mac leaves its cores alone. settings: of its way, as text.
-
-    A way "one" is the first of these hosts alone, measured beside the others: no machine is equally fast all day.
-    steps: after which it ends, 0 for whole epochs; those after `first` and up to `last` are measured, 0 for all.
-    """
-
-    kind: str
-    method: str
-    hosts: str
-    link: str
-    way: str
-    settings: str
-    seed: int
-    steps: int
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return "/".join([self.kind, self.method, self.hosts, self.link, self.way, *self._seed])
-
-    @property
-    def is_wer(self) -> bool:
-        return self.kind == "wer"
-
-    @property
-    def _seed(self) -> list[str]:
-        return [str(self.seed)] if self.is_wer or self.seed else []
-
-    @property
-    def cpus(self) -> list[float]:
-        """Cores of each host that train."""
-        shares = cpus_of(self.hosts)
-        return shares[:1] if self.way == "one" else shares
-
-    @property
-    def all_cpus(self) -> float | None:
-        """Cores of each host, if more of them than those that train."""
-        _, _, whole = self.hosts.partition("of")
-        return float(whole) if whole else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """steady: None if it failed. curve: of a WER case. seconds: with start and evaluation."""
-
-    case: Case
-    status: int
-    steady: Steady | None
-    curve: tuple[Point, ...]
-    seconds: float
-    commit: str
-
-    @classmethod
-    def read(cls, record: dict) -> Result:
-        values = {
-            "case": Case(**record["case"]),
-            "steady": Steady(**record["steady"]) if record["steady"] else None,
-            "curve": tuple(Point(**point) for point in record["curve"]),
-        }
-        return cls(**record | values)
-
-
-def cpus_of(hosts: str) -> list[float]:
-    own = hosts.partition("of")[0]
-    count, _, share = own.partition("x")
-    return [float(share)] * int(count) if share else [float(each) for each in own.split("+")]
-
-
-def window(
-    way: str, method: str, link: str, rounds: int, *, unequal: bool = False, quick: bool = False
-) -> tuple[int, int, int]:
-    """Steps in all, and those after which and up to which a speed case is measured: whole rounds, if there are any.
-
-    A step or round of full fine-tuning takes a minute and more over a slow link.
-    """
-    slow = method == "full" and link == "20mbit"
-    if way == RECIPE:
-        return (3, 1, 3) if quick else (RECIPE_STEPS, 1, RECIPE_STEPS)
-    if WAYS[way].get("strategy") == "allreduce":
-        if quick or slow:
-            return 5, 1, 4
-        return (12, 2, 11) if method == "full" and link == "100mbit" else (4 + 6 * rounds, 4, 3 + 6 * rounds)
-    rounds = LEAST_ROUNDS if quick else min(rounds, SLOW_ROUNDS) if slow else rounds
-    every = int(WAYS[way].get("communication_interval", H))
-    every = every if every <= rounds * H else H
-    rounds = max(LEAST_ROUNDS, -(-(rounds - 2) * H // every) + 2)
-    before = (SHARED if unequal else WARM) // every
-    return (before + rounds) * every, (before + 1) * every, (before + rounds - 1) * every
-
-
-def cases(
-    methods: Iterable[str],
-    sets: Sequence[str],
-    links: Sequence[str],
-    wer_links: Sequence[str],
-    ways: Sequence[str],
-    seeds: int,
-    clips: int,
-    *,
-    rounds: int = 0,
-    repeats: int = 1,
-    batch: int = BATCH,
-    quick: bool = False,
-) -> list[Case]:
-    """References stand beside what is compared with them. rounds: of speed cases; 0: an epoch is measured, or more.
-
-    repeats: of speed cases, each time with clips in another order. In turn, as no machine is equally fast all day.
-    """
-    rounds = rounds or max(ROUNDS, round(clips / (batch * H)) + 2)
-
-    def case(kind: str, method: str, hosts: str, link: str, way: str, seed: int = 0) -> Case:
-        steps, first, last = window(way, method, link, rounds, unequal="+" in hosts, quick=quick)
-        if kind == "wer":
-            steps, first, last = (QUICK_STEPS if quick else 0), H, 0
-        settings = json.dumps(WAYS.get(way, {}))
-        about = {"kind": kind, "method": method, "hosts": hosts, "link": link, "way": way, "settings": settings}
-        return Case(**about, seed=seed, steps=steps, first=first, last=last)
-
-    found: list[Case] = []
-    for method in methods:
-        for turn, hosts in itertools.product(range(repeats), sets):
-            unequal = "+" in hosts
-            own = [way for way in ways if way != "fixed" or unequal]
-            if len(cpus_of(hosts)) == 1:
-                found += [case("speed", method, hosts, NO_LINK, way, turn) for way in ("one", RECIPE)]
-                continue
-            found += [case("speed", method, hosts, NO_LINK, way, turn) for way in ("one", "apart")]
-            peers = () if "of" in hosts else (RECIPE,)  # its main thread does all
-            found += [case("speed", method, hosts, link, way, turn) for link in links for way in (*own, *peers)]
-        for seed in range(seeds):
-            for hosts in sets:
-                if len(cpus_of(hosts)) == 1:
-                    found.append(case("wer", method, hosts, NO_LINK, "one", seed))
-                elif "+" not in hosts:
-                    # All weights at each step of a whole run take hours; and AllReduce's WER is one host's.
-                    own = [way for way in ways if way != "fixed" and (way != "allreduce" or method == "lora")]
-                    found += [case("wer", method, hosts, link, way, seed) for link in wer_links for way in own]
-    return found
 
 
 class Bench:
@@ -374,7 +198,8 @@ class Bench:
             for case, result in done.items()
             if result.steady.others > OTHERS
         ]
-        misses += missed([result for case, result in done.items() if case.kind == "speed"])
+        speeds = [result for case, result in done.items() if case.kind == "speed"]
+        misses += crowded(speeds) + missed(speeds)
         clips = len(load_manifest(self.lists / "unseen.csv", check_audio=False).samples)
         ways = "; ".join(f"{name}: {written(WAYS[name])}" for name in self.args.ways if WAYS[name])
         limited = "; of 2x0.5of1 the thread that trains has half a core, and the host a whole one"
@@ -387,16 +212,14 @@ class Bench:
             f"{RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with batches of "
             f"{3 * round(self.args.batch / 3)}). "
             f"Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
-            f"of unequal hosts {SHARED + H}. "
+            f"of unequal hosts {SHARED + H}; a whole run has {next((self.steps_of(case) for case in done), 0)}. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
             "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
             "the interface (with SSH and heartbeats, and few headers, as it is handed many segments as one packet) and "
             "by our counter.",
         ]
         for method in self.args.methods:
-            rows = speed_rows(
-                [result for case, result in done.items() if (case.kind, case.method) == ("speed", method)]
-            )
+            rows = speed_rows([result for result in speeds if result.case.method == method])
             of_wer = [r for case, r in done.items() if (case.kind, case.method) == ("wer", method)]
             wers, fixed = wer_rows(of_wer, self.args.wer)
             misses += missed_wers(of_wer, fixed)
@@ -410,127 +233,6 @@ class Bench:
                 lines += ["", about, "", *table(WER_HEAD, wers)]
         left = f" so far; cases left to do: {len(self.left())}" if self.left() else ""
         return [*lines, *(listed(misses) or ["", f"No misses{left}."])]
-
-
-def left(wanted: Iterable[Case], results: Mapping[Case, Result]) -> list[Case]:
-    """Those that are not done, or have failed."""
-    return [case for case in wanted if case not in results or results[case].status]
-
-
-def typical(results: Sequence[Result]) -> list[tuple[Result, list[float]]]:
-    """Of repeated cases the one in the middle by clips a second, of two the slower; and what all had, in order."""
-    alike: dict[Case, list[Result]] = {}
-    for result in results:
-        alike.setdefault(replace(result.case, seed=0), []).append(result)
-    by_rate = [sorted(own, key=lambda result: result.steady.rate) for own in alike.values()]
-    return [(own[(len(own) - 1) // 2], [result.steady.rate for result in own]) for own in by_rate]
-
-
-def speed_rows(results: Sequence[Result]) -> list[list[str]]:
-    """Medians, compared with those of the references beside them: those with the same hosts."""
-    rows = []
-    for result, rates in typical(results):
-        case, figures = result.case, result.steady
-        one, limit = references(case, results)
-        shares = (figures.computing, figures.waiting, figures.exchanging)
-        rows.append(
-            [
-                *(case.hosts, case.link, case.way, f"{figures.rate:.2f}"),
-                f"{rates[0]:.2f} to {rates[-1]:.2f} of {len(rates)}" if len(rates) > 1 else "",
-                f"{figures.rate / one:.2f}" if one else "",
-                f"{figures.rate / limit:.0%}" if limit else "",
-                *("" if share is None else f"{share:.0%}" for share in shares),
-                f"{figures.mb_per_1000(figures.sent):.1f}",
-                f"{figures.mb_per_1000(figures.counted):.1f}" if figures.counted else "",
-                f"{figures.others:.2f}",
-            ]
-        )
-    return rows
-
-
-def references(case: Case, results: Sequence[Result]) -> tuple[float | None, float | None]:
-    """(clips a second of the first of its hosts alone, those of hosts that exchange nothing), None if not measured."""
-    rates = {(r.case.hosts, r.case.way): r.steady.rate for r, _ in typical(results) if r.case.method == case.method}
-    alike = f"1x{case.hosts.partition('x')[2]}"  # one host with the same share of a core
-    return rates.get((case.hosts, "one")) or rates.get((alike, "one")), rates.get((case.hosts, "apart"))
-
-
-def missed(results: Sequence[Result]) -> list[str]:
-    """Where hosts are slower than is promised."""
-    found = []
-    for case, rate in ((r.case, r.steady.rate) for r, _ in typical(results) if r.case.way == "diloco"):
-        cpus, (one, limit) = cpus_of(case.hosts), references(case, results)
-        if len({*cpus}) > 1:
-            if one and rate < OF_SUM * (both := one * sum(cpus) / cpus[0]):
-                found.append(f"{case}: {rate / both:.0%} of its hosts' own speeds, not {OF_SUM:.0%}")
-            continue
-        wanted = OF_LIMIT[case.method].get(len(cpus), 0.0) if case.link == "100mbit" else 0.0
-        if limit and round(rate / limit, 2) < wanted:
-            found.append(f"{case}: {rate / limit:.0%} of hosts that exchange nothing, not {wanted:.0%}")
-        times = (TIMES_20MBIT if case.link == "20mbit" else TIMES).get(len(cpus), 0.0)
-        if one and rate / one < times:
-            found.append(f"{case}: {rate / one:.2f} times one host, not {times}")
-    return found
-
-
-def wer_rows(results: Sequence[Result], fixed: float | None = None) -> tuple[list[list[str]], float | None]:
-    """Means over seeds, and the WER to reach: without `fixed` one host's mean at its end, None if that is not done."""
-    ways, alone = _ways(results)
-    if fixed is None and alone:
-        fixed = statistics.mean(result.curve[-1].wer for result in alone)
-    rows = []
-    for key, found in ways.items():
-        finals = [result.curve[-1] for result in found]
-        row = [
-            *key,
-            ", ".join(f"{point.wer:.1f}" for point in finals),
-            f"{statistics.mean(point.wer for point in finals):.1f}",
-            f"{statistics.mean(point.seconds for point in finals) / 60:.1f}",
-        ]
-        for margin in (0.0, MARGIN):
-            row += ["", ""] if fixed is None else _reached(found, alone, fixed + margin)
-        rows.append(row)
-    return rows, fixed
-
-
-def missed_wers(results: Sequence[Result], wer: float | None) -> list[str]:
-    """Where hosts come to a WER later than is promised, or fewer of their seeds come to it than one host's."""
-    ways, alone = _ways(results)
-    found, of_one = [], _times(alone, wer)
-    for (hosts, link, way), own in ways.items() if of_one else ():
-        times, wanted = _times(own, wer), TIMES.get(len(cpus_of(hosts)), 0.0)
-        name = f"wer/{own[0].case.method}/{hosts}/{link}/{way}"
-        if way != "diloco" or not wanted:
-            continue
-        if len(times) * len(alone) < len(of_one) * len(own):
-            found.append(f"{name}: {len(times)} of {len(own)} seeds reach {wer:.1f}, of one host {len(of_one)}")
-        if times and (ratio := statistics.mean(of_one) / statistics.mean(times)) < wanted:
-            found.append(f"{name}: {ratio:.2f} times as soon at {wer:.1f} as one host, not {wanted}")
-    return found
-
-
-def _ways(results: Sequence[Result]) -> tuple[dict[tuple[str, str, str], list[Result]], list[Result]]:
-    """Each way's results of all seeds, and those of one host."""
-    ways: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        ways.setdefault((result.case.hosts, result.case.link, result.case.way), []).append(result)
-    return ways, next((found for (_, _, way), found in ways.items() if way == "one"), [])
-
-
-def _times(results: Sequence[Result], wer: float | None) -> list[float]:
-    """Seconds to the WER, of the seeds that reach it."""
-    found = [] if wer is None else [time_to(result.curve, wer) for result in results]
-    return [seconds for seconds in found if seconds is not None]
-
-
-def _reached(found: Sequence[Result], alone: Sequence[Result], wer: float) -> tuple[str, str]:
-    """Minutes to a WER, on average over the seeds that reach it, and how many times as fast as one host."""
-    times, of_one = _times(found, wer), _times(alone, wer)
-    if not times:
-        return "not reached", ""
-    mean = statistics.mean(times)
-    some = f" (by {len(times)} of {len(found)})" if len(times) < len(found) else ""
-    return f"{mean / 60:.1f}{some}", f"{statistics.mean(of_one) / mean:.2f}" if of_one else ""
 
 
 def measured(events: Sequence[dict], case: Case) -> tuple[int, int]:

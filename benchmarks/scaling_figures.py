@@ -25,7 +25,8 @@ class Sample:
 class Steady:
     """Of some steps. rate: clips a second of all hosts. computing, waiting (for others) and exchanging: shares of the
     hosts' time; the rest is mostly waiting for batches. counted, sent, received: bytes by host, by our counter (None of
-    what does not count) and by the interface. others: cores that something else used.
+    what does not count) and by the interface. others: cores that something else used. cores: of all hosts, with what
+    is not training; None in results of before this was kept.
     """
 
     rate: float
@@ -38,6 +39,7 @@ class Steady:
     sent: dict[str, float]
     received: dict[str, float]
     others: float
+    cores: float | None = None
 
     def mb_per_1000(self, bytes_by_host: Mapping[str, float]) -> float:
         """MB of a host, on average, for 1,000 clips that all hosts train."""
@@ -112,8 +114,15 @@ def _of_machine(samples: Sequence[Sample], times: Mapping[str, tuple[float, floa
     def of_hosts(kind: str) -> dict[str, float]:
         return {name: grown([getattr(s, kind)[name] for s in samples], times[name]) for name in times}
 
-    busy = grown([sample.machine - sample.hosts for sample in samples], (begin, end))
-    return {"sent": of_hosts("sent"), "received": of_hosts("received"), "others": busy / (end - begin)}
+    def cores(seconds: Sequence[float]) -> float:
+        return grown(seconds, (begin, end)) / (end - begin)
+
+    return {
+        "sent": of_hosts("sent"),
+        "received": of_hosts("received"),
+        "others": cores([sample.machine - sample.hosts for sample in samples]),
+        "cores": cores([sample.hosts for sample in samples]),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import scaling
-from benchmarks.scaling import BUNDLED, RECIPE, Bench, Case, H, Result, cases, cpus_of, left, speed_rows, wer_rows
+from benchmarks import scaling_cases
+from benchmarks.scaling import BUNDLED, Bench
+from benchmarks.scaling_cases import LINKS, RECIPE, SETS, SHARED, Case, H, Result, cases, cpus_of, left, window
 from benchmarks.scaling_figures import Point, Sample, Steady, steady, steady_recipe, time_to, times_of_agreements
+from benchmarks.scaling_report import crowded, missed, missed_wers, speed_rows, wer_rows
 
 # Two hosts, rounds of two steps. The second round ends with step 4, to which b comes 2 s after a; it then takes 1 s.
 EVENTS = [
@@ -55,7 +58,7 @@ def test_a_steady_speed_leaves_the_beginning_out_and_says_where_the_time_went():
     assert found.sent == pytest.approx({"a": 1_600_000, "b": 2_400_000})  # of 10 s the last 8
     assert found.received == pytest.approx({"a": 2_400_000, "b": 1_600_000})
     assert found.mb_per_1000(found.sent) == pytest.approx(2.0 / 16 * 1000)
-    assert found.others == pytest.approx(0.5)
+    assert found.others == pytest.approx(0.5) and found.cores == pytest.approx(1.0)
 
 
 def test_hosts_that_never_wait_have_times_of_their_own():
@@ -100,7 +103,7 @@ def test_sets_of_hosts():
 
 
 def all_cases(**changes) -> list[Case]:
-    asked = {"methods": ["lora", "full"], "sets": scaling.SETS, "links": scaling.LINKS, "wer_links": ["100mbit"]}
+    asked = {"methods": ["lora", "full"], "sets": SETS, "links": LINKS, "wer_links": ["100mbit"]}
     return cases(**asked | {"ways": ["diloco", "plain", "allreduce", "fixed"], "seeds": 2, "clips": 400} | changes)
 
 
@@ -114,7 +117,7 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
         assert 0 < case.first < case.last <= case.steps
         if case.way in ("diloco", "plain", "fixed"):
             assert case.first % H == case.last % H == 0 and case.last < case.steps
-        assert (case.way == "fixed") <= ("+" in case.hosts and case.first >= scaling.SHARED)
+        assert (case.way == "fixed") <= ("+" in case.hosts and case.first >= SHARED)
         assert len(case.cpus) == 1 if case.way == "one" else case.cpus == cpus_of(case.hosts)
     names = [str(case) for case in found if case.kind == "wer"]
     assert "wer/full/1x0.5/-/one/1" in names and "wer/lora/2x0.5/100mbit/allreduce/0" in names
@@ -122,15 +125,20 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
 
 
 def test_other_rounds_are_measured_as_a_whole(monkeypatch):
-    monkeypatch.setitem(scaling.WAYS, "long", {"communication_interval": "25"})
-    assert scaling.window("long", "lora", "1gbit", 7, quick=False) == (100, 25, 75)
-    assert scaling.window("diloco", "lora", "1gbit", 7, quick=False) == (90, 30, 80)
-    assert scaling.window("apart", "lora", "-", 7, quick=False) == (90, 30, 80)
+    monkeypatch.setitem(scaling_cases.WAYS, "long", {"communication_interval": "25"})
+    assert window("long", "lora", "1gbit", 7, quick=False) == (100, 25, 75)
+    assert window("diloco", "lora", "1gbit", 7, quick=False) == (90, 30, 80)
+    assert window("apart", "lora", "-", 7, quick=False) == (90, 30, 80)
 
 
 def result_of(case: Case, *, rate: float = 2.0, wers: tuple[float, ...] = (), status: int = 0) -> Result:
     figures = {"clips": 500, "seconds": 9.0, "computing": 0.8, "waiting": 0.05, "exchanging": 0.15, "others": 0.0}
-    figures |= {"counted": {"a": 1_000_000}, "sent": {"a": 1_100_000.0}, "received": {"a": 0.0}}
+    figures |= {
+        "cores": len(case.cpus) * 0.5,
+        "counted": {"a": 1_000_000},
+        "sent": {"a": 1_100_000.0},
+        "received": {"a": 0.0},
+    }
     figures |= {"computing": None, "waiting": None, "exchanging": None, "counted": None} if case.way == RECIPE else {}
     curve = tuple(Point(step=10 * n, seconds=60.0 * n, wer=wer) for n, wer in enumerate(wers, 1))
     return Result(case=case, status=status, steady=Steady(rate=rate, **figures), curve=curve, seconds=1.0, commit="abc")
@@ -141,9 +149,9 @@ def test_speeds_are_compared_with_the_references_beside_them():
     rates = {"one": 2.0, "apart": 4.0, "diloco": 3.0, RECIPE: 0.5}
     rows = {row[2]: row for row in speed_rows([result_of(case, rate=rates[case.way]) for case in of_two])}
     assert rows["diloco"] == [
-        *("2x0.5", "1gbit", "diloco", "3.00", "", "1.50", "75%", "80%", "5%", "15%", "2.2", "2.0", "0.00")
+        *("2x0.5", "1gbit", "diloco", "3.00", "", "1.50", "75%", "80%", "5%", "15%", "2.2", "2.0", "0.50", "0.00")
     ]
-    assert rows[RECIPE][3:] == ["0.50", "", "0.25", "12%", "", "", "", "2.2", "", "0.00"]
+    assert rows[RECIPE][3:] == ["0.50", "", "0.25", "12%", "", "", "", "2.2", "", "0.50", "0.00"]
 
 
 def test_repeated_speeds_are_told_by_their_medians():
@@ -155,7 +163,7 @@ def test_repeated_speeds_are_told_by_their_medians():
     results = [result_of(case, rate=rates[case.way][case.seed]) for case in found]
     rows = {row[2]: row for row in speed_rows(results)}
     assert rows["diloco"][3:7] == ["3.30", "3.00 to 4.00 of 3", "1.65", "75%"]
-    assert scaling.missed(results)[0].startswith("speed/lora/2x0.5/1gbit/diloco/2: 1.65 times one host")
+    assert missed(results)[0].startswith("speed/lora/2x0.5/1gbit/diloco/2: 1.65 times one host")
 
 
 def test_slower_than_promised_is_a_miss():
@@ -165,12 +173,22 @@ def test_slower_than_promised_is_a_miss():
     results = [result_of(case, rate=rates.get((case.hosts, case.way), 3.5)) for case in found if case.hosts != "2x0.5"]
     results += [result_of(case, rate=4.0) for case in found if (case.hosts, case.way) == ("2x0.5", "apart")]
     [close, far] = [case for case in found if (case.hosts, case.way) == ("2x0.5", "diloco")]
-    told = scaling.missed([*results, result_of(close, rate=3.7), result_of(far, rate=3.3)])
+    told = missed([*results, result_of(close, rate=3.7), result_of(far, rate=3.3)])
     assert told == [
         *(f"speed/full/1+0.5/{link}/diloco: 58% of its hosts' own speeds, not 93%" for link in known["links"]),
         "speed/full/2x0.5/100mbit/diloco: 92% of hosts that exchange nothing, not 95%",
         "speed/full/2x0.5/20mbit/diloco: 1.65 times one host, not 1.7",
     ]
+
+
+def test_hosts_that_are_short_of_cores_are_told():
+    one, two = all_cases(methods=["lora"], sets=["2x0.5"], ways=[], links=[], seeds=0)
+    assert (one.way, two.way) == ("one", "apart")
+    had = {case: result_of(case) for case in (one, two)}
+    assert crowded([*had.values()]) == crowded([had[two]]) == []
+    full = dataclasses.replace(had[two], steady=dataclasses.replace(had[two].steady, cores=0.9))
+    told = "speed/lora/2x0.5/-/apart: a host had 0.45 cores, one alone 0.50: the machine was full"
+    assert crowded([had[one], full]) == [told]
 
 
 def test_time_to_what_one_host_reaches_over_seeds():
@@ -185,12 +203,12 @@ def test_time_to_what_one_host_reaches_over_seeds():
     assert pair[3:] == ["28.0, 33.0", "30.5", "2.0", "1.0", "1.95", "1.0", "1.90"]
     assert wer_rows(results, fixed=10.0)[0][1][6:8] == ["not reached", ""]
     name = "wer/lora/2x0.5/100mbit/diloco"
-    assert scaling.missed_wers(results, 30.0) == scaling.missed_wers(results, 31.0) == []
-    assert scaling.missed_wers(results, 50.0) == [f"{name}: 1.00 times as soon at 50.0 as one host, not 1.8"]
-    assert scaling.missed_wers([*results[:2], *(result_of(case, wers=(50.0, 40.0)) for case in two)], 31.0) == [
+    assert missed_wers(results, 30.0) == missed_wers(results, 31.0) == []
+    assert missed_wers(results, 50.0) == [f"{name}: 1.00 times as soon at 50.0 as one host, not 1.8"]
+    assert missed_wers([*results[:2], *(result_of(case, wers=(50.0, 40.0)) for case in two)], 31.0) == [
         f"{name}: 0 of 2 seeds reach 31.0, of one host 2"
     ]
-    assert scaling.missed_wers(results, None) == scaling.missed_wers(results, 10.0) == []
+    assert missed_wers(results, None) == missed_wers(results, 10.0) == []
 
 
 @pytest.fixture
