@@ -52,7 +52,6 @@ from benchmarks.scaling_report import (  # noqa: E402
     OTHERS,
     SPEED_HEAD,
     WER_HEAD,
-    crowded,
     missed,
     missed_wers,
     speed_rows,
@@ -199,9 +198,11 @@ class Bench:
             if result.steady.others > OTHERS
         ]
         speeds = [result for case, result in done.items() if case.kind == "speed"]
-        misses += crowded(speeds) + missed(speeds)
+        misses += missed(speeds)
         clips = len(load_manifest(self.lists / "unseen.csv", check_audio=False).samples)
         ways = "; ".join(f"{name}: {written(WAYS[name])}" for name in self.args.ways if WAYS[name])
+        last = max((case.last for case in self.cases if case.way != RECIPE), default=0)
+        whole = max(map(self.steps_of, self.cases), default=0)
         limited = "; of 2x0.5of1 the thread that trains has half a core, and the host a whole one"
         lines = [
             f"{self.model.name} on {self.data.name}: `distributed-train` at its defaults"
@@ -212,11 +213,12 @@ class Bench:
             f"{RECIPE} under torchrun on the same hosts, padded to 30 s (of 3 hosts with batches of "
             f"{3 * round(self.args.batch / 3)}). "
             f"Clips a second of all hosts together, in whole rounds after the first {WARM + H} steps, "
-            f"of unequal hosts {SHARED + H}; a whole run has {next((self.steps_of(case) for case in done), 0)}. "
+            f"of unequal hosts {SHARED + H}, up to step {last or whole} at most, of {whole}. "
+            "The first 16 rounds send more second moments than later ones. "
             "Shares are of the hosts' time. Who comes last to an exchange waits for nobody: the exchange is counted "
             "as long as it takes there, and the rest is waiting. MB sent by a host, on average, for 1,000 clips, by "
             "the interface (with SSH and heartbeats, and few headers, as it is handed many segments as one packet) and "
-            "by our counter.",
+            "by our counter. Cores of a host: on average, with what is not training.",
         ]
         for method in self.args.methods:
             rows = speed_rows([result for result in speeds if result.case.method == method])

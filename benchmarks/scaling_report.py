@@ -14,7 +14,6 @@ TIMES, TIMES_20MBIT = {2: 1.8, 3: 2.5, 4: 3.2}, {2: 1.7, 3: 2.5, 4: 3.2}
 OF_LIMIT = {"lora": {2: 0.97, 3: 0.96, 4: 0.95}, "full": {2: 0.95, 3: 0.93, 4: 0.90}}  # at 100 Mbit/s
 OF_SUM = 0.93  # of unequal hosts' own speeds
 OTHERS = 0.1  # cores that others may use before it is a miss
-CROWDED = 0.95  # of the cores that one host alone had: hosts that have less each are short of the machine's
 MARGIN = 2.0  # points of WER: also reported is the time until so close to the WER to reach
 SPEED_HEAD = (
     "hosts",
@@ -83,19 +82,6 @@ def references(case: Case, results: Sequence[Result]) -> tuple[float | None, flo
     rates = {(r.case.hosts, r.case.way): r.steady.rate for r, _ in typical(results) if r.case.method == case.method}
     alike = f"1x{case.hosts.partition('x')[2]}"  # one host with the same share of a core
     return rates.get((case.hosts, "one")) or rates.get((alike, "one")), rates.get((case.hosts, "apart"))
-
-
-def crowded(results: Sequence[Result]) -> list[str]:
-    """Where the machine had less for each host than for one alone: then it limits them, and not what they do."""
-    alone = {r.case.hosts: r.steady.cores for r, _ in typical(results) if r.case.way == "one"}
-    found = []
-    for result, _ in typical(results):
-        case, of_one, cores = result.case, alone.get(result.case.hosts), result.steady.cores
-        if case.way != "apart" or len({*case.cpus}) > 1 or not of_one or not cores:
-            continue
-        if (each := cores / len(case.cpus)) < CROWDED * of_one:
-            found.append(f"{case}: a host had {each:.2f} cores, one alone {of_one:.2f}: the machine was full")
-    return found
 
 
 def missed(results: Sequence[Result]) -> list[str]:

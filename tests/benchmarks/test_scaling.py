@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from benchmarks import scaling_cases
 from benchmarks.scaling import BUNDLED, Bench
 from benchmarks.scaling_cases import LINKS, RECIPE, SETS, SHARED, Case, H, Result, cases, cpus_of, left, window
 from benchmarks.scaling_figures import Point, Sample, Steady, steady, steady_recipe, time_to, times_of_agreements
-from benchmarks.scaling_report import crowded, missed, missed_wers, speed_rows, wer_rows
+from benchmarks.scaling_report import missed, missed_wers, speed_rows, wer_rows
 
 # Two hosts, rounds of two steps. The second round ends with step 4, to which b comes 2 s after a; it then takes 1 s.
 EVENTS = [
@@ -179,16 +178,6 @@ def test_slower_than_promised_is_a_miss():
         "speed/full/2x0.5/100mbit/diloco: 92% of hosts that exchange nothing, not 95%",
         "speed/full/2x0.5/20mbit/diloco: 1.65 times one host, not 1.7",
     ]
-
-
-def test_hosts_that_are_short_of_cores_are_told():
-    one, two = all_cases(methods=["lora"], sets=["2x0.5"], ways=[], links=[], seeds=0)
-    assert (one.way, two.way) == ("one", "apart")
-    had = {case: result_of(case) for case in (one, two)}
-    assert crowded([*had.values()]) == crowded([had[two]]) == []
-    full = dataclasses.replace(had[two], steady=dataclasses.replace(had[two].steady, cores=0.9))
-    told = "speed/lora/2x0.5/-/apart: a host had 0.45 cores, one alone 0.50: the machine was full"
-    assert crowded([had[one], full]) == [told]
 
 
 def test_time_to_what_one_host_reaches_over_seeds():

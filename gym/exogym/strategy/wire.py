@@ -15,7 +15,7 @@ from torch import Tensor
 from exogym.comm.comm import Comm
 from exogym.strategy.quantize import BLOCK, get_float8, get_integers, put_float8, put_integers
 
-AT_ONCE = 128 * BLOCK  # values that are rounded together: their copies stay in a CPU's caches
+AT_ONCE = 128 * BLOCK  # values that travel together, on all ranks alike: their copies stay in a CPU's caches
 LAST = "int16"
 INTEGERS = {"int4": 4, "int8": 8, LAST: 16}
 BITS = INTEGERS | {"float8": 8}

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 
 import pytest
@@ -182,15 +183,20 @@ def lost_round(port, number, at_piece, exchange=ProcessGroupComm.all_reduce_):
         thread.join()
 
     def give_up():
-        if at_piece:
-            groups[1].all_reduce_(torch.ones(1))
-            wait_until(lambda: any(buffer.numel() > 1 for buffer in groups[0]._buffers), 10)
-        time.sleep(0.1)
-        given_up.set()
+        try:
+            if at_piece:
+                groups[1].all_reduce_(torch.ones(1))
+                # In this order: the work of the meeting is forgotten before there are buffers of a piece.
+                wait_until(lambda: any(b.numel() > 1 for b in groups[0]._buffers) and groups[0]._work is not None, 3)
+            time.sleep(0.1)
+        finally:
+            given_up.set()
 
-    threading.Thread(target=give_up, daemon=True).start()
-    with pytest.raises(PeerLost):
-        exchange(groups[0], torch.ones(LARGE))
+    with ThreadPoolExecutor(1) as pool:
+        giving_up = pool.submit(give_up)
+        with pytest.raises(PeerLost):
+            exchange(groups[0], torch.ones(LARGE))
+        giving_up.result()
     groups[0].close()
     groups[1].close()  # which ends what waits in gloo itself, so that this process can end
 

@@ -22,8 +22,9 @@ class UvWork:
         self._work, self._deadline, self._held = work, time.monotonic() + limit_s, held
 
     def _has_failed(self) -> bool:
+        """Of one that is completed."""
         try:
-            return self._work.is_completed() and not self._work.wait()
+            return not self._work.wait()
         except RuntimeError:
             return True
 

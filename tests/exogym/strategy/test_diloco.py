@@ -10,6 +10,7 @@ from exogym.config import OptimSpec
 from exogym.errors import RanksDiverged, SettingError
 from exogym.flat import digest
 from exogym.strategy.diloco import DiLoCoCommunicator
+from exogym.strategy.draft import Draft
 
 PAPER = {"outer_momentum": 0.9}  # Nesterov, outer lr 0.7
 
@@ -257,6 +258,31 @@ def test_what_a_step_usually_weighs_goes_on_in_a_resumed_run():
         return before - other.model.w.item()
 
     assert run_threads(2, rank_main)[0] == pytest.approx(0.5 * 50 / 30)
+
+
+class WithMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(10))
+        self.register_buffer("mean", torch.ones(9))
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_only_the_change_of_parameters_is_stretched_in_whichever_piece_they_end(monkeypatch, in_flight):
+    monkeypatch.setattr("exogym.strategy.diloco.PIECE", 7)
+    weights = torch.arange(19.0)
+
+    def rank_main(comm):
+        parameters, module = FlatParameters(WithMean()), DiLoCoCommunicator()
+        module.setup(comm, parameters, parameters.read(), keeps_common=True)
+        module.stretch, change = 4.0, torch.empty(19)
+        parameters.write(torch.zeros(19) if in_flight else weights)
+        assert module._read_change(Draft(parameters, weights if in_flight else None), change, 3)
+        return change
+
+    factors = torch.tensor([12.0] * 10 + [3.0] * 9)
+    assert all(torch.equal(change, (weights - 1) * factors) for change in run_threads(2, rank_main))
+    assert torch.equal(weights, torch.arange(19.0))
 
 
 def momentum(gradients, *, stretches=True, then=None, **settings):

@@ -140,6 +140,25 @@ def test_a_sum_is_made_again_by_fewer_ranks():
     assert run_threads(3, rank_main) == [(True, True)] * 3
 
 
+@pytest.mark.parametrize("numel", [BLOCK, 5 * BLOCK, 5 * BLOCK - 7])
+@pytest.mark.parametrize("wire", ["int4", "bf16"])
+def test_what_was_left_is_taken_along_by_another_number_of_ranks(wire, numel):
+    """Its values are those of other parts now, some of nobody's."""
+    left = [normal(numel, 10 + rank) * 1e-3 for rank in range(3)]
+
+    def rank_main(comm):
+        total, mine = WireSum(comm, wire), normal(numel, comm.rank)
+        total.residual = left[comm.rank]
+        came = summed_up(total, mine)[0].clone()
+        total.accept()
+        return came, total.residual
+
+    for ranks in (2, 3):
+        came, kept = zip(*run_threads(ranks, rank_main), strict=True)
+        given = sum(normal(numel, rank) + left[rank] for rank in range(ranks))
+        torch.testing.assert_close(came[0] + sum(kept), given, rtol=1e-5, atol=1e-5 * given.abs().max().item())
+
+
 def digests(comm):
     """Of all totals, and of what is left, for each format."""
     outcomes = (sums(comm, wire, 3 * BLOCK, rounds=2) for wire in ROUNDED)
