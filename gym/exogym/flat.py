@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from an accelerator at once
+IN_CACHE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
 
 
 class FlatParameters:
@@ -57,19 +58,31 @@ class FlatParameters:
         """A fresh zeroed flat with room for `extra` more values at its end."""
         return torch.zeros(self.numel + extra)
 
-    def read(self, out: Tensor | None = None) -> Tensor:
-        """Parameters and buffers -> `out` (new if None). Never aliases the model."""
+    def read(self, out: Tensor | None = None, *, buffers: Tensor | None = None) -> Tensor:
+        """Parameters and buffers -> `out` (new if None). Never aliases the model.
+
+        buffers: those that `read_buffers` gave earlier, instead of what they are now.
+        """
         out = torch.empty(self.numel) if out is None else out
-        gather(self._tensors(), out)
+        gather(self._tensors() if buffers is None else [*self._weights(), buffers], out)
         return out
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return all(tensor.device.type == "cpu" for tensor in self._tensors())
 
     def write(self, flat: Tensor) -> None:
         """`flat` -> parameters and buffers, in their own dtype and on their own device."""
-        _scatter(flat, self._tensors())
+        _scatter(flat.__getitem__, self._tensors())
 
-    def add(self, flat: Tensor) -> None:
-        """Add `flat` to parameters and buffers, on their own device."""
-        _scatter(flat, self._tensors(), torch.Tensor.add_)
+    def move(self, to: Tensor, *, since: Tensor) -> None:
+        """Add `to - since`, two flats, to parameters and buffers, on their own device."""
+
+        def change(part: slice) -> Tensor:
+            return torch.sub(to[part], since[part])
+
+        most = IN_CACHE if self.is_on_cpu else CHUNK
+        _scatter(change, self._tensors(), torch.Tensor.add_, most=most)
 
     @torch.no_grad()
     def read_at(self, indices: Tensor) -> Tensor:
@@ -106,7 +119,7 @@ class FlatParameters:
         return out
 
     def write_buffers(self, flat: Tensor) -> None:
-        _scatter(flat, self.buffers)
+        _scatter(flat.__getitem__, self.buffers)
 
     def read_grads(self, out: Tensor | None = None, only: slice = slice(None)) -> Tensor:
         """Gradients -> the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
@@ -119,10 +132,13 @@ class FlatParameters:
         for p in self.parameters:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
-        _scatter(flat, [p.grad for p in self.parameters])
+        _scatter(flat.__getitem__, [p.grad for p in self.parameters])
+
+    def _weights(self) -> list[Tensor]:
+        return [p.detach() for p in self.parameters]
 
     def _tensors(self) -> list[Tensor]:
-        return [*(p.detach() for p in self.parameters), *self.buffers]
+        return [*self._weights(), *self.buffers]
 
 
 class IntegerBuffers:
@@ -202,23 +218,28 @@ def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
 
 @torch.no_grad()
 def _scatter(
-    flat: Tensor, tensors: Iterable[Tensor], put: Callable[[Tensor, Tensor], Tensor] = torch.Tensor.copy_
+    part_of: Callable[[slice], Tensor],
+    tensors: Iterable[Tensor],
+    put: Callable[[Tensor, Tensor], Tensor] = torch.Tensor.copy_,
+    *,
+    most: int = CHUNK,
 ) -> None:
+    """part_of: of the flat that they get. most: values of one, see _groups."""
     at = 0
-    for group in _groups(tensors):
+    for group in _groups(tensors, most):
         sizes = [piece.numel() for piece in group]
-        staged = flat[at : at + sum(sizes)].to(group[0].device)
+        staged = part_of(slice(at, at + sum(sizes))).to(group[0].device)
         for piece, values in zip(group, staged.split(sizes), strict=True):
             put(piece, values.view(piece.shape))
         at += sum(sizes)
 
 
-def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Views of consecutive rows, gathered into lists of at most CHUNK values on one device (one row may be more)."""
+def _groups(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[list[Tensor]]:
+    """Views of consecutive rows, gathered into lists of at most so many values on one device (one row may be more)."""
     group: list[Tensor] = []
     size = 0
-    for piece in _pieces(tensors):
-        if group and (size + piece.numel() > CHUNK or piece.device != group[0].device):
+    for piece in _pieces(tensors, most):
+        if group and (size + piece.numel() > most or piece.device != group[0].device):
             yield group
             group, size = [], 0
         group.append(piece)
@@ -227,8 +248,8 @@ def _groups(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield group
 
 
-def _pieces(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def _pieces(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[Tensor]:
     for tensor in tensors:
         tensor = tensor.unsqueeze(0) if tensor.dim() == 0 else tensor
         if tensor.numel():
-            yield from tensor.split(max(1, CHUNK * tensor.shape[0] // tensor.numel()))
+            yield from tensor.split(max(1, most * tensor.shape[0] // tensor.numel()))

@@ -45,12 +45,14 @@ def test_round_trip_in_chunks_of_any_size(chunk, monkeypatch):
     assert target.conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_is_added_reaches_each_tensor_once_in_its_own_dtype():
+@pytest.mark.parametrize("at_once", [1, 4, 100])
+def test_what_is_added_reaches_each_tensor_once_in_its_own_dtype(monkeypatch, at_once):
+    monkeypatch.setattr("exogym.flat.IN_CACHE", at_once)
     model = nn.Module()
     model.w, model.low = nn.Parameter(torch.ones(2, 3).T), nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     model.tied = model.w
     flat = FlatParameters(model)
-    flat.add(torch.arange(10.0))
+    flat.move(torch.arange(10.0) + 5, since=torch.full((10,), 5.0))
     assert flat.read().tolist() == [*range(1, 11)] and model.low.dtype == torch.bfloat16
 
 
@@ -64,6 +66,14 @@ def test_gradients_round_trip_and_none_reads_as_zeros():
     assert torch.all(values[flat.num_parameters :] == 9)
     flat.write_grads(torch.arange(flat.numel).float())
     assert model.scale.grad == at and model.conv.weight.grad.flatten()[5] == 1 + 10 + 5
+
+
+def test_buffers_that_were_read_earlier_stand_in_place_of_those_of_now():
+    model = Zoo()
+    flat = FlatParameters(model)
+    earlier, buffers = flat.read(), flat.read_buffers()
+    model.norm.running_mean.add_(1)
+    assert torch.equal(flat.read(buffers=buffers), earlier) and not torch.equal(flat.read(), earlier)
 
 
 def test_read_never_aliases_the_model():

@@ -14,9 +14,11 @@ from exogym import (
     SingleComm,
     SPARTADiLoCoStrategy,
 )
+from exogym.comm.background import in_background
 from exogym.comm.threads import ThreadComm
 from exogym.config import strategy_config
 from exogym.errors import SettingError
+from exogym.strategy.in_flight import InFlight
 
 LR = 0.05
 
@@ -124,6 +126,54 @@ def test_ranks_with_the_same_data_go_on_as_if_they_had_waited():
 
     waited, hidden = (run_threads(2, lambda comm, n=n: rank_main(comm, n))[0] for n in (0, 3))
     torch.testing.assert_close(waited, hidden, rtol=1e-5, atol=1e-6)
+
+
+class Watched(Tokens):
+    """A forward pass changes its buffer, which ranks average."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, batch):
+        self.seen += batch["inputs"].sum()
+        return super().forward(batch)
+
+
+def test_what_is_sent_is_the_round_s_end_whoever_reads_it_first(monkeypatch):
+    """The background while the next step is computed, the rank before it changes its weights, or all at once."""
+
+    def rank_main(comm):
+        wires = ("float32", "int4")
+        about = {"share_moments": True, "weigh_steps": True, "overlap_steps": 2, "H": 3}
+        return [trained(comm, model=Watched(), wire=wire, **about)[0].digest for wire in wires]
+
+    def slowed(owner, name):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: time.sleep(0.02) or real(*args))
+
+    with monkeypatch.context() as at_once:
+        at_once.setattr(FlatParameters, "is_on_cpu", False)
+        found = [run_threads(3, rank_main)]
+    reads = []
+    real = FlatParameters.read
+
+    def read(self, *args, buffers=None):
+        if buffers is not None:
+            reads.append(in_background())
+        return real(self, *args, buffers=buffers)
+
+    monkeypatch.setattr(FlatParameters, "read", read)
+    with monkeypatch.context() as monkeypatch:
+        slowed(InFlight, "_run")
+        found.append(run_threads(3, rank_main))
+        assert sum(reads) < len(reads) / 2
+    reads.clear()
+    with monkeypatch.context() as monkeypatch:
+        slowed(DiLoCoStrategy, "local_step")
+        found.append(run_threads(3, rank_main))
+        assert sum(reads) > len(reads) / 2
+    assert found[0] == found[1] == found[2] == [found[0][0]] * 3
 
 
 def digests(comm):

@@ -175,6 +175,8 @@ class CommunicateOptimizeStrategy(Strategy):
     # A step of a rank by itself.
 
     def local_step(self, weight: float, samples: int) -> StepResult:
+        if self._flight:
+            self._flight.snapshot()  # before the weights change
         lr = self._set_rate(samples)
         self.steps += 1
         norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
@@ -238,15 +240,21 @@ class CommunicateOptimizeStrategy(Strategy):
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
     def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
-        snapshot, trained = self.parameters.read(self._snapshot), list(self._trained)
+        room, trained, modules = self._snapshot, list(self._trained), self._about_to_exchange()
+        buffers = self.parameters.read_buffers()  # which a forward pass may change, and nothing else
         self._snapshot = None
-        self._begin()
         self._background = self._background or self.comm.background()
 
-        def exchange() -> Outcome:
+        def read() -> Tensor:
+            for module in modules:
+                module.begin()
+            return self.parameters.read(room, buffers=buffers)
+
+        def exchange(snapshot: Tensor) -> Outcome:
             return self._exchange(Draft(self.parameters, snapshot), trained, stopping=False)
 
-        self._flight = InFlight(snapshot, self.steps, trained, exchange, arrived, self._background)
+        about = {"reads_at_once": not self.parameters.is_on_cpu}  # an accelerator's queue is for one thread
+        self._flight = InFlight(read, self.steps, trained, exchange, arrived, self._background, **about)
 
     @property
     def exchange_has_failed(self) -> bool:
@@ -255,16 +263,19 @@ class CommunicateOptimizeStrategy(Strategy):
     def exchange(self, stopping: bool) -> Outcome:
         if self._flight:
             return self._flight.outcome()
-        self._begin()
+        for module in self._about_to_exchange():
+            module.begin()
         return self._exchange(Draft(self.parameters), self._trained, stopping)
 
-    def _begin(self) -> None:
-        for n in self._taking_part():
+    def _about_to_exchange(self) -> list[CommunicationModule]:
+        """Those that take part, told where in the work they are."""
+        taking_part = self._taking_part()
+        for n in taking_part:
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
             module, worked = self.modules[n], self._trained[n].steps
             module.is_last = self.round_end >= self.schedule.end
             module.stretch = (self.steps - self._last[n]) / worked if worked and self._is_stretched else 1.0
-            module.begin()
+        return [self.modules[n] for n in taking_part]
 
     @property
     def _is_stretched(self) -> bool:
@@ -322,8 +333,8 @@ class CommunicateOptimizeStrategy(Strategy):
         if exchanged.skipped:  # nothing of this rank counted, and what it has trained since is no better
             exchanged.draft.write()
         else:
-            self.parameters.add(flight.change(self._common))
-        self._snapshot = flight.snapshot
+            self.parameters.move(self._common, since=flight.snapshot())
+        self._snapshot = flight.snapshot()
         return flight.steps, flight.trained
 
     # What they have in common.
@@ -356,6 +367,8 @@ class CommunicateOptimizeStrategy(Strategy):
         }
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
+        if self._flight:
+            self._flight.snapshot()  # nothing of it is read any more
         self.steps = self._agreed_steps = state["steps"]
         self.rounds, self._agreements, self._last = state["rounds"], state["agreements"], list(state["last"])
         self._ramp_left = RAMP_STEPS if self._is_new and self.steps else self._ramp_left

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from exogym.comm.background import Background
@@ -17,31 +17,44 @@ T, W = TypeVar("T"), TypeVar("W")
 class InFlight(Generic[T, W]):
     """What a rank has sent, and what comes of it.
 
-    snapshot: its weights when the round ended [numel]. steps, trained: how far it was then.
-    exchange: the collectives. They run in `background`, as `arrived` does after them, and may change nothing that the
-    rank needs meanwhile.
+    read: gives its weights as they are when the round ends [numel]. steps, trained: how far it is then.
+    exchange: the collectives, given those weights. They run in `background`, as `arrived` does after them, and may
+    change nothing that the rank needs meanwhile.
     """
 
     def __init__(
         self,
-        snapshot: Tensor,
+        read: Callable[[], Tensor],
         steps: int,
         trained: list[W],
-        exchange: Callable[[], T],
+        exchange: Callable[[Tensor], T],
         arrived: Callable[[T], None],
         background: Background,
+        *,
+        reads_at_once: bool,
     ):
-        self.snapshot, self.steps, self.trained = snapshot, steps, trained
+        """reads_at_once: else in the background, while the rank computes what does not change them yet."""
+        self._read, self._snapshot, self._reading = read, None, threading.Lock()
+        self.steps, self.trained = steps, trained
         self.has_failed, self.seconds = False, 0.0  # that it travelled
         self._exchange, self._arrived, self._background = exchange, arrived, background
         self._outcome: T | None = None
         self._was_waited_for = False
+        if reads_at_once:
+            self.snapshot()
         background.put(self._run)
+
+    def snapshot(self) -> Tensor:
+        """The rank's weights when the round ended [numel]. Asked for before they change: who asks first reads them."""
+        with self._reading:
+            if self._snapshot is None:
+                self._snapshot = self._read()
+        return self._snapshot
 
     def _run(self) -> None:
         started = time.perf_counter()
         try:
-            self._outcome = self._exchange()
+            self._outcome = self._exchange(self.snapshot())
             self._arrived(self._outcome)
         except BaseException:
             self.has_failed = True
@@ -54,12 +67,8 @@ class InFlight(Generic[T, W]):
         Afterwards nothing runs in the background. Raises PeerLost.
         """
         if self._was_waited_for:
-            return self._exchange()
+            return self._exchange(self.snapshot())
         self._was_waited_for = True
         self._background.wait()
         outcome, self._outcome = self._outcome, None
         return outcome
-
-    def change(self, common: Tensor) -> Tensor:
-        """What the exchange adds to the weights that this rank has by now [numel]. Uses up the snapshot."""
-        return torch.sub(common, self.snapshot, out=self.snapshot)
