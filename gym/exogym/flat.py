@@ -68,6 +68,11 @@ class FlatParameters:
         return out
 
     @property
+    def version(self) -> int:
+        """Another one after each change of a parameter in place."""
+        return sum(p._version for p in self.parameters)
+
+    @property
     def is_on_cpu(self) -> bool:
         return all(tensor.device.type == "cpu" for tensor in self._tensors())
 
@@ -76,13 +81,13 @@ class FlatParameters:
         _scatter(flat.__getitem__, self._tensors())
 
     def move(self, to: Tensor, *, since: Tensor) -> None:
-        """Add `to - since`, two flats, to parameters and buffers, on their own device."""
+        """Add `to - since`, two flats, to parameters and buffers, on their own device. `since` may be used up."""
+        is_on_cpu = self.is_on_cpu
 
         def change(part: slice) -> Tensor:
-            return torch.sub(to[part], since[part])
+            return torch.sub(to[part], since[part], out=None if is_on_cpu else since[part])
 
-        most = IN_CACHE if self.is_on_cpu else CHUNK
-        _scatter(change, self._tensors(), torch.Tensor.add_, most=most)
+        _scatter(change, self._tensors(), torch.Tensor.add_, most=IN_CACHE if is_on_cpu else CHUNK)
 
     @torch.no_grad()
     def read_at(self, indices: Tensor) -> Tensor:

@@ -263,7 +263,9 @@ class TrainNode:
         started, spent, state = time.perf_counter(), self._spent(), self.state
         before, after = state.now, state.after_one_step(self.settings.val_interval)
         self._hidden.ask_ahead()
+        version = self.strategy.parameters.version
         work = accumulate(batches, self._forward, self.strategy.parameters, self.strategy.no_sync)
+        self.strategy.passes_change_weights |= self.strategy.parameters.version != version
         state.trained.setdefault(before.epoch, []).extend(work.ids)
         state.samples += work.samples
         state.loss.add(work.loss.total, work.loss.weight)

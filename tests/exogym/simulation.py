@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -698,7 +699,7 @@ def die_at_line(actor: Actor, lines: int) -> None:
             return None
         if event == "line":
             left["lines"] -= 1
-            if left["lines"] == 0:
+            if left["lines"] <= 0 and not is_reading(frame):
                 sys.settrace(None)
                 actor.wait(lambda: False)
         return trace
@@ -708,6 +709,13 @@ def die_at_line(actor: Actor, lines: int) -> None:
         frame.f_trace = trace
         frame = frame.f_back
     sys.settrace(trace)
+
+
+def is_reading(frame: FrameType | None) -> bool:
+    """InFlight.snapshot has a lock too."""
+    while frame and frame.f_code.co_name != "snapshot":
+        frame = frame.f_back
+    return frame is not None
 
 
 class Script(Faults):

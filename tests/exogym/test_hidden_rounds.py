@@ -140,40 +140,70 @@ class Watched(Tokens):
         return super().forward(batch)
 
 
-def test_what_is_sent_is_the_round_s_end_whoever_reads_it_first(monkeypatch):
-    """The background while the next step is computed, the rank before it changes its weights, or all at once."""
+def until(true):
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """For each snapshot whether the background took it; and what makes the one or the other come first."""
+    found, read, run, local_step = [], FlatParameters.read, InFlight._run, DiLoCoStrategy.local_step
+
+    def seen(self, out=None, *, buffers=None):
+        if buffers is not None:
+            found.append(in_background())
+            time.sleep(0.002)  # after the moments, before the weights: the other one comes meanwhile
+        return read(self, out, buffers=buffers)
+
+    def background_first(self, *about):
+        until(lambda: self._flight is None or self._flight._snapshot is not None)
+        return local_step(self, *about)
+
+    def rank_first(self):
+        until(lambda: self._snapshot is not None)
+        run(self)
+
+    monkeypatch.setattr(FlatParameters, "read", seen)
+    firsts = {"background": (DiLoCoStrategy, "local_step", background_first), "rank": (InFlight, "_run", rank_first)}
+    return found, lambda who: monkeypatch.setattr(*firsts[who])
+
+
+@pytest.mark.parametrize("first", ["background", "rank", "either"])
+def test_what_is_sent_is_the_round_s_end_whoever_reads_it_first(monkeypatch, reads, first):
+    """The background, while the rank computes the next step; or the rank, before it changes its weights."""
 
     def rank_main(comm):
-        wires = ("float32", "int4")
-        about = {"share_moments": True, "weigh_steps": True, "overlap_steps": 2, "H": 3}
-        return [trained(comm, model=Watched(), wire=wire, **about)[0].digest for wire in wires]
-
-    def slowed(owner, name):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args: time.sleep(0.02) or real(*args))
+        about = {"share_moments": True, "weigh_steps": True, "overlap_steps": 2, "H": 3, "epochs": 1}
+        return [trained(comm, model=Watched(), wire=wire, **about)[0].digest for wire in ("float32", "int4")]
 
     with monkeypatch.context() as at_once:
         at_once.setattr(FlatParameters, "is_on_cpu", False)
-        found = [run_threads(3, rank_main)]
-    reads = []
-    real = FlatParameters.read
+        wanted = run_threads(3, rank_main)
+    found, comes_first = reads
+    assert len(found) == 2 * 3 * 3 and not any(found)
+    found.clear()
+    if first != "either":
+        comes_first(first)
+    assert run_threads(3, rank_main) == wanted == [wanted[0]] * 3
+    assert len(found) == 2 * 3 * 3  # each snapshot once
+    assert first == "either" or set(found) == {first == "background"}
 
-    def read(self, *args, buffers=None):
-        if buffers is not None:
-            reads.append(in_background())
-        return real(self, *args, buffers=buffers)
 
-    monkeypatch.setattr(FlatParameters, "read", read)
-    with monkeypatch.context() as monkeypatch:
-        slowed(InFlight, "_run")
-        found.append(run_threads(3, rank_main))
-        assert sum(reads) < len(reads) / 2
-    reads.clear()
-    with monkeypatch.context() as monkeypatch:
-        slowed(DiLoCoStrategy, "local_step")
-        found.append(run_threads(3, rank_main))
-        assert sum(reads) > len(reads) / 2
-    assert found[0] == found[1] == found[2] == [found[0][0]] * 3
+class Clamped(Tokens):
+    """A forward pass changes its weights."""
+
+    def forward(self, batch):
+        with torch.no_grad():
+            self.hidden.weight.clamp_(-0.1, 0.1)
+        return super().forward(batch)
+
+
+def test_weights_that_a_forward_pass_changes_are_read_before_it(reads):
+    run_threads(2, lambda comm: trained(comm, model=Clamped()))
+    assert reads[0] and not any(reads[0])
 
 
 def digests(comm):

@@ -64,7 +64,10 @@ class CommunicationModule(ABC):
         self.comm, self.parameters, self.common, self.keeps_common = comm, parameters, common, keeps_common
 
     def begin(self) -> None:  # noqa: B027
-        """An exchange comes, which may be repeated: read what the rank's own next steps may change meanwhile."""
+        """An exchange comes, which may be repeated: read what the rank's own next steps may change meanwhile.
+
+        Another thread may do it while the rank computes its next gradient: nothing that this changes, as buffers.
+        """
 
     @abstractmethod
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
@@ -241,7 +244,7 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
         room, trained, modules = self._snapshot, list(self._trained), self._about_to_exchange()
-        buffers = self.parameters.read_buffers()  # which a forward pass may change, and nothing else
+        buffers = self.parameters.read_buffers()  # which a forward pass may change, and mostly nothing else
         self._snapshot = None
         self._background = self._background or self.comm.background()
 
@@ -253,8 +256,10 @@ class CommunicateOptimizeStrategy(Strategy):
         def exchange(snapshot: Tensor) -> Outcome:
             return self._exchange(Draft(self.parameters, snapshot), trained, stopping=False)
 
-        about = {"reads_at_once": not self.parameters.is_on_cpu}  # an accelerator's queue is for one thread
-        self._flight = InFlight(read, self.steps, trained, exchange, arrived, self._background, **about)
+        # An accelerator's queue is for one thread.
+        at_once = self.passes_change_weights or not self.parameters.is_on_cpu
+        about = (self.steps, trained, exchange, arrived, self._background)
+        self._flight = InFlight(read, *about, reads_at_once=at_once)
 
     @property
     def exchange_has_failed(self) -> bool:

@@ -69,12 +69,14 @@ class Strategy:
     stretches: ranks with less to do make fewer, larger steps; then a change counts as that of as many steps as the
     others make, where the strategy can tell.
     samples_in_step: of all ranks together, about; 0 where it is not known.
+    passes_change_weights: a forward or backward pass has changed a parameter, which most leave to the optimizer.
     """
 
     Config: type[StrategyConfig] = StrategyConfig
     differs: bool = True
     stretches: bool = False
     samples_in_step: float = 0.0
+    passes_change_weights: bool = False
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
