@@ -103,8 +103,9 @@ def test_the_ranks_end_with_their_launcher(tmp_path, blow, status):
             time.sleep(0.1)
         time.sleep(0.2)
         launcher.send_signal(blow)
-        launcher.communicate(timeout=60)
-        assert launcher.returncode == status and all_ended(tmp_path, 2, within=5)
+        said = launcher.communicate(timeout=60)
+        assert launcher.returncode == status, said
+        assert all_ended(tmp_path, 2, within=5)
     finally:
         launcher.kill()
 
