@@ -155,7 +155,9 @@ def test_whatever_is_heard_all_words_are_there_once_and_in_order(words, heard, l
 
 @pytest.mark.parametrize("seed", range(64))
 def test_with_mishearings_the_cut_is_right_or_there_is_none(seed: int):
-    """Of these. Of many thousands some put it two words off: a chance word is like one of the neighbour's."""
+    """Of these. Of 5,600 seeds six put it two words off, where 3 words in 10 were misheard: a chance word was like one
+    of the neighbour's.
+    """
     chance, pieces, wrong = random.Random(seed), 2 + seed % 4, (0, 0.05, 0.1, 0.3)[seed // 4 % 4]
     said = [[chance.choice(WORDS) for _ in range(chance.randint(8, 40))] for _ in range(pieces)]
     heard = [[word for each in one for word in misheard(each, chance, wrong)] for one in said]
