@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 from exogym_toys import Processes, Scalar, Steps, Tokens, run_threads, token_batch, train_node
+from waiting import wait_until
 
 from exogym import (
     Checkpoints,
@@ -140,13 +141,6 @@ class Watched(Tokens):
         return super().forward(batch)
 
 
-def until(true):
-    deadline = time.monotonic() + 5
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.fixture
 def reads(monkeypatch):
     """For each snapshot whether the background took it; and what makes the one or the other come first."""
@@ -159,11 +153,11 @@ def reads(monkeypatch):
         return read(self, out, buffers=buffers)
 
     def background_first(self, *about):
-        until(lambda: self._flight is None or self._flight._snapshot is not None)
+        wait_until(lambda: self._flight is None or self._flight._snapshot is not None)
         return local_step(self, *about)
 
     def rank_first(self):
-        until(lambda: self._snapshot is not None)
+        wait_until(lambda: self._snapshot is not None)
         run(self)
 
     monkeypatch.setattr(FlatParameters, "read", seen)

@@ -153,12 +153,19 @@ def test_whatever_is_heard_all_words_are_there_once_and_in_order(words, heard, l
         assert joint.join(found).split() == text.split() or "".join("".join(found).split()) == "".join(text.split())
 
 
-@pytest.mark.parametrize("seed", range(64))
-def test_with_mishearings_the_cut_is_right_or_there_is_none(seed: int):
-    """Of these. Of 5,600 seeds six put it two words off, where 3 words in 10 were misheard: a chance word was like one
-    of the neighbour's.
-    """
-    chance, pieces, wrong = random.Random(seed), 2 + seed % 4, (0, 0.05, 0.1, 0.3)[seed // 4 % 4]
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from([0, 0.05, 0.1]))
+def test_with_mishearings_the_cut_is_right_or_there_is_none(seed: int, pieces: int, wrong: float):
+    right_or_none(random.Random(seed), pieces, wrong)
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_with_many_mishearings_too(seed: int):
+    """In these: of 1,400 seeds six put a cut two words off, as a chance word was like one of the neighbour's."""
+    right_or_none(random.Random(seed), pieces=2 + seed % 4, wrong=0.3)
+
+
+def right_or_none(chance: random.Random, pieces: int, wrong: float) -> None:
     said = [[chance.choice(WORDS) for _ in range(chance.randint(8, 40))] for _ in range(pieces)]
     heard = [[word for each in one for word in misheard(each, chance, wrong)] for one in said]
     try:
@@ -167,7 +174,7 @@ def test_with_mishearings_the_cut_is_right_or_there_is_none(seed: int):
         assert wrong > 0
     else:
         near = [abs(len(one.split()) - len(other)) for one, other in zip(found, said, strict=True)]
-        assert max(near) <= 1
+        assert max(near) <= 1  # a chance word that was heard in place of a lost one is like the neighbour's
 
 
 def misheard(word: str, chance: random.Random, wrong: float) -> list[str]:
