@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from an accelerator at once
-IN_CACHE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
+PIECE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
 
 
 class FlatParameters:
@@ -87,7 +87,7 @@ class FlatParameters:
         def change(part: slice) -> Tensor:
             return torch.sub(to[part], since[part], out=None if is_on_cpu else since[part])
 
-        _scatter(change, self._tensors(), torch.Tensor.add_, most=IN_CACHE if is_on_cpu else CHUNK)
+        _scatter(change, self._tensors(), torch.Tensor.add_, most=PIECE if is_on_cpu else CHUNK)
 
     @torch.no_grad()
     def read_at(self, indices: Tensor) -> Tensor:

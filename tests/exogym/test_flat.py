@@ -47,7 +47,7 @@ def test_round_trip_in_chunks_of_any_size(chunk, monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, 4, 100])
 def test_what_is_added_reaches_each_tensor_once_in_its_own_dtype(monkeypatch, at_once):
-    monkeypatch.setattr("exogym.flat.IN_CACHE", at_once)
+    monkeypatch.setattr("exogym.flat.PIECE", at_once)
     model = nn.Module()
     model.w, model.low = nn.Parameter(torch.ones(2, 3).T), nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     model.tied = model.w

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from exogym.comm.comm import Comm
 from exogym.config import DiLoCoConfig, Optim
-from exogym.flat import CHUNK, FlatParameters, digest, is_finite
+from exogym.flat import CHUNK, PIECE, FlatParameters, digest, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.draft import Draft, Payload
-from exogym.strategy.exact import PIECE, ExactAdam, ExactSGD
+from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.moments import Moments, SharedMoments, due
 from exogym.strategy.optim import fading, outer_optimizer
 from exogym.strategy.strategy import StepResult

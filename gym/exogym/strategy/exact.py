@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-PIECE = 256 * 1024  # values of a step: what is computed of so many stays in a CPU's caches
+from exogym.flat import PIECE
 
 
 class ExactSGD(Optimizer):
