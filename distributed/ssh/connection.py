@@ -21,6 +21,7 @@ from .local_network import DENIED, WAYS_OUT, is_denied
 from .machine import ANNOUNCE, Completed, quote, raise_unless_ok
 from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate
 from .settings import SshSettings
+from .transport import Transport
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 5
@@ -169,7 +170,7 @@ def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via
     below = _connect(last, timeout, connect_timeout, depth + 1, before) if last else None
     transport = None
     try:
-        transport = paramiko.Transport(_socket(host, settings, below, connect_timeout))
+        transport = Transport(_socket(host, settings, below, connect_timeout))
         check_host(host, settings, transport, timeout)
         authenticate(host, settings, transport, timeout)
         transport.set_keepalive(KEEPALIVE_S)

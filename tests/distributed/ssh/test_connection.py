@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from loopback_sshd import SshServer
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from distributed.ssh import connection
 from distributed.ssh import process as process_module
@@ -35,6 +36,27 @@ Host behind
 def remote(ssh_server: SshServer):
     with Remote.connect(ssh_server.host) as remote:
         yield remote
+
+
+@pytest.mark.parametrize("late", [MSG_CHANNEL_EOF, MSG_CHANNEL_DATA])
+def test_what_is_sent_to_a_command_after_its_end_leaves_the_connection_up(remote, monkeypatch, late):
+    """As where the thread that sends is held up until another has answered the command's end."""
+    send, answered, held_up = remote._transport._send_user_message, threading.Event(), []
+
+    def send_late(message):
+        kind = message.asbytes()[0]
+        if kind == late and not held_up:
+            held_up.append(message)
+            assert answered.wait(10)
+        send(message)
+        if kind == MSG_CHANNEL_CLOSE:
+            answered.set()
+
+    monkeypatch.setattr(remote._transport, "_send_user_message", send_late)
+    remote.run(["true"], input=[b"more than it reads"] if late == MSG_CHANNEL_DATA else [])
+    assert held_up
+    for _ in range(3):  # sshd gives each the same number
+        assert remote.run(["cat"], input=[b"here"]).stdout == "here"
 
 
 def test_local_address_is_this_side_of_the_connection(remote):
