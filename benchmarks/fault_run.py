@@ -115,6 +115,9 @@ class Course:
             damage["undone"] = time.time()
         if not self._wait(front, START_S, lambda: self._all_train(number + 1)):
             self.troubles.append(f"not every host had made a step after {START_S:.0f} s")
+        elif not self._all_train(number + 1):
+            said = (self.folder / "console.txt").read_text().splitlines()[-1:]
+            self.troubles.append(f"it ended before every host had made a step: {''.join(said)}")
         last, done = number + 1 == len(self.plan.legs), None
         calm = time.monotonic() + max((fault.at + fault.seconds for fault in leg), default=0) + REST_S
         if front.poll() is None:

@@ -214,8 +214,10 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
     events = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     events = [event | {"time": event["time"] - record["ahead"]} for event in events]
     story = Story(events, record["faults"], plan.hosts, plan.strategy)
-    with (folder / "train.csv").open(newline="") as file:
-        ids = [row["id"] for row in csv.DictReader(file)]
+    ids: list[str] = []
+    if (folder / "train.csv").exists():  # not of a run that did not begin
+        with (folder / "train.csv").open(newline="") as file:
+            ids = [row["id"] for row in csv.DictReader(file)]
     compared, unlike = differing(events)
     agreed = [event["digest"] for event in events if event["type"] == "round"]
     final = record["final"]
