@@ -22,7 +22,7 @@ from lab.mischief import SKEWS_S, Aim, Fault, Mischief
 
 MASTER = "h1"
 RECORD = "record.json"
-HOME = "bench"  # on the lab's hosts, below their home
+HOME = "hosts-in-trouble"  # on the lab's hosts, below their home, where this repository may lie too
 DISK = "192m"  # holds the project, the run and some checkpoints
 START_S, RUN_S, LEFT_S = 180.0, 900.0, 25.0
 SETTINGS = """
