@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 
 from exogym.config import DiLoCoConfig
 from whisper_tuner.data.steps import worked_part
@@ -18,7 +19,7 @@ STEP_S = 0.5  # assumed likewise
 SMALL = 0.01  # of a round: an exchange that takes less need be neither smaller nor hidden
 SPARE = 1.25  # an exchange is given the steps that it takes by the measured rate, and a quarter more
 # Of a round's steps, beside which an exchange may travel: what is older is worth less. Rounds get longer beyond it.
-HIDDEN = 0.7
+HIDDEN = Fraction(7, 10)
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
 # Rounds in which each second moment travels once, at first and later; and how many travel at once at first. They are

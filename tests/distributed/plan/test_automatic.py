@@ -158,6 +158,16 @@ def test_moments_travel_as_often_as_is_reckoned_with():
             assert seconds - 4 * count == pytest.approx(part.stop - part.start, abs=1)
 
 
+def test_a_round_is_no_longer_than_what_is_hidden_of_it_needs(job):
+    """21 steps are 0.7 of 30, but 21 / 0.7 is more than 30 in floats."""
+    in_a_second = Conditions(parameters=FULL, hosts=2, steps=1, measured=Measured()).round_bytes()
+    plain = job("wire = float32", "share_moments = false")
+    for steps in range(5, 30):
+        step_s = 1.25 / (steps - 1) * (1 + 1e-9)
+        config, *_ = settled(plain, FULL, hosts=2, bytes_s=in_a_second, step_s=step_s)
+        assert (config.overlap_steps, config.H) == (steps, -(-10 * steps // 7))
+
+
 @given(
     st.sampled_from([1, LORA, FULL, 1_500_000_000]),
     st.integers(2, 8),
