@@ -69,7 +69,7 @@ def measure(
 
     Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
     """
-    each = math.ceil(job.profile.batch_size / len(hosts.all))  # of a step's clips, as in the run
+    each = clips_of_each(job.profile.batch_size, len(hosts.all))
     clips = _chosen(samples, each * STEPS)
     folder = scratch / "probe"
     folder.mkdir(exist_ok=True)
@@ -97,6 +97,11 @@ def measure(
     # However this ends, the processes are killed first: the threads wait for them.
     with ThreadPoolExecutor(max_workers=len(machines)) as pool, ExitStack() as running:
         return list(pool.map(lambda machine, own: _one(machine, own, running), machines, specs))
+
+
+def clips_of_each(batch_size: int, hosts: int) -> int:
+    """Of a step's clips, as near to the mean of a run's steps as whole ones come."""
+    return max(1, math.floor(batch_size / hosts + 0.5))
 
 
 def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:

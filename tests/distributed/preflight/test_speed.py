@@ -38,6 +38,11 @@ def test_a_machine_trains_a_few_steps_and_saves_nothing(spec, run_dir):
     assert not {"checkpoints", "final"} & {path.name for path in run_dir.iterdir()}
 
 
+@pytest.mark.parametrize(("batch_size", "hosts", "clips"), [(8, 2, 4), (8, 3, 3), (8, 5, 2), (8, 7, 1), (4, 8, 1)])
+def test_a_step_is_measured_with_about_as_many_clips_as_a_run_has(batch_size, hosts, clips):
+    assert speed.clips_of_each(batch_size, hosts) == clips
+
+
 def test_what_is_wrong_on_a_machine_is_said(spec):
     lost = dataclasses.replace(spec, profile=dataclasses.replace(spec.profile, base_model="/nowhere"))
     assert "/nowhere" in measured(lost).problem and measured(lost).clips_s is None
