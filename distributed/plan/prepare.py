@@ -86,8 +86,7 @@ def prepare_run(
     job, rounds = chosen(job, conditions) if conditions else (job, "")
     spec = _common_spec(job, profile, labels, total_steps, run_dir, conditions)
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
-    if "shares" not in job.origin and (not hosts or max(sharing) > 1):
-        spec = dataclasses.replace(spec, shares="fixed")  # the speed of ranks of one machine is each other's doing
+    spec = _with_shares(spec, sharing if hosts else ())
     ranks, items = _ranks(spec, hosts, sharing, manifests, shards, run_dir)
     return Prepared(
         launch=_launch(job, ranks, manifests, address, hosts),
@@ -151,7 +150,17 @@ def _common_spec(
         strategy=job.distribution.strategy,
         strategy_settings=job.strategy_config(total_steps),
         shares=job.distribution.shares,
+        shares_open="shares" not in job.origin and job.distribution.shares == "auto",
     )
+
+
+def _with_shares(spec: RunSpec, machine_workers: Sequence[int]) -> RunSpec:
+    """machine_workers: of each host; none without hosts. Where ranks share a machine, the speed of one is the others'
+    doing.
+    """
+    if not spec.shares_open:
+        return spec
+    return dataclasses.replace(spec, shares="auto" if max(machine_workers, default=2) == 1 else "fixed")
 
 
 def _checkpoint_interval(job: Job, total_steps: int, conditions: Conditions | None) -> int:
@@ -197,6 +206,7 @@ def rehost(
     labels = tuple(host.address for host in hosts.all)
     manifests = {kind: _manifest_of(run_dir, kind, Path(path)) for kind, path in launch.manifests.items()}
     spec = dataclasses.replace(launch.ranks[0].spec, world_size=len(labels), hosts=labels)
+    spec = _with_shares(spec, machine_workers)
     ranks, items = _ranks(spec, hosts, machine_workers, manifests, _shards(manifests, labels), run_dir)
     min_hosts = min(launch.min_hosts, len(labels))
     return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items

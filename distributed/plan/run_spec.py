@@ -41,7 +41,7 @@ class RunSpec:
 
     hosts: the names of all ranks, as the run begins. machine_workers: how many of them share this rank's machine.
     interface, device: what the hosts file says of this host, or "". shares: "fixed" where ranks share a machine,
-    unless the profile says otherwise.
+    unless the profile says otherwise. shares_open: it does not, and other hosts may change that.
     """
 
     run_id: str
@@ -59,6 +59,7 @@ class RunSpec:
     interface: str = ""
     device: str = ""
     shares: str = "fixed"
+    shares_open: bool = False
     resume: bool = False
 
     def __post_init__(self) -> None:

@@ -210,6 +210,25 @@ def test_other_hosts_share_the_work_anew(run_dir, prepared):
     assert Launch.load(run_dir) == prepared.launch  # nothing has changed yet
 
 
+@pytest.mark.parametrize(("before", "after"), [((1, 1), (2, 2)), ((2, 2), (1, 1))])
+def test_other_hosts_decide_anew_whether_speeds_count(job, run_dir, before, after):
+    def shares(launch):
+        [found] = {rank.spec.shares for rank in launch.ranks}
+        return found
+
+    def goes_on(job):
+        run_dir.mkdir(exist_ok=True)
+        launch = prepare_run(job, run_dir, hosts=PAIR, machine_workers=before).launch
+        return shares(launch), shares(rehost(launch, PAIR, run_dir, after)[0])
+
+    by_workers = {(1, 1): "auto", (2, 2): "fixed"}
+    assert goes_on(job) == (by_workers[before], by_workers[after])
+    for asked in ("auto", "fixed"):
+        distribution = dataclasses.replace(job.distribution, shares=asked)
+        origin = job.origin | {"shares": "config.ini:9"}
+        assert goes_on(dataclasses.replace(job, distribution=distribution, origin=origin)) == (asked, asked)
+
+
 def test_hosts_that_a_run_had_keep_their_files_in_mind(run_dir, prepared):
     """The run goes on with them if the change of hosts fails on its way."""
     rehost(prepared.launch, Hosts(master=MASTER, workers=(Host(address="other"),)), run_dir, (1, 1))
