@@ -22,6 +22,7 @@ from whisper_tuner.files import sync, sync_folder, write_atomically
 
 PRIVATE = ".sync"
 BLOCK = 1 << 18
+WORTH_KEEPING = 1 << 20  # bytes of a part: less than that is soon sent anew
 PART_KEPT_S = 3 * 24 * 3600.0
 
 
@@ -82,13 +83,18 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
         wanted.setdefault((digest, size), {})[name] = True  # a name may come twice
     with open_index(private) as index:
         for (digest, size), names in wanted.items():
-            part = own_part(private, digest)
-            if not is_whole(part, digest, size):
-                damaged += [name for name in names if current(base / name, name, size, index) != digest]
-                continue
-            for count, name in enumerate(names, 1):
-                place(part, base / name, last=count == len(names))
-                remember(base / name, name, digest, index)
+            part, lacking = own_part(private, digest), []
+            if is_whole(part, digest, size):
+                for count, name in enumerate(names, 1):
+                    place(part, base / name, last=count == len(names))
+                    remember(base / name, name, digest, index)
+            else:  # another sender may have brought it
+                lacking = [name for name in names if current(base / name, name, size, index) != digest]
+            damaged += lacking
+            if not lacking:
+                drop_parts(private, digest)
+            elif part.exists() and part.stat().st_size < WORTH_KEEPING:
+                part.unlink()
         for name in stale:
             forget(base, name, index)
         for folder in {(base / name).parent for name, _, _ in files}:
@@ -213,6 +219,13 @@ def is_alive(pid: str) -> bool:
     except (ValueError, OverflowError, ProcessLookupError):
         return False
     return True
+
+
+def drop_parts(private: Path, digest: str) -> None:
+    """Of a file that is here: what this process has of it, and what earlier ones have left."""
+    for part in private.glob(digest + "*.part"):
+        if part == own_part(private, digest) or not is_alive(part.name.split(".")[1]):
+            part.unlink(missing_ok=True)
 
 
 def drop_old_parts(private: Path) -> None:

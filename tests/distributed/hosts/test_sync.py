@@ -129,6 +129,34 @@ def test_two_senders_of_the_same_file_do_not_touch_each_others_parts(remote, the
     assert not list((there / ".sync").glob("*.part"))
 
 
+def test_a_sender_that_is_cut_leaves_nothing_of_a_file_that_another_has_brought(remote, there, tmp_path, ssh_server):
+    """As a host whose link was cut, and which came back before its end of that link knew."""
+    data = os.urandom(3 << 20)
+    items = make(tmp_path / "src", {"big": data})
+
+    def meanwhile(host, done, total, file):
+        if done > 1 << 20 and not (there / "data/big").exists():
+            wait_until(lambda: any(part.stat().st_size for part in (there / ".sync").glob("*.part")))
+            with Remote.connect(ssh_server.host) as again:
+                run(again, items)
+            remote._transport.close()
+
+    with pytest.raises(HostError):
+        run(remote, items, progress=meanwhile)
+    wait_until(lambda: not list((there / ".sync").glob("*.part")), 20)
+    assert (there / "data/big").read_bytes() == data
+
+
+def test_what_earlier_senders_left_of_a_file_goes_when_it_is_here(remote, there, tmp_path):
+    items = make(tmp_path / "src", {"a": b"1" * 100})
+    digest = hashlib.sha256(b"1" * 100).hexdigest()
+    (there / ".sync").mkdir(parents=True)
+    for pid, left in ((99999998, b""), (99999999, b"1" * 60)):
+        (there / ".sync" / f"{digest}.{pid}.part").write_bytes(left)
+    assert run(remote, items).bytes == 40
+    assert not list((there / ".sync").glob("*.part"))
+
+
 def test_many_senders_at_once(there, tmp_path, ssh_server):
     items = make(tmp_path / "src", {str(number): os.urandom(10_000) for number in range(100)})
 
@@ -157,25 +185,25 @@ def test_a_file_damaged_on_the_host_is_sent_again(remote, there, tmp_path):
 
 
 def test_an_interrupted_file_goes_on_where_it_stopped(remote, there, tmp_path, ssh_server):
-    data = os.urandom(3 << 20)
+    data = os.urandom(8 << 20)
     items = make(tmp_path / "src", {"big": data})
     seen, agents = [], []
 
     def cut(host, done, total, file):
         seen.append((host, total, file))
-        if done > 1 << 20:
+        if done > 5 << 20:
             agents.extend(psutil.Process(ssh_server.process.pid).children(recursive=True))
-            wait_until(lambda: any(part.stat().st_size for part in (there / ".sync").glob("*.part")))
+            wait_until(lambda: any(part.stat().st_size > 2 << 20 for part in (there / ".sync").glob("*.part")))
             remote._transport.close()
 
     with pytest.raises(HostError):
         run(remote, items, progress=cut)
-    assert seen[0] == ("127.0.0.1", 3 << 20, "data/big")
+    assert seen[0] == ("127.0.0.1", 8 << 20, "data/big")
     assert not (there / "data/big").exists()
     psutil.wait_procs(agents, timeout=20)  # its part is left to others once it has ended
     with Remote.connect(ssh_server.host) as again:
         report = run(again, items)
-    assert 0 < report.bytes < 3 << 20
+    assert 0 < report.bytes < 8 << 20
     assert (there / "data/big").read_bytes() == data
 
 
@@ -218,20 +246,31 @@ def test_small_files_travel_together(remote, there, tmp_path, monkeypatch):
 
 
 def test_where_the_link_is_cut_the_whole_files_are_kept_and_the_rest_goes_on_later(remote, there):
-    digests = [hashlib.sha256(content).hexdigest() for content in (b"whole", b"cut off", b"never sent")]
-    files = [["data/whole", 5, digests[0]], ["data/cut", 7, digests[1]], ["data/never", 10, digests[2]]]
+    cut, arrived = os.urandom(3 << 20), 2 << 20
+    contents = (b"whole", cut, b"never sent")
+    digests = [hashlib.sha256(content).hexdigest() for content in contents]
+    names = ("data/whole", "data/cut", "data/never")
+    files = [[name, len(content), digest] for name, content, digest in zip(names, contents, digests, strict=True)]
     request = {"root": str(there), "files": files, "stale": []}
-    parts = [[digest, 0, size] for (_, size, _), digest in zip(files, digests, strict=True)]
-    answer = agent_call(remote, "commit", parts=parts, payload=[b"wholecut"], **request)
+    parts = [[digest, 0, size] for _, size, digest in files]
+    answer = agent_call(remote, "commit", parts=parts, payload=[b"whole" + cut[:arrived]], **request)
     assert answer == {"damaged": ["data/cut", "data/never"]}
     assert (there / "data/whole").read_bytes() == b"whole"
     assert [part.name.split(".")[0] for part in (there / ".sync").glob("*.part")] == [digests[1]]
     wanted = [[*file, False] for file in files]
-    assert agent_call(remote, "check", root=str(there), files=wanted, prune=[])["missing"] == [[1, 3], [2, 0]]
-    parts = [[digests[1], 3, 4], [digests[2], 0, 10]]
-    assert agent_call(remote, "commit", parts=parts, payload=[b" offnever sent"], **request) == {"damaged": []}
-    assert (there / "data/cut").read_bytes() == b"cut off"
+    assert agent_call(remote, "check", root=str(there), files=wanted, prune=[])["missing"] == [[1, arrived], [2, 0]]
+    parts = [[digests[1], arrived, len(cut) - arrived], [digests[2], 0, 10]]
+    rest = [cut[arrived:] + b"never sent"]
+    assert agent_call(remote, "commit", parts=parts, payload=rest, **request) == {"damaged": []}
+    assert (there / "data/cut").read_bytes() == cut
     assert (there / "data/never").read_bytes() == b"never sent"
+
+
+def test_a_small_part_is_not_kept(remote, there):
+    digest = hashlib.sha256(b"1" * 1000).hexdigest()
+    request = {"root": str(there), "files": [["data/clip", 1000, digest]], "stale": [], "parts": [[digest, 0, 1000]]}
+    assert agent_call(remote, "commit", payload=[b"1" * 999], **request) == {"damaged": ["data/clip"]}
+    assert not list((there / ".sync").glob("*.part"))
 
 
 def test_a_part_that_nobody_goes_on_with_is_removed_after_some_days(remote, there):
