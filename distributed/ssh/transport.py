@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import paramiko
@@ -13,29 +14,33 @@ class Transport(paramiko.Transport):
 
     paramiko makes a message under the channel's lock, and sends it after that. So what ends a command's input, or
     writes to it, may send after the thread that answers the command's end, and OpenSSH then closes the whole
-    connection (paramiko's issues 1115 and 1705).
+    connection (paramiko's issues 1115 and 1705). Or it has given the channel's number to another one, which would get
+    the message: so channels have numbers here that come only once, and each message gets the other side's as it leaves.
     """
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._ended: set[bytes] = set()  # channels, by the number that the other side gave them
+        self._own_numbers = itertools.count(1 << 31)  # no other side has so many channels
+        self._open: dict[bytes, bytes] = {}  # the other side's number of a channel by the own one
 
     def open_channel(self, *args: Any, **options: Any) -> paramiko.Channel:
         channel = super().open_channel(*args, **options)
-        self._ended.discard(_number(channel.remote_chanid))  # it gives a number again once both sides have ended
+        own = next(self._own_numbers)
+        self._open[_bytes(own)] = _bytes(channel.remote_chanid)
+        channel.remote_chanid = own
         return channel
 
     def _send_message(self, data: paramiko.Message) -> None:
         """Calls about channels come one at a time, as their caller holds `clear_to_send_lock`."""
         message = data.asbytes()
-        kind, channel = message[0], message[1:5]
-        if MSG_CHANNEL_WINDOW_ADJUST <= kind <= MSG_CHANNEL_FAILURE:
-            if channel in self._ended:
+        kind, own = message[0], message[1:5]
+        if MSG_CHANNEL_WINDOW_ADJUST <= kind <= MSG_CHANNEL_FAILURE and own[0] >= 0x80:
+            theirs = self._open.pop(own, None) if kind == MSG_CHANNEL_CLOSE else self._open.get(own)
+            if theirs is None:
                 return
-            if kind == MSG_CHANNEL_CLOSE:
-                self._ended.add(channel)
+            data = paramiko.Message(message[:1] + theirs + message[5:])
         super()._send_message(data)
 
 
-def _number(channel: int) -> bytes:
-    return channel.to_bytes(4, "big")
+def _bytes(number: int) -> bytes:
+    return number.to_bytes(4, "big")

@@ -23,6 +23,7 @@ from whisper_tuner.files import sync, sync_folder, write_atomically
 PRIVATE = ".sync"
 BLOCK = 1 << 18
 WORTH_KEEPING = 1 << 20  # bytes of a part: less than that is soon sent anew
+LEFT_S = 60.0  # without a change: nobody writes to it any more
 PART_KEPT_S = 3 * 24 * 3600.0
 
 
@@ -222,10 +223,15 @@ def is_alive(pid: str) -> bool:
 
 
 def drop_parts(private: Path, digest: str) -> None:
-    """Of a file that is here: what this process has of it, and what earlier ones have left."""
+    """Of a file that is here: what this process has of it, and what earlier ones have left some time ago.
+
+    One that is written to may be that of another machine, which has this folder on a network disk.
+    """
+    own_part(private, digest).unlink(missing_ok=True)
     for part in private.glob(digest + "*.part"):
-        if part == own_part(private, digest) or not is_alive(part.name.split(".")[1]):
-            part.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if not is_alive(part.name.split(".")[1]) and time.time() - part.stat().st_mtime > LEFT_S:
+                part.unlink()
 
 
 def drop_old_parts(private: Path) -> None:

@@ -151,10 +151,14 @@ def test_what_earlier_senders_left_of_a_file_goes_when_it_is_here(remote, there,
     items = make(tmp_path / "src", {"a": b"1" * 100})
     digest = hashlib.sha256(b"1" * 100).hexdigest()
     (there / ".sync").mkdir(parents=True)
-    for pid, left in ((99999998, b""), (99999999, b"1" * 60)):
-        (there / ".sync" / f"{digest}.{pid}.part").write_bytes(left)
+    left = {pid: there / ".sync" / f"{digest}.{pid}.part" for pid in (99999997, 99999998, 99999999)}
+    for part in left.values():
+        part.write_bytes(b"")
+        os.utime(part, (time.time() - 70,) * 2)
+    left[99999997].write_bytes(b"1" * 40)  # just now: it may be another machine's, on a network disk
+    left[99999999].write_bytes(b"1" * 60)  # the largest is taken over
     assert run(remote, items).bytes == 40
-    assert not list((there / ".sync").glob("*.part"))
+    assert list((there / ".sync").glob("*.part")) == [left[99999997]]
 
 
 def test_many_senders_at_once(there, tmp_path, ssh_server):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from loopback_sshd import SshServer
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
+from waiting import wait_until
 
 from distributed.ssh import connection
 from distributed.ssh import process as process_module
@@ -57,6 +58,28 @@ def test_what_is_sent_to_a_command_after_its_end_leaves_the_connection_up(remote
     assert held_up
     for _ in range(3):  # sshd gives each the same number
         assert remote.run(["cat"], input=[b"here"]).stdout == "here"
+
+
+def test_what_is_sent_late_does_not_reach_the_next_command(remote, monkeypatch):
+    """sshd gives it the number of the one that has ended."""
+    send, late = remote._transport._send_user_message, []
+
+    def send_later(message):
+        if message.asbytes()[0] == MSG_CHANNEL_EOF and not late:
+            late.append(message)
+        else:
+            send(message)
+
+    monkeypatch.setattr(remote._transport, "_send_user_message", send_later)
+    first = remote.start(["true"])
+    first.close_stdin()
+    assert late and first.wait(10) == 0
+    wait_until(lambda: first._channel.closed)
+    second = remote.start(["cat"])
+    send(late[0])
+    second.write(b"here\n")
+    second.close_stdin()
+    assert list(second.lines()) == ["here"]
 
 
 def test_local_address_is_this_side_of_the_connection(remote):
