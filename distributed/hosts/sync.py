@@ -1,7 +1,7 @@
 """Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off.
 
-Files travel one after the other to the agent's stdin, which writes each to `.sync/<sha256>.part` in the host's project
-folder. At the end the host checks the hashes and renames the files into place.
+Files travel one after the other to the agent's stdin, which writes each to `.sync/<sha256>.<pid>.part` in the host's
+project folder. At the end the host checks the hashes and renames the files into place.
 """
 
 from __future__ import annotations

@@ -166,5 +166,6 @@ def _key(job: Job, hosts: Hosts) -> str:
     """Of all that the time of a step depends on, as far as the profile says it."""
     profile = dataclasses.asdict(job.profile)
     about = {key: value for key, value in profile.items() if key not in NOT_IN_A_STEP}
-    text = json.dumps([[[host.address, host.device] for host in hosts.all], about], sort_keys=True, default=str)
+    clips = clips_of_each(job.profile.batch_size, len(hosts.all))
+    text = json.dumps([[[host.address, host.device] for host in hosts.all], clips, about], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
