@@ -80,8 +80,9 @@ def speed_rows(results: Sequence[Result]) -> list[list[str]]:
 def references(case: Case, results: Sequence[Result]) -> tuple[float | None, float | None]:
     """(clips a second of the first of its hosts alone, those of hosts that exchange nothing), None if not measured."""
     rates = {(r.case.hosts, r.case.way): r.steady.rate for r, _ in typical(results) if r.case.method == case.method}
-    alike = f"1x{case.hosts.partition('x')[2]}"  # one host with the same share of a core
-    return rates.get((case.hosts, "one")) or rates.get((alike, "one")), rates.get((case.hosts, "apart"))
+    share = case.hosts.partition("x")[2]  # "" of unequal hosts
+    alike = [rate for (hosts, way), rate in rates.items() if share and way == "one" and hosts.endswith(f"x{share}")]
+    return rates.get((case.hosts, "one")) or next(iter(alike), None), rates.get((case.hosts, "apart"))
 
 
 def missed(results: Sequence[Result]) -> list[str]:
