@@ -54,7 +54,7 @@ def test_what_is_sent_to_a_command_after_its_end_leaves_the_connection_up(remote
             answered.set()
 
     monkeypatch.setattr(remote._transport, "_send_user_message", send_late)
-    remote.run(["true"], input=[b"more than it reads"] if late == MSG_CHANNEL_DATA else [])
+    remote.run(["sleep", "1"], input=[b"more than it reads"] if late == MSG_CHANNEL_DATA else [])
     assert held_up
     for _ in range(3):  # sshd gives each the same number
         assert remote.run(["cat"], input=[b"here"]).stdout == "here"
@@ -71,7 +71,7 @@ def test_what_is_sent_late_does_not_reach_the_next_command(remote, monkeypatch):
             send(message)
 
     monkeypatch.setattr(remote._transport, "_send_user_message", send_later)
-    first = remote.start(["true"])
+    first = remote.start(["sleep", "1"])
     first.close_stdin()
     assert late and first.wait(10) == 0
     wait_until(lambda: first._channel.closed)
