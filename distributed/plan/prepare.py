@@ -160,7 +160,7 @@ def _with_shares(spec: RunSpec, machine_workers: Sequence[int]) -> RunSpec:
     """
     if not spec.shares_open:
         return spec
-    return dataclasses.replace(spec, shares="auto" if max(machine_workers, default=2) == 1 else "fixed")
+    return dataclasses.replace(spec, shares="auto" if {*machine_workers} == {1} else "fixed")
 
 
 def _checkpoint_interval(job: Job, total_steps: int, conditions: Conditions | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from typing import Any
 
 import paramiko
@@ -18,8 +19,8 @@ class Transport(paramiko.Transport):
     the message: so channels have numbers here that come only once, and each message gets the other side's as it leaves.
     """
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
+    def __init__(self, sock: socket.socket | paramiko.Channel | paramiko.ProxyCommand):
+        super().__init__(sock)
         self._own_numbers = itertools.count(1 << 31)  # no other side has so many channels
         self._open: dict[bytes, bytes] = {}  # the other side's number of a channel by the own one
 
