@@ -153,6 +153,13 @@ def test_speeds_are_compared_with_the_references_beside_them():
     assert rows[RECIPE][3:] == ["0.50", "", "0.25", "12%", "", "", "", "2.2", "", "0.50", "0.00"]
 
 
+def test_equal_hosts_are_compared_with_one_of_them_whichever_set_it_stands_beside():
+    found = all_cases(methods=["lora"], sets=["2x0.5", "4x0.5", "4x0.25"], links=["1gbit"], ways=["diloco"], seeds=0)
+    measured = [case for case in found if case.way == "diloco" or (case.hosts, case.way) == ("4x0.5", "one")]
+    rows = {row[0]: row for row in speed_rows([result_of(case, rate=3.0) for case in measured]) if row[2] == "diloco"}
+    assert [rows[hosts][5] for hosts in ("2x0.5", "4x0.5", "4x0.25")] == ["1.00", "1.00", ""]
+
+
 def test_repeated_speeds_are_told_by_their_medians():
     found = all_cases(methods=["lora"], sets=["2x0.5"], links=["1gbit"], ways=["diloco"], seeds=0, repeats=3)
     assert [str(case) for case in found if case.way == "one"] == [
