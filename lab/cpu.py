@@ -8,32 +8,25 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from lab.errors import LabError, LabLacks
+from lab.errors import LabError
 from lab.machine import needed
 from lab.network import PREFIX
 
 PERIOD_US = 100_000
 THREADS = "threads"  # the group inside a host's, see set_share_of_first_threads
-SHARES = "shares of the processor"  # what tests call it that need it
+SHARES = "shares of the processor (cgroups)"
 
 
-def root() -> Path | None:
-    """Folder of the CPU controller: cgroup v2's root, or the v1 hierarchy; None if there is none."""
+def root() -> Path:
+    """Folder of the CPU controller: cgroup v2's root, or the v1 hierarchy, which may not be there."""
     base = Path("/sys/fs/cgroup")
-    if is_v2():
+    if (base / "cgroup.controllers").exists():
         return base
-    return next((base / name for name in ("cpu", "cpu,cpuacct") if (base / name / "cgroup.procs").exists()), None)
-
-
-def is_v2() -> bool:
-    return Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    return base / ("cpu,cpuacct" if (base / "cpu,cpuacct").exists() else "cpu")
 
 
 def group(host: str) -> Path:
-    """The host's group, which may not be there."""
-    if (folder := root()) is None:
-        raise LabLacks(f"this machine lacks {SHARES}: no CPU controller under /sys/fs/cgroup (mount cgroup v2, or v1)")
-    return folder / (PREFIX + host)
+    return root() / (PREFIX + host)
 
 
 def add_group(host: str, cpus: float | None) -> None:
@@ -44,8 +37,8 @@ def add_group(host: str, cpus: float | None) -> None:
 
 def join(host: str) -> str:
     """The beginning of a shell line whose process joins the host's group, if there is one."""
-    procs = root() and group(host) / "cgroup.procs"
-    return f"echo $$ > {shlex.quote(str(procs))} && " if procs and procs.exists() else ""
+    procs = group(host) / "cgroup.procs"
+    return f"echo $$ > {shlex.quote(str(procs))} && " if procs.exists() else ""
 
 
 def set_share(host: str, cpus: float | None) -> None:
@@ -53,9 +46,9 @@ def set_share(host: str, cpus: float | None) -> None:
     folder = group(host)
     quota = None if cpus is None else int(cpus * PERIOD_US)
     with needed(SHARES):
-        if is_v2():
+        if (root() / "cgroup.controllers").exists():
             with contextlib.suppress(OSError):  # already delegated, or by systemd only
-                (folder.parent / "cgroup.subtree_control").write_text("+cpu")
+                (root() / "cgroup.subtree_control").write_text("+cpu")
             if not (folder / "cpu.max").exists():
                 raise LabError(f"{folder}: the cpu controller is not available here")
             (folder / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
@@ -67,11 +60,11 @@ def set_share(host: str, cpus: float | None) -> None:
 def set_share_of_first_threads(host: str, pids: Iterable[int], cpus: float) -> None:
     """Limit the first thread of each process to `cpus` cores, of all of them together, out of what the host has.
 
-    Threads that it starts later begin with its limit: call this again to free them. Raises LabLacks on cgroup v2, where
+    Threads that it starts later begin with its limit: call this again to free them. Raises LabError on cgroup v2, where
     a host's processes would have to be set up for it.
     """
-    if is_v2():
-        raise LabLacks("threads of a process have shares of their own with cgroup v1 only")
+    if (root() / "cgroup.controllers").exists():
+        raise LabError("threads of a process have shares of their own with cgroup v1 only")
     folder = group(host) / THREADS
     folder.mkdir(exist_ok=True)
     (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
@@ -92,7 +85,7 @@ def pids(folder: Path) -> list[int]:
 
 
 def groups() -> list[Path]:
-    return sorted(root().glob(PREFIX + "*")) if root() else []
+    return sorted(root().glob(PREFIX + "*"))
 
 
 def remove_all(timeout: float = 5.0) -> None:

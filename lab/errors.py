@@ -7,3 +7,7 @@ class LabError(RuntimeError):
 
 class LabLacks(LabError):
     """This machine cannot do what is needed here; a test that meets it is skipped, and this is the reason."""
+
+
+class LabWarning(UserWarning):
+    """A lab that is up, but not in all as it should be."""

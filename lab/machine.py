@@ -6,14 +6,9 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
-from lab.errors import LabError, LabLacks
+from lab.errors import LabError, LabLacks, LabWarning
 
-lacking: dict[str, str] = {}  # what this machine has refused: what that means here, and what the machine said
-_told: set[str] = set()
-
-
-class LabWarning(UserWarning):
-    """The lab is up, but is not in everything what it should be like."""
+lacking: dict[str, str] = {}  # what this machine has refused: what the lab is like now, and what the machine said
 
 
 @contextlib.contextmanager
@@ -30,23 +25,18 @@ def needed(what: str) -> Iterator[None]:
     """Raise LabLacks if the machine refuses what is done here."""
     try:
         yield
-    except LabLacks:
-        raise
     except (LabError, OSError) as error:
         raise LabLacks(f"this machine lacks {what}: {error}") from error
 
 
 def require(*wishes: str) -> None:
-    """Raise LabLacks if one of `wishes` was refused when the lab was built."""
-    for what in wishes:
-        if what in lacking:
-            raise LabLacks(f"this machine lacks {what}: {lacking[what]}")
+    """Raise LabLacks if one of them was refused when the lab was built."""
+    if missing := [what for what in wishes if what in lacking]:
+        raise LabLacks(f"this machine lacks {', '.join(missing)}")
 
 
 def tell() -> None:
-    """Warn of what is lacking, all in one line, and of each once in a process."""
-    new = [what for what in lacking if what not in _told]
-    _told.update(new)
-    if new:
-        text = "; ".join(f"{what}: {lacking[what]}" for what in new)
+    """Warn of all that is lacking, in one line."""
+    if lacking:
+        text = "; ".join(f"{what}: {without}" for what, without in lacking.items())
         warnings.warn(f"this machine lacks {text}", LabWarning, stacklevel=2)

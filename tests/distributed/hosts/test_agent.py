@@ -137,7 +137,7 @@ def test_an_old_python_without_packages_runs_the_agent(tmp_path):
         ("clock", {}),
         ("space", {"held": [""], **project}),
         ("code", {"files": [["x", digest], ["y", digest]], **project}),
-        ("torch_facts", {"seconds": 1}),
+        ("torch_facts", {"seconds": 30}),
         ("check", {"root": str(tmp_path), "files": [["x", 1, digest, True]], "prune": []}),
         ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "parts": []}),
     ]
