@@ -40,8 +40,9 @@ data_app = typer.Typer(help="Bring in recordings of any usual layout, and check 
 for name, group in {"data": data_app, "hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
     app.add_typer(group, name=name)
 
-Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
-HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.")]
+# readable=False: a file that may not be read is told of by those who read it, with a remedy, not by the parser.
+Config = Annotated[Path, typer.Option("--config", help="Configuration file.", readable=False)]
+HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.", readable=False)]
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the runs. [default: as config.ini says]")]
 Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, its folder, or `last`.")]
 Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
