@@ -14,6 +14,7 @@ from typing import Any
 from packaging.tags import mac_platforms
 
 from whisper_tuner.errors import HostError
+from whisper_tuner.paths import below
 
 from .paths import PROJECT
 
@@ -58,7 +59,10 @@ def target_of(facts: dict[str, Any]) -> Target:
 def fill(host: str, target: Target, requirements: Path, constraints: Path) -> list[Path]:
     """The wheels of the requirements and all that they need, from the cache or the registry. Raises HostError."""
     wanted = hashlib.sha256(requirements.read_bytes() + constraints.read_bytes()).hexdigest()
-    folder = CACHE / target.tag / wanted[:16]
+    try:
+        folder = below(CACHE, target.tag) / wanted[:16]
+    except ValueError as error:
+        raise HostError(host, f"what it says of itself cannot be: {error}") from None
     with _filling:
         if not (folder / COMPLETE).exists():
             download(host, target, folder, requirements, constraints)
