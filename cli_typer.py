@@ -21,6 +21,7 @@ except ModuleNotFoundError:
 from multimac import commands
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.interrupts import as_ctrl_c
+from whisper_tuner.text import harmless
 
 PROJECT = Path(__file__).resolve().parent
 if str(PROJECT / "gym") not in sys.path:
@@ -468,7 +469,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(status or ExitStatus.OK)
     except TunerError as error:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        typer.secho(f"error: {error}", err=True, fg="red", color=False if plain else None)
+        typer.secho(harmless(f"error: {error}"), err=True, fg="red", color=False if plain else None)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         return ExitStatus.INTERRUPTED

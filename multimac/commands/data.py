@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.progress import working
+from multimac.view.terminal import Console
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.check import header_index
 from whisper_tuner.data.dataset import MAX_DURATION_S

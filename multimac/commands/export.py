@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -23,6 +22,7 @@ from multimac.view.comparison import origin_of
 from multimac.view.model_card import About, Rate, card
 from multimac.view.models import model_named
 from multimac.view.progress import progress, working
+from multimac.view.terminal import Console
 from multimac.view.transfers import fetch_model
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
 from distributed.hosts.keep_awake import awake
@@ -26,6 +24,7 @@ from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
+from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ExitStatus

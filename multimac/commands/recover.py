@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.host_spawner import fetch_folder
@@ -26,6 +24,7 @@ from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from multimac.view.run_tables import next_commands
+from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base, prepare, set_language

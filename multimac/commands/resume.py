@@ -6,8 +6,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.change_hosts import change_hosts
@@ -20,6 +18,7 @@ from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import FINISHED, read_run
 from distributed.ssh.host import Hosts
+from multimac.view.terminal import Console
 from multimac.view.transfers import send
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.model.check import check_model

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -63,7 +62,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
                 data = Data(manifests=bring_in(questions, path, console) or beside(path))
             _read(questions, data, console)
         except TunerError as error:
-            console.print(f"[red]{escape(str(error))}[/red]")
+            console.print(str(error), style="red")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
@@ -198,7 +197,7 @@ def _show_clips(manifest: Manifest, console: Console) -> None:
     table.add_column("s", justify="right")
     table.add_column("text", overflow="fold")
     for sample in manifest.samples[:SHOWN]:
-        table.add_row(escape(sample.audio.name), f"{sample.duration_s:.1f}", escape(sample.text))
+        table.add_row(sample.audio.name, f"{sample.duration_s:.1f}", sample.text)
     console.print(table)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import questionary
 from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
-from rich.console import Console
 
+from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
@@ -85,7 +85,7 @@ class Questions:
         self.answers = load_answers(path) if path else {}
         self.taken: dict[str, str] = {}
         self.cut: list[Path] = []
-        self._console = console or Console()
+        self._console = console or Console(markup=False)
         self._journal = Journal()
 
     def go_back(self) -> None:
