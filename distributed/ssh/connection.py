@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import paramiko
 
 from whisper_tuner.errors import HostError
+from whisper_tuner.files import private
 
 from . import settings as ssh_settings
 from .authentication import authenticate, check_host
@@ -115,7 +116,7 @@ class Remote:
                 sftp = paramiko.SFTPClient(channel)
             with sftp:
                 channel.settimeout(STALLED_S)
-                with sftp.open(self.expand(remote)) as source, local.open("wb") as target:
+                with sftp.open(self.expand(remote)) as source, open(local, "wb", opener=private) as target:
                     size = source.stat().st_size
                     if size > most:
                         raise HostError(self.name, too_large(remote, most))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import re
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
 from whisper_tuner.export.formats import Format, chosen
 from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.files import read_table
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 
@@ -152,7 +152,7 @@ def _errors_and_words(row: dict[str, str]) -> tuple[int, int]:
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            return list(read_table(file))
     except OSError:
         return []
 

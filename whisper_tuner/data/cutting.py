@@ -176,7 +176,7 @@ def _flac(folder: Path, stem: str, digest: str) -> Path:
 def write_flac(clip: Path, samples: np.ndarray) -> None:
     """samples: mono float32 [n] at SAMPLE_RATE."""
     clip.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(clip, durable=False, mode=0o644) as part:
+    with atomic_path(clip, durable=False) as part:
         soundfile.write(part, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
 
 

@@ -244,7 +244,7 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
         audio = sample.audio.relative_to(path.parent) if inside else sample.audio
         own = [getattr(sample, name) for name in more]
         writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}", *own])
-    write_shared(path, listing.getvalue())
+    write_shared(path, listing.getvalue(), mode=0o600)
 
 
 def seconds_of(stated: str) -> float:

@@ -107,7 +107,8 @@ def import_source(
         found = _split(found, out)
     for number, imported in enumerate(found):
         found[number] = _write(imported, record)
-        write_shared(out / RECORD, json.dumps(record, indent=2) + "\n")  # after each part, so that the next go on
+        told = json.dumps(record, indent=2) + "\n"
+        write_shared(out / RECORD, told, mode=0o600)  # after each part, so that the next go on
     write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
     return found
 
