@@ -312,6 +312,9 @@ def data_import(
     split_off: Annotated[
         bool, typer.Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
     ] = False,
+    outside: Annotated[
+        list[Path] | None, typer.Option("--outside", metavar="FOLDER", help="Its audio may lie there, too; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> int:
     """Read recordings of any usual layout, and write manifests for config.ini. Importing again goes on."""
@@ -327,6 +330,7 @@ def data_import(
         keep_empty=keep_empty,
         keep_long=keep_long,
         split_off=split_off,
+        outside=outside or (),
         as_json=as_json,
     )
 

@@ -42,6 +42,7 @@ def data_import(
     keep_empty: bool = False,
     keep_long: bool = False,
     split_off: bool = False,
+    outside: Sequence[Path] = (),
     as_json: bool = False,
 ) -> ExitStatus:
     if delimiter and delimiter not in DELIMITERS:
@@ -55,6 +56,7 @@ def data_import(
     path, out = expanded(source), expanded(out)
     with working(console, f"reading {source}") as tell:
         about = {"keep_empty": keep_empty, "keep_long": keep_long, "split_off": split_off}
+        about["outside"] = [expanded(folder) for folder in outside]
         found = import_source(path, out, reading, **about, index_of=_index, tell=tell)
     unknown = read_corrections(out).unknown(found)
     lines = _config_lines(out, found, language)

@@ -31,6 +31,7 @@ KEYS = {
     "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
     "data": "name of a [dataset:NAME], or the path of a manifest or folder (validation and test are found beside it)",
     "import": "folder for the clips, where audio has to be cut, as with subtitles",
+    "outside": "yes or no: use files that lie outside of what is imported",
     "split": "yes or no: split off validation and test clips where there are none",
     "language": "language of the speech, for multilingual models: a code or an English name",
     "method": "full, lora or decoder",
@@ -53,7 +54,7 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"import", "keep_best", "setup", "overwrite", "master", "together"}
+IF_NEEDED = {"import", "outside", "keep_best", "setup", "overwrite", "master", "together"}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all

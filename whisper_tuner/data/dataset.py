@@ -131,7 +131,7 @@ class PartReader:
 
     def __init__(self, part: Part, index: AudioIndex | None, *, max_duration_s: float, no_speech: bool):
         self._part, self._index = part, index
-        self._names = AudioNames((part.folder, *part.beside)) if index is not None else None
+        self._names = AudioNames((part.folder, *part.beside), part.bounds) if index is not None else None
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
         self._seen: dict[tuple[str, str], tuple[str, str]] = {}
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
@@ -167,6 +167,8 @@ class PartReader:
     def _audio(self, row: Row) -> Path:
         if isinstance(row.cells, BadRow):
             raise row.cells
+        if self._part.bounds:  # its text may be in a link, too
+            self._part.bounds.check(self._part.folder / row.file if row.file else self._part.path)
         if not (name := cell(row.cells, self._part.reading.audio_names)):
             raise BadRow(Kind.NO_AUDIO, "no audio path")
         return self._names.find(name) if self._names else self._part.folder / expanded(name)
