@@ -200,42 +200,40 @@ def _conversion(
             raise DataError(f"{path} cannot be decoded: {said}", remedy="Convert it to WAV or FLAC, or remove it.")
         with soundfile.SoundFile(wav) as file:
             if file.frames >= LONGEST_S * file.samplerate:
-                what = f"{path} lasts more than {LONGEST_S / 3600:g} h, and only WAV, FLAC, OGG and MP3 may"
+                what = f"{path} lasts more than {LONGEST_S / 3600:g} h, which only WAV, FLAC, OGG and MP3 may"
                 raise DataError(what, remedy="Convert it to FLAC.")
             yield file
 
 
 def _failure(command: list[str], wav: Path, room: float, limit_s: float) -> str | None:
-    """Run a program that writes `wav`, and say why it has not; None if it has. A few kilobytes may decode to terabytes:
+    """Run a program that writes `wav`, and say why it has not; None if it has.
 
-    after limit_s it is killed, and so it is by the kernel once it has written `room` bytes.
+    It is killed after limit_s, or once it has written `room` bytes: a few kilobytes may decode to terabytes.
     """
     limited = ["/bin/sh", "-c", 'ulimit -c 0; ulimit -f "$0"; exec "$@"', str(math.ceil(room / 512)), *command]
     with tempfile.TemporaryFile() as told:
-        try:  # without an input of its own, it would read the user's keyboard
-            ended = subprocess.run(
-                limited, stdin=subprocess.DEVNULL, stdout=told, stderr=subprocess.STDOUT, timeout=limit_s
-            )
+        # Without an input of its own, it would read the user's keyboard.
+        streams = {"stdin": subprocess.DEVNULL, "stdout": told, "stderr": subprocess.STDOUT}
+        try:
+            ended = subprocess.run(limited, timeout=limit_s, **streams)
         except subprocess.TimeoutExpired:
             return f"{Path(command[0]).name} was at it for {limit_s:.0f} s, and was ended"
         if ended.returncode == -signal.SIGXFSZ:
-            return f"it becomes more than {room / 1e6:.0f} MB, for which there is no room in {wav.parent.parent}"
+            return f"it becomes a WAV of more than {room / 1e6:.0f} MB"
         if ended.returncode == 0 and wav.exists():
             return None
         told.seek(max(0, told.tell() - 4096))
         return "".join(told.read().decode(errors="replace").strip().splitlines()[-1:])
 
 
-def _conversion_command(
-    path: Path, wav: Path, sample_rate: int, longest_s: float, reason: str, by_clock: bool
-) -> list[str]:
+def _conversion_command(path: Path, wav: Path, rate: int, longest_s: float, reason: str, by_clock: bool) -> list[str]:
     if ffmpeg := find_program("ffmpeg"):
         # The file: prefix stops a name such as `http:x.m4a` from being taken for a protocol.
         decode = [ffmpeg, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-map", "0:a:0", "-t", f"{longest_s}"]
         padded = ["-af", "aresample=async=1:first_pts=0"] if by_clock else []
-        return [*decode, *padded, "-ar", str(sample_rate), "-c:a", "pcm_f32le", "-rf64", "auto", str(wav)]
+        return [*decode, *padded, "-ar", str(rate), "-c:a", "pcm_f32le", "-rf64", "auto", str(wav)]
     if afconvert := find_program("afconvert"):
-        return [afconvert, "-f", "WAVE", "-d", f"LEF32@{sample_rate}", str(path), str(wav)]
+        return [afconvert, "-f", "WAVE", "-d", f"LEF32@{rate}", str(path), str(wav)]
     raise MissingProgram(
         f"{path} needs ffmpeg: {reason}",
         remedy="Install it with `brew install ffmpeg` or `apt-get install ffmpeg`, or convert the file to WAV or FLAC.",

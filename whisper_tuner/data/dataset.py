@@ -46,6 +46,7 @@ MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 PARTS = "its rows are parts of longer recordings (offset)"
+MOST_LETTERS = 10_000  # of a short clip's text, and 100 more a second: a tokenizer would take long for millions
 AT_ONCE = 2000  # rows whose audio is looked at together
 
 T = TypeVar("T")
@@ -184,6 +185,8 @@ class PartReader:
         name = cell(cells, self._part.reading.audio_names)
         if longest > self._max_duration_s:
             raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {self._max_duration_s:g} s")
+        if len(text) > MOST_LETTERS + 100 * seconds:
+            raise BadRow(Kind.TOKENS, f"the text of {name} has {len(text)} characters")
         timed_text = cell(cells, TIMED_COLUMNS)
         if timed_text and (why := why_unusable(timed_text, text, seconds)):
             self._untimed.setdefault(why, []).append(line)

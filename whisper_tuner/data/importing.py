@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -72,14 +71,9 @@ class Corrections:
 
 
 class OutsideAudio(DataError):
-    """A data set names files that lie elsewhere, in `folders`: nothing of it was imported."""
+    """A data set names files that lie elsewhere, in `folders`: it was not imported."""
 
-    def __init__(self, source: Path, folders: Sequence[Path]):
-        common = Path(os.path.commonpath(folders))
-        self.folders = [common] if len(folders) > 3 and len(common.parts) > 2 else list(folders)
-        options = " ".join(f"--outside {shlex.quote(str(folder))}" for folder in self.folders)
-        what = f"{source} names files that lie outside of it, in {', '.join(map(str, self.folders))}"
-        super().__init__(what, remedy=f"If they may be used: multimac data import {options}, with all else as it was.")
+    folders: Sequence[Path] = ()
 
 
 def import_source(
@@ -121,7 +115,7 @@ def import_source(
             index.save()
         found.append(imported)
     if bounds.outside:
-        raise OutsideAudio(source, sorted(bounds.outside))
+        raise _outside(source, bounds.outside)
     record["split"] = split_off or record["split"]  # else clips of its test set would come back into train
     if record["split"]:
         found = _split(found, out)
@@ -131,6 +125,16 @@ def import_source(
         write_shared(out / RECORD, told, mode=0o600)  # after each part, so that the next go on
     write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
     return found
+
+
+def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
+    options = " ".join(f"--outside {shlex.quote(str(folder))}" for folder in folders)
+    error = OutsideAudio(
+        f"{source} names files that lie outside of it, in {', '.join(map(str, folders))}",
+        remedy=f"If they may be used, import it with {options}",
+    )
+    error.folders = folders
+    return error
 
 
 def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:

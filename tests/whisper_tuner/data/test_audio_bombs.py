@@ -128,12 +128,12 @@ def test_a_program_that_never_ends_is_ended(tmp_path, program, monkeypatch):
     monkeypatch.setattr(audio, "START_S", 1)
     monkeypatch.setattr(audio, "SLOWEST", 100)
     with pytest.raises(DataError, match=r"a\.m4a cannot be decoded: ffmpeg was at it for 1 s, and was ended"):
-        load_audio(program("exec sleep 600"))
+        load_audio(program("exec sleep 600"), longest_s=CLIP_S)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_program_that_writes_without_end_is_ended(tmp_path, program, monkeypatch):
     monkeypatch.setattr(audio, "MOST_CHANNELS", 1)
-    with pytest.raises(DataError, match=r"a\.m4a cannot be decoded: it becomes more than 2 MB"):
-        load_audio(program('exec cat /dev/zero > "$wav"'))
+    with pytest.raises(DataError, match=r"a\.m4a cannot be decoded: it becomes a WAV of more than 2 MB"):
+        load_audio(program('exec cat /dev/zero > "$wav"'), longest_s=CLIP_S)

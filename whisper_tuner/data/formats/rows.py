@@ -37,17 +37,23 @@ class BadRow(Exception):
 
 
 class Bounds:
-    """Folders in which the files of a data set have to lie. outside: the other ones in which it names some."""
+    """Folders in which the files of a data set have to lie."""
 
     def __init__(self, folders: Iterable[Path]):
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
-        self.outside: set[Path] = set()
+        self._outside: set[Path] = set()
+
+    @property
+    def outside(self) -> list[Path]:
+        """The other folders in which it names files; of many, the one that they are in."""
+        common = Path(os.path.commonpath(self._outside)) if len(self._outside) > 3 else Path("/")
+        return [common] if len(common.parts) > 2 else sorted(self._outside)
 
     def check(self, path: Path) -> Path:
         """The path itself. Raises BadRow for a file elsewhere, also one that a link leads to."""
         real = Path(os.path.realpath(path))
         if real.is_file() and not any(real.is_relative_to(folder) for folder in self._folders):
-            self.outside.add(real.parent)
+            self._outside.add(real.parent)
             raise BadRow(Kind.NO_AUDIO, f"{path} lies outside of its data set")
         return path
 
