@@ -19,7 +19,7 @@ from .authentication import authenticate, check_host
 from .dial import dial
 from .host import Host
 from .local_network import DENIED, WAYS_OUT, is_denied
-from .machine import ANNOUNCE, MOST_BYTES, Completed, quote, raise_unless_ok, too_large
+from .machine import ANNOUNCE, MOST_BYTES, Completed, quote, raise_unless_ok
 from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate
 from .settings import SshSettings
 from .transport import Transport
@@ -119,7 +119,7 @@ class Remote:
                 with sftp.open(self.expand(remote)) as source, open(local, "wb", opener=private) as target:
                     size = source.stat().st_size
                     if size > most:
-                        raise HostError(self.name, too_large(remote, most))
+                        raise OSError(f"it is larger than the {most:,} bytes that are taken from a host")
                     source.prefetch(size)
                     while (left := size - target.tell()) > 0:
                         block = source.read(min(left, BLOCK))

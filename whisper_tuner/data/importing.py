@@ -121,8 +121,8 @@ def import_source(
         found = _split(found, out)
     for number, imported in enumerate(found):
         found[number] = _write(imported, record)
-        told = json.dumps(record, indent=2) + "\n"
-        write_shared(out / RECORD, told, mode=0o600)  # after each part, so that the next go on
+        # After each part, so that the next go on.
+        write_shared(out / RECORD, json.dumps(record, indent=2) + "\n", mode=0o600)
     write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
     return found
 

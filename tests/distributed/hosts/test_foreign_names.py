@@ -103,7 +103,7 @@ def test_a_host_that_sends_without_end_is_cut_off(ssh_server, lying, there, tmp_
         assert (here / "model").read_text() == "from the host"
         for name in ("one", "two"):
             (there / name).write_bytes(b"x" * 600_000)  # each of them is small enough
-        with pytest.raises(HostError, match=r"two is larger than the .* bytes that are taken"):
+        with pytest.raises(HostError, match=r"two: it is larger than the .* bytes that are taken"):
             fetch_folder(remote, str(there), here)
         (there / "two").unlink()
         (there / "endless").symlink_to("/dev/zero")  # it says that it has 0 bytes
