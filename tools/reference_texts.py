@@ -130,8 +130,8 @@ HOST_TEXTS = {
     "project_path": (
         "path on the host",
         "`{}`",
-        "where code, models and audio go",
-        '"project_path": "~/multimac-whisper"',
+        "where code, models and audio go; no other host may have the same. `{host}` becomes the host's address",
+        '"project_path": "~/multimac-whisper-{host}"',
     ),
     "ssh_port": ("whole number, 1 to 65535", SSH_CONFIG, "port of its SSH server", '"ssh_port": 2222'),
     "interface": (

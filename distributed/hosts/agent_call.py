@@ -27,7 +27,9 @@ SENT = (
     "distributed.ssh.local_network",
     "distributed.hosts.firewall",
     "distributed.hosts.agent.session",
+    "distributed.hosts.agent.masters",
     "distributed.hosts.agent.files",
+    "distributed.hosts.agent.folders",
     "distributed.hosts.agent.facts",
     "distributed.hosts.agent.links",
     "distributed.hosts.agent.torch_process",
@@ -88,9 +90,11 @@ MEMORY = {"total": int, "available": int | None, "machine": str}
 TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_name": str, "mps": bool}
 PLACE = {"address": str, "interface": str, "port": int, "datagram_port": int, "networks": [(str, str, int)]}
 SHAPES: dict[str, Any] = {
-    "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
+    "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int, "taken": str},
     "lacking": {"missing": [(int, int)]},
     "commit": {"damaged": [str]},
+    "mark": {"below": [[str]], "caseless": bool, "master": str, "busy": bool},
+    "seen": {"seen": [(int, [str])]},
     "facts": {
         "system": str,
         "release": str,

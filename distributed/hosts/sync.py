@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import json
 import re
+import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +29,11 @@ from .each import on_each
 from .paths import PROJECT
 
 INDEX = PROJECT / ".cache" / "sync-index.json"
+MASTER = PROJECT / ".cache" / "master-id"
 SPARE_BYTES = 64 << 20  # must stay free on a host's disk
 BLOCK = 1 << 18
 SLOWEST = 50_000  # bytes a second: over a link that is slower, a base model would take days
+TAKEN_REMEDY = 'Wait until its run has ended, or give this host another "project_path" in the hosts file.'
 ATTEMPTS = 2  # the second is for a file that arrived damaged, or that changed while it was sent
 
 Progress = Callable[[str, int, int | None, str], None]  # host, bytes done, bytes to send (None: unknown), file
@@ -75,6 +79,17 @@ def sync(
     remotes = list(remotes)
     files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX) for remote in remotes}
     return on_each(remotes, lambda remote: _HostSync(remote, files[remote.name], progress, list(prune)).run())
+
+
+def this_master() -> list[str]:
+    """The id of this checkout and the name of this machine, by which hosts know whom they work for."""
+    number = str(PROJECT)  # where nothing can be written
+    with contextlib.suppress(OSError):
+        MASTER.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), MASTER.open("x") as file:
+            file.write(secrets.token_hex(16))
+        number = MASTER.read_text()
+    return [number, socket.gethostname()]
 
 
 def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[SyncItem]]) -> dict[str, tuple[int, int]]:
@@ -177,7 +192,10 @@ class _HostSync:
 
     def check(self) -> dict:
         wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
-        state = agent_call(self.remote, "check", root=self.root, files=wanted, prune=self.prune)
+        state = agent_call(self.remote, "check", root=self.root, files=wanted, prune=self.prune, master=this_master())
+        if state["taken"]:
+            what = f"{state['taken']}, another master, is working in {self.root}"
+            raise HostError(self.remote.name, what, remedy=TAKEN_REMEDY)
         if state["foreign"]:
             names = ", ".join(state["foreign"][:3])
             raise HostError(

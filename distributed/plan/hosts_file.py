@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -102,6 +103,8 @@ class _Reader:
             raise self.wrong(f"{where} must be an address, or an object with a 'host'", place, remedy=remedy)
         self.check_keys(told, HOST_KEYS, f"{where}: ")
         host = Host(**{KEYS[key][0]: self.value(key, value, where) for key, value in {**defaults, **told}.items()})
+        own = re.sub(r"[^\w.-]", "-", host.address)
+        host = replace(host, project_path=host.project_path.replace("{host}", own))
         if host.python_env == host.project_path:
             raise self.wrong(f"{where}: 'python_env' is the project folder itself", "python_env", remedy=AN_ENVIRONMENT)
         return host

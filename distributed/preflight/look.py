@@ -32,6 +32,7 @@ class Look:
         self.session: Session | None = None
         self.remote: Remote | None = None
         self.step = "connecting"
+        self.folders: list[str] = []  # its project, and the folder of its runs, which may be a link
         self._torch: int | None = None  # the number of a request whose answer takes seconds
 
     @property

@@ -32,6 +32,7 @@ from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ConfigError, TunerError
 
 from .checks import Checks
+from .folders import folder_problems
 from .groups import Groups
 from .look import Look
 from .needs import needs_of, read_own_files
@@ -41,7 +42,7 @@ from .session import Session
 
 # Seconds from the beginning. Links are measured once torch's import no longer takes the hosts' CPU.
 CONNECT_S = 5.0
-FACTS_BY, TORCH_BY, LINKS_BY, GROUPS_BY = 8.0, 8.5, 11.5, 13.5
+FACTS_BY, TORCH_BY, FOLDERS_BY, LINKS_BY, GROUPS_BY = 8.0, 8.5, 9.5, 11.5, 13.5
 
 
 @contextlib.contextmanager
@@ -75,10 +76,12 @@ class _Preflight:
         report = Report(hosts=[look.facts for look in self.looks])
         try:
             self._look_at_all()
+            usable = [look for look in self.looks if look.facts.spaces]
+            shared = folder_problems(usable, self.at(FOLDERS_BY), sync=self.sync)
             self._await_torch(TORCH_BY)
             link_problems = self._links(report)
             self._await_torch(GROUPS_BY)
-            report.problems = [*self._judge(report), *link_problems]
+            report.problems = [*self._judge(report), *shared, *link_problems]
         finally:
             self._end_agents()
         report.remotes = [look.remote for look in self.looks if look.remote]
@@ -139,6 +142,8 @@ class _Preflight:
             look.close()
 
     def _gather(self, look: Look, project: str) -> None:
+        own_runs = self.job.profile.runs_dir if self.job else Path("runs").absolute()  # of NetworkTrainer
+        look.folders = [project, f"{project}/runs" if look.number else str(own_runs)]
         # The master's run folder may be on another disk than the project.
         runs = [str(self.job.profile.runs_dir)] if self.job and not look.number else []
         device = look.facts.host.device or (self.job.profile.device if self.job else "auto")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
+from distributed.hosts.agent.masters import hold
 from distributed.hosts.backups import MADE_ANEW, exclude_from_backups
 from distributed.hosts.code import PACKAGES
 from distributed.hosts.keep_awake import keep_awake
@@ -68,6 +69,7 @@ def allow_open_files() -> None:
 
 def _work(spec: RunSpec, channel: ControlChannel) -> None:
     """Be a rank until the launcher ends this process."""
+    hold(Path())
     gc.disable()  # a sixth of the time of so many imports
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 

@@ -19,6 +19,7 @@ from distributed.hosts.sync import sync
 from distributed.launcher.follow import start_launcher
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
+from distributed.preflight.folders import check_folders
 from distributed.run_dir.folder import new_run
 from distributed.run_dir.log import read_events
 from distributed.ssh.host import Hosts
@@ -33,7 +34,13 @@ STOP_S = 4.0
 
 
 def code(asks: Asking) -> list[dict]:
-    """Send the code, the bundled model and clips, as a run does. Who cannot take them is left out from here on."""
+    """Send the code, the bundled model and clips, as a run does. Who cannot take them is left out from here on.
+
+    So are all hosts, where some have no folder of their own.
+    """
+    places, asks.desk.places = asks.places, asks.places[:1]
+    check_folders(places[0].host, [place.machine for place in places[1:]])
+    asks.desk.places = places
     with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         prepared = _prepare(asks, run_dir)
         models = {rank.host: rank.spec.profile.base_model for rank in prepared.launch.ranks if rank.host}

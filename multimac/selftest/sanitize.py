@@ -45,6 +45,7 @@ E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 # "Authority=Apple Development: NAME (TEAM)", "Hardware Port: NAME's iPhone", programs such as a VPN's
 OWN = re.compile(r"^(Authority=[^:\n]+|TeamIdentifier(?==)|Hardware Port(?=:.*['’]))[:=].*$", re.MULTILINE)
 KEPT_AWAKE = re.compile(r"(?<=kept awake right now) by [^)\n]*")
+OTHER_MASTER = re.compile(r"\S+(?=, another master,)")
 HARDWARE = re.compile(r"(?<![\w:-])[0-9a-f]{1,2}([:-])(?:[0-9a-f]{1,2}\1){4,}[0-9a-f]{1,2}(?!\w)", re.I)
 INTERFACE = re.compile(r"\b((?:en|wl)x)[0-9a-f]{12}\b")  # Linux: named after its hardware address
 IPV6 = re.compile(r"(?<![\w:.])(?=[\da-f:]*:)[\da-f:]*:[\da-f:.]*[\da-f:](?:%[\w.-]+)?(?!\w)", re.IGNORECASE)
@@ -114,6 +115,7 @@ class Sanitizer:
 
 
 def _without_keys(text: str) -> str:
+    text = OTHER_MASTER.sub("one", text)
     text = KEPT_AWAKE.sub("", OWN.sub(r"\1", UUID.sub("<UUID>", LINES.sub("<removed>", text))))
     for pattern in KEYS:
         text = pattern.sub("<key>", text)

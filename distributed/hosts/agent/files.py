@@ -20,24 +20,33 @@ from pathlib import Path
 
 from whisper_tuner.files import sync, sync_folder, write_atomically
 
+from .masters import RECORD, claim, hold, other_master
+
 PRIVATE = ".sync"
+CHECKOUT = "cli_typer.py"  # is only where somebody has cloned the project
 BLOCK = 1 << 18
 WORTH_KEEPING = 1 << 20  # bytes of a part: less than that is soon sent anew
 LEFT_S = 60.0  # without a change: nobody writes to it any more
 PART_KEPT_S = 3 * 24 * 3600.0
 
 
-def check(root: str, files: list, prune: list) -> dict:
+def check(root: str, files: list, prune: list, master: list) -> dict:
     """Compare [name, size, sha256, keep] with what lies under `root`.
 
     Answers with `missing` ([position, bytes of it that arrived earlier]), `stale` (files an earlier sync put below the
     folders `prune`, that are not in the list), `foreign` (files that are in the way and that no sync put there),
-    and `free` (bytes of disk).
+    `free` (bytes of disk), and `taken` (the name of another master than `master`, [id, name], that works here now).
+    Code that is equal to a checkout's own stays the checkout's: no later sync replaces or removes it.
     """
     base = Path(root).expanduser()
     private = base / PRIVATE
     missing, foreign = [], []
     with open_index(private) as index:
+        other, is_busy = other_master(private, master)
+        if is_busy:
+            return {"missing": [], "stale": [], "foreign": [], "free": 0, "taken": other}
+        claim(private, master)
+        is_checkout = (base / CHECKOUT).exists() and CHECKOUT not in index["managed"]
         drop_old_parts(private)
         for position, (name, size, digest, keep) in enumerate(files):
             path = base / name
@@ -45,7 +54,7 @@ def check(root: str, files: list, prune: list) -> dict:
                 if keep and path.exists() and name not in index["managed"]:
                     foreign.append(name)
                 missing.append([position, part_size(private, digest, size)])
-            else:
+            elif not (keep and is_checkout):
                 index["managed"][name] = 1
         wanted = {entry[0] for entry in files}
         old = [name for name in index["managed"] if name not in wanted and below(name, prune)]
@@ -54,6 +63,7 @@ def check(root: str, files: list, prune: list) -> dict:
         "stale": [name for name in old if (base / name).exists()],
         "foreign": foreign,
         "free": shutil.disk_usage(str(base)).free,
+        "taken": "",
     }
 
 
@@ -78,6 +88,7 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
     base = Path(root).expanduser()
     private = base / PRIVATE
     make_folder(private)
+    hold(base)
     all(receive(private, digest, offset, size) for digest, offset, size in parts)
     wanted, damaged = {}, []
     for name, size, digest in files:
@@ -100,6 +111,8 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
             forget(base, name, index)
         for folder in {(base / name).parent for name, _, _ in files}:
             sync_folder(folder, flush=False)
+    with contextlib.suppress(OSError):
+        os.utime(str(private / RECORD))
     return {"damaged": damaged}
 
 

@@ -262,7 +262,10 @@ def test_where_the_link_is_cut_the_whole_files_are_kept_and_the_rest_goes_on_lat
     assert (there / "data/whole").read_bytes() == b"whole"
     assert [part.name.split(".")[0] for part in (there / ".sync").glob("*.part")] == [digests[1]]
     wanted = [[*file, False] for file in files]
-    assert agent_call(remote, "check", root=str(there), files=wanted, prune=[])["missing"] == [[1, arrived], [2, 0]]
+    assert agent_call(remote, "check", root=str(there), files=wanted, prune=[], master=["id", "mac"])["missing"] == [
+        [1, arrived],
+        [2, 0],
+    ]
     parts = [[digests[1], arrived, len(cut) - arrived], [digests[2], 0, 10]]
     rest = [cut[arrived:] + b"never sent"]
     assert agent_call(remote, "commit", parts=parts, payload=rest, **request) == {"damaged": []}
@@ -418,6 +421,18 @@ def test_a_folder_with_somebody_elses_code_is_refused(remote, there, tmp_path):
     (tmp_path / "src/b.py").write_bytes(b"newer")
     run(remote, items)
     assert (there / "data/b.py").read_bytes() == b"newer"
+
+
+def test_what_a_checkout_has_of_its_own_is_never_replaced_or_removed(remote, there, tmp_path):
+    """Also if it was the same at first: its owner goes on working there."""
+    items = [replace(item, refuse_foreign=True) for item in make(tmp_path / "src", {"a.py": b"same", "b.py": b"same"})]
+    make(there / "data", {"a.py": b"same", "b.py": b"same", "../cli_typer.py": b""})
+    run(remote, items)
+    (there / "data/a.py").write_bytes(b"changed by its owner")
+    with pytest.raises(HostError, match=r"holds 1 files that no sync put there, and that differ: data/a\.py"):
+        run(remote, items)
+    run(remote, items[1:], prune=["data"])
+    assert (there / "data/a.py").read_bytes() == b"changed by its owner"
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", "a//b", "./a", "a/.", ".sync/x", "a\0b"])

@@ -1,0 +1,84 @@
+"""Whether hosts have folders of their own: of two that share one, each would replace and remove what the other has.
+
+Neither links hide that, nor the names by which the hosts know a network disk. See distributed/hosts/agent/folders.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from distributed.hosts.paths import PROJECT
+from distributed.hosts.sync import TAKEN_REMEDY, this_master
+from distributed.ssh.connection import Remote
+from distributed.ssh.host import PROJECT_PATH, Host
+from distributed.ssh.machine import LocalMachine
+from whisper_tuner.errors import HostError
+
+from .look import Look
+from .report import Problem, Report
+from .session import Session
+
+LOOK_S = 20.0
+SHARED = "these folders are the same, or one is in another: each host would replace and remove what the others have"
+OWN_FOLDERS = (
+    "If two are one machine, name it once. Else give each worker its own folder by one line at the top of the hosts"
+    f' file, and no other project_path below it: "project_path": "{PROJECT_PATH}-{{host}}". Then: multimac hosts setup'
+)
+
+
+def check_folders(master: Host, remotes: Sequence[Remote]) -> None:
+    """Look at the folders of hosts before anything is changed there. Raises HostError."""
+    looks = [Look(0, master), *(Look(number, remote.host) for number, remote in enumerate(remotes, 1))]
+    try:
+        for look, machine in zip(looks, [LocalMachine(master.address), *remotes], strict=True):
+            look.session = Session(machine, look.facts.host.python if look.number else sys.executable)
+            look.folders = [machine.expand(look.facts.host.project_path) if look.number else str(PROJECT)]
+        shared = folder_problems(looks, time.monotonic() + LOOK_S)
+        report = Report(hosts=[], problems=[*shared, *(problem for look in looks for problem in look.problems)])
+        report.raise_if_errors()
+    finally:
+        for look in looks:
+            if look.session:
+                look.session.close()
+
+
+def folder_problems(looks: Sequence[Look], deadline: float, *, sync: bool = True) -> list[Problem]:
+    """What hosts with a session share; what is wrong with one alone is added to its look. sync: new files are sent."""
+    token = secrets.token_hex(8)
+
+    def call_all(op: str, request: Callable[[Look], dict]) -> Iterator[tuple[Look, dict]]:
+        numbers = [(look, look.session.send(op, folders=look.folders, **request(look))) for look in looks]
+        for look, number in numbers:
+            try:
+                yield look, look.session.answer(number, op, deadline)
+            except HostError as error:
+                look.failed("folder", error)
+
+    marked = list(call_all("mark", lambda look: {"name": f"{token}-{look.number}", "master": this_master()}))
+    marks = [(look, number, below) for look, answer in marked for number, below in enumerate(answer["below"])]
+    names, sharing = [[f"{token}-{look.number}", number] for look, number, _ in marks], set()
+    is_caseless = any(answer["caseless"] for _, answer in marked)
+    for look, answer in call_all("seen", lambda look: {"marks": names}):
+        for position, above in answer["seen"]:
+            other, _, below = marks[position]
+            if other is not look and are_nested(above, below, is_caseless=is_caseless):
+                sharing |= {look.number, other.number}
+    for look, answer in marked:
+        other = answer["master"] if look.number else ""
+        if answer["busy"] and other:
+            look.problem("folder", f"{other}, another master, is working in {look.folders[0]}", TAKEN_REMEDY)
+        elif other and not sync:
+            look.problem("folder", f"{other}, another master, sent its files last", "Leave --no-sync out.")
+    group = [look for look in looks if look.number in sharing]
+    what = f"{', '.join(f'{look.name} ({look.folders[0]})' for look in group)}: {SHARED}"
+    shared = Problem(hosts=tuple(look.name for look in group), what=what, remedy=OWN_FOLDERS, check="folder")
+    return [shared] if group else []
+
+
+def are_nested(one: Sequence[str], other: Sequence[str], *, is_caseless: bool) -> bool:
+    """Whether two folders, by the names that lead to them from one place, are the same, or one is in the other."""
+    pairs = zip(one, other, strict=False)  # to the end of the shorter
+    return all(a == b or (is_caseless and a.casefold() == b.casefold()) for a, b in pairs)
