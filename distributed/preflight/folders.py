@@ -18,7 +18,7 @@ from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError
 
 from .look import Look
-from .report import Problem, Report
+from .report import Problem
 from .session import Session
 
 LOOK_S = 20.0
@@ -29,16 +29,18 @@ OWN_FOLDERS = (
 )
 
 
-def check_folders(master: Host, remotes: Sequence[Remote]) -> None:
-    """Look at the folders of hosts before anything is changed there. Raises HostError."""
+def shared_folders(master: Host, remotes: Sequence[Remote]) -> list[Problem]:
+    """What is wrong with the folders of hosts, before anything is changed there."""
     looks = [Look(0, master), *(Look(number, remote.host) for number, remote in enumerate(remotes, 1))]
     try:
         for look, machine in zip(looks, [LocalMachine(master.address), *remotes], strict=True):
-            look.session = Session(machine, look.facts.host.python if look.number else sys.executable)
             look.folders = [machine.expand(look.facts.host.project_path) if look.number else str(PROJECT)]
-        shared = folder_problems(looks, time.monotonic() + LOOK_S)
-        report = Report(hosts=[], problems=[*shared, *(problem for look in looks for problem in look.problems)])
-        report.raise_if_errors()
+            try:
+                look.session = Session(machine, look.facts.host.python if look.number else sys.executable)
+            except HostError as error:
+                look.failed("folder", error)
+        shared = folder_problems([look for look in looks if look.session], time.monotonic() + LOOK_S)
+        return [*shared, *(problem for look in looks for problem in look.problems)]
     finally:
         for look in looks:
             if look.session:

@@ -18,7 +18,7 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
 from distributed.plan.rendezvous import check_is_this_machine
-from distributed.preflight.folders import check_folders
+from distributed.preflight.folders import shared_folders
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
@@ -80,5 +80,5 @@ def _connected(hosts: Hosts) -> Iterator[list[Remote]]:
     """All workers' hosts at once, to change their folders. Raises one HostError that names each host that failed."""
     with contextlib.ExitStack() as stack:
         remotes = [stack.enter_context(remote) for remote in on_each(hosts.workers, Remote.connect)]
-        check_folders(hosts.master, remotes)
+        Report(hosts=[], problems=shared_folders(hosts.master, remotes)).raise_if_errors()
         yield remotes

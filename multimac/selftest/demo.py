@@ -19,13 +19,13 @@ from distributed.hosts.sync import sync
 from distributed.launcher.follow import start_launcher
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
-from distributed.preflight.folders import check_folders
+from distributed.preflight.folders import shared_folders
 from distributed.run_dir.folder import new_run
 from distributed.run_dir.log import read_events
 from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile
 
-from .asking import Asking, Place
+from .asking import Asking, Place, ProbeLost
 from .gather import reached
 
 ROUNDS, ALONE = 2, 2
@@ -34,13 +34,9 @@ STOP_S = 4.0
 
 
 def code(asks: Asking) -> list[dict]:
-    """Send the code, the bundled model and clips, as a run does. Who cannot take them is left out from here on.
-
-    So are all hosts, where some have no folder of their own.
-    """
-    places, asks.desk.places = asks.places, asks.places[:1]
-    check_folders(places[0].host, [place.machine for place in places[1:]])
-    asks.desk.places = places
+    """Send the code, the bundled model and clips, as a run does. Who cannot take them is left out from here on."""
+    found = shared_folders(asks.places[0].host, [place.machine for place in asks.places[1:]])
+    refused = {name: problem for problem in found for name in problem.hosts}
     with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         prepared = _prepare(asks, run_dir)
         models = {rank.host: rank.spec.profile.base_model for rank in prepared.launch.ranks if rank.host}
@@ -48,6 +44,8 @@ def code(asks: Asking) -> list[dict]:
         def send(place: Place) -> dict:
             if place is asks.places[0]:
                 return {"files": 0, "bytes": 0, "seconds": 0.0}
+            if problem := refused.get(place.host.address):
+                raise ProbeLost(str(problem))
             place.model = models[place.host]
             [report] = sync([place.machine], prepared.items, prune=PRUNED)
             return {"files": report.files, "bytes": report.bytes, "seconds": report.seconds}

@@ -22,7 +22,7 @@ from distributed.hosts.code import SyncItem
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import sync
 from distributed.plan.hosts_file import load_hosts
-from distributed.preflight.folders import are_nested, check_folders
+from distributed.preflight.folders import are_nested, shared_folders
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
@@ -56,11 +56,7 @@ def hosts_at(ssh_server: SshServer):
 def said_of(hosts: Hosts) -> str:
     with contextlib.ExitStack() as stack:
         remotes = [stack.enter_context(Remote.connect(host)) for host in hosts.workers]
-        try:
-            check_folders(hosts.master, remotes)
-        except HostError as error:
-            return str(error)
-    return ""
+        return "\n".join(map(str, shared_folders(hosts.master, remotes)))
 
 
 def marks(*folders: Path) -> list[Path]:

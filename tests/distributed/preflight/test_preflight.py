@@ -120,7 +120,8 @@ def test_each_host_is_wrong_in_another_way(no_torch, ssh_server, worker, tmp_pat
     )
     refused = Host(address="refused")
     locked = Host(address="locked", key_path=stranger)
-    bare = replace(worker, address="127.0.0.1", python_env="/no/such/environment")
+    own = f"{worker.project_path}-of-another"
+    bare = replace(worker, address="127.0.0.1", python_env="/no/such/environment", project_path=own)
     report = look(worker, refused, locked, Host(address="no-such-host.invalid"), bare)
     assert report.hosts[1].facts and len(report.pairs) == 2  # the good one is checked to the end
     said = "\n".join(wrong(report))
