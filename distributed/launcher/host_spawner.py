@@ -22,7 +22,7 @@ from whisper_tuner.errors import DataError, HostError, RunError
 from whisper_tuner.files import atomic_folder
 from whisper_tuner.paths import below
 
-from .spawner import WORKER
+from .spawner import WORKER, drop_own
 from .worker_link import WorkerLink
 
 RELAY = "distributed.control.relay"
@@ -133,16 +133,12 @@ class HostSpawner:
     def fetch(self, folder: str) -> None:
         """See Spawner."""
         remote = self._connection()
-        there = f"{remote.expand(self.host.project_path)}/{self._spec.run_dir}/{folder}"
+        there = f"{remote.expand(self.host.project_path)}/{self._spec.run_dir}/{self._spec.final}"
         fetch_folder(remote, there, self._run_dir / folder)
 
     def leave(self, *, finished: bool) -> None:
-        drop = f'rm -f "$0/{CHECKPOINTS}/{self.rank}.sock"'  # a supervisor that was killed has left it
-        if finished:
-            drop = f'rm -rf "$0/{CHECKPOINTS}" "$0/final"; rmdir "$0"'
         with contextlib.suppress(HostError, RunError), self._connection() as remote, _closed_after(LEAVE_S, remote):
-            command = ["/bin/sh", "-c", drop, self._spec.run_dir]
-            remote.run(command, cwd=remote.expand(self.host.project_path))
+            remote.run(drop_own(self._spec, finished=finished), cwd=remote.expand(self.host.project_path))
 
     def _connection(self) -> Remote:
         with self._lock:

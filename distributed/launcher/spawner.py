@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
+from urllib.parse import quote
 
 from distributed.hosts.paths import PROJECT
 from distributed.plan.launch import Rank, environment
-from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
+from distributed.plan.run_spec import CHECKPOINTS, SPEC, Rendezvous, RunSpec
 from distributed.ssh.machine import LocalMachine, LocalProcess
+from whisper_tuner.errors import HostError
 
 WORKER = "distributed.worker.main"
+# What one rank has written below a run's folder, $0. $1: its name as files have it (see Checkpoints), $2: its number.
+DROP_SOCKET = f'c="$0/{CHECKPOINTS}"; rm -f "$c/$2.sock"'  # a supervisor that was killed has left it
+DROP_OWN = f"""{DROP_SOCKET} "$c/$1{SPEC}" "$c/.$1{SPEC}".*
+rm -f "$c"/*/"$1".json "$c"/*/"$1".json.part "$c"/*/"$1".safetensors "$c"/*/"$1".safetensors.part
+rm -rf "$0/final-$1" "$0/final-$1.part" "$0/final-$1.old"
+rmdir "$c"/* "$c" "$0"
+"""
 
 
 class WorkerProcess(Protocol):
@@ -65,10 +73,10 @@ class Spawner(Protocol):
         """
 
     def fetch(self, folder: str) -> None:
-        """Copy a folder of the run's folder there to the one here. Raises HostError."""
+        """Copy the model that its worker has saved to this folder of the run's folder here. Raises HostError."""
 
     def leave(self, *, finished: bool) -> None:
-        """Remove what the run leaves there, after its workers. finished: also the checkpoints, of no use any more."""
+        """Remove what the worker leaves there, after it. finished: also its checkpoints, of no use any more."""
 
 
 class LocalSpawner:
@@ -102,6 +110,14 @@ class LocalSpawner:
         """It is here already."""
 
     def leave(self, *, finished: bool) -> None:
-        if finished:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(PROJECT / self._spec.run_dir / CHECKPOINTS)
+        with contextlib.suppress(HostError):
+            LocalMachine(self.name).run(drop_own(self._spec, finished=finished), cwd=str(PROJECT))
+
+
+def drop_own(spec: RunSpec, *, finished: bool) -> list[str]:
+    """The command that does what Spawner's `leave` says, from the project folder.
+
+    Others may use that folder too: files go by the rank's own name, folders once they are empty.
+    """
+    script = DROP_OWN if finished else DROP_SOCKET
+    return ["/bin/sh", "-c", script, spec.run_dir, quote(spec.name, safe=""), str(spec.rank)]

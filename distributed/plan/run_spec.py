@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from exogym.config import STRATEGIES, StrategyConfig
 from whisper_tuner.config import Profile
@@ -69,6 +71,12 @@ class RunSpec:
     @property
     def name(self) -> str:
         return self.hosts[self.rank]
+
+    @property
+    def final(self) -> str:
+        """The folder of the trained model below run_dir. On a host, where run_dir is relative, it has the rank's name:
+        so it can never be another's, in whatever folder the host works."""
+        return "final" if Path(self.run_dir).is_absolute() else f"final-{quote(self.name, safe='')}"
 
     @property
     def wanted_device(self) -> str | None:

@@ -59,7 +59,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
         result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
     done = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
     events({"type": "done", **done})
-    return lambda: work.save(Path(spec.run_dir) / "final", result)
+    return lambda: work.save(Path(spec.run_dir) / spec.final, result)
 
 
 def load_whisper(

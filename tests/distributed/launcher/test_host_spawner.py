@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from distributed.hosts.code import SyncItem
 from distributed.hosts.paths import PROJECT
 from distributed.launcher import host_spawner
 from distributed.launcher.host_spawner import HostSpawner
+from distributed.launcher.spawner import LocalSpawner
 from distributed.plan.files import save_items
 from distributed.plan.launch import Rank
 from distributed.plan.run_spec import Bundle, RunSpec
@@ -202,6 +203,50 @@ def test_another_start_ends_the_worker_before(spawner):
     assert next(heard(second))["type"] == "spec"
     wait_until(lambda: psutil.pid_exists(first._pid) is False or psutil.Process(first._pid).status() == "zombie")
     second.kill()
+
+
+CHECKPOINT = ("checkpoints/0000001/{}.json", "checkpoints/0000002/{}.safetensors", "checkpoints/0000002/{}.json.part")
+OTHERS = [name.format(rank) for rank in ("localhost.local", "mac.localhost", "master") for name in CHECKPOINT]
+OTHERS += ["final/model.safetensors", "final-master/model.safetensors", "run.json", "checkpoints/master.spec.json"]
+
+
+def write(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_worker_that_is_left_takes_along_only_what_bears_its_own_name(spawner, there, finished):
+    """The host's folder may be the master's, or that of another host."""
+    run, own = there / "runs" / "run", [name.format("localhost") for name in CHECKPOINT]
+    own += ["final-localhost/model.safetensors", "final-localhost.part/part", "checkpoints/localhost.spec.json"]
+    write(run, [*OTHERS, *own, "checkpoints/0.sock"])
+    spawner.start(again=False).kill()
+    spawner.leave(finished=finished)
+    assert files(run) == set(OTHERS) | (set() if finished else set(own))
+
+
+def test_a_rank_of_this_machine_leaves_what_others_have_written(tmp_path):
+    spec = RunSpec(run_id="run", run_dir=str(tmp_path), cache_dir="cache", bundle=Bundle(path="", sha256=""))
+    own = [name.format("localhost") for name in CHECKPOINT]
+    write(tmp_path, [*OTHERS, *own])
+    LocalSpawner(Rank(label="localhost", spec=spec), None, resume=False).leave(finished=True)
+    assert files(tmp_path) == set(OTHERS)
+
+
+def test_the_model_of_a_host_that_works_in_the_masters_folder_comes_and_stays(spawner, there, tmp_path, monkeypatch):
+    run = there / "runs" / "run"
+    write(run, ["final/model", f"{spawner._spec.final}/model"])
+    monkeypatch.setattr(spawner, "_run_dir", run)
+    spawner.start(again=False).kill()
+    spawner.fetch("final")
+    spawner.leave(finished=True)
+    assert files(run) == {"final/model"} and (run / "final" / "model").read_text() == "final-localhost/model"
 
 
 def main() -> None:
