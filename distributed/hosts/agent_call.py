@@ -26,8 +26,10 @@ SENT = (
     "distributed.hosts.interfaces",
     "distributed.ssh.local_network",
     "distributed.hosts.firewall",
+    "distributed.hosts.in_use",
     "distributed.hosts.agent.session",
     "distributed.hosts.agent.files",
+    "distributed.hosts.agent.holdings",
     "distributed.hosts.agent.facts",
     "distributed.hosts.agent.links",
     "distributed.hosts.agent.torch_process",
@@ -91,6 +93,7 @@ SHAPES: dict[str, Any] = {
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int},
     "lacking": {"missing": [(int, int)]},
     "commit": {"damaged": [str]},
+    "holdings": {"checkout": bool, "in_use": str, "held": [(str, str, int, int)], "others": int, "named": [str]},
     "facts": {
         "system": str,
         "release": str,

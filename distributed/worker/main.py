@@ -21,7 +21,9 @@ from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
 from distributed.hosts.backups import MADE_ANEW, exclude_from_backups
 from distributed.hosts.code import PACKAGES
+from distributed.hosts.in_use import hold
 from distributed.hosts.keep_awake import keep_awake
+from distributed.hosts.paths import STORE
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
@@ -40,6 +42,7 @@ REMEDIES = {
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
     allow_open_files()
+    hold(STORE, f"run {sys.argv[1]}")
     line = sys.stdin.buffer.readline()
     if not line:
         return ExitStatus.RUN
@@ -74,7 +77,8 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     gc.enable()
     about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
     send_event({"type": "hello", **about, "awake": keep_awake(os.getpid())})
-    spare_backups(Path(spec.run_dir))
+    if told := spare_backups(Path(spec.run_dir)):
+        send_event({"type": "notice", "what": told})
     save = run(spec, events=send_event, channel=channel)
     channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
     save()
@@ -82,12 +86,12 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     threading.Event().wait()
 
 
-def spare_backups(run_dir: Path) -> None:
-    """From the project folder, where a worker runs."""
+def spare_backups(run_dir: Path) -> str:
+    """From the project folder, where a worker runs. Returns what is to be told."""
     checkpoints = run_dir / CHECKPOINTS
     with contextlib.suppress(OSError):  # whoever writes a checkpoint says why
         checkpoints.mkdir(parents=True, exist_ok=True, mode=0o700)
-    exclude_from_backups(*map(Path, MADE_ANEW), checkpoints)
+    return exclude_from_backups(*map(Path, MADE_ANEW), checkpoints)
 
 
 def loaded_source_hash() -> str:

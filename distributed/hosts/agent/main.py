@@ -6,6 +6,7 @@ import time
 
 from .facts import code, facts, space
 from .files import check, commit, lacking
+from .holdings import holdings
 from .links import Links
 from .session import serve
 from .torch_process import TorchProcess
@@ -17,7 +18,7 @@ def clock() -> dict:
 
 def main() -> None:
     links, torch = Links(), TorchProcess()
-    operations = [facts, clock, space, code, check, lacking, commit]
+    operations = [facts, clock, space, code, check, lacking, commit, holdings]
     operations += [links.open, links.connect, links.heard, links.burst]
     operations += [torch.torch_facts, torch.open_store, torch.form_groups]
     serve({operation.__name__: operation for operation in operations})
