@@ -20,11 +20,11 @@ RUN = f"runs/{'[0-9]' * 8}-{'[0-9]' * 6}-*"
 KINDS = {
     AUDIO: [f"{STORE}/data", f"{STORE}/bundles", f"{STORE}/cache", ".sync/*.part", ".sync/*.copy"],
     "models": [f"{STORE}/models", f"{STORE}/evaluated"],
-    "runs": [f"{RUN}/checkpoints", f"{RUN}/final", f"{RUN}/final.part", f"{RUN}/final.old"],
+    "runs": [f"{RUN}/checkpoints", f"{RUN}/final*"],
     "environment": [],  # by a mark, see the agent
     "packages": [REMOTE_WHEELS, REMOTE_LISTS],
     "code": [],  # by the record
-    "records": [".selftest-*", f"{STORE}/*", ".sync/*"],
+    "records": [".selftest-*", ".multimac-mark-*", f"{STORE}/*", ".sync/*"],
 }
 
 
@@ -35,7 +35,7 @@ def holdings(remote: Remote, kinds: Sequence[str], *, remove: bool = False) -> d
     """
     root = remote.expand(remote.host.project_path)
     environments = {f"{root}/.venv", str(PurePosixPath(remote.expand(remote.host.python)).parent.parent)}
-    about = {"store": STORE, "kinds": list(KINDS.items()), "environments": sorted(environments), "made_by": MADE_BY}
+    about = {"kinds": list(KINDS.items()), "environments": sorted(environments), "made_by": MADE_BY}
     found = agent_call(remote, "holdings", root=root, unwanted=list(kinds) if remove else [], **about)
     if found["checkout"]:
         what = f"{root} is a checkout of this project, this machine's own or another: it has a cli_typer.py"

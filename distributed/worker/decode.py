@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from distributed.control.messages import send_event
 from distributed.control.timeouts import Timeouts
-from distributed.hosts.in_use import hold
+from distributed.hosts.agent.masters import hold
 from distributed.hosts.keep_awake import keep_awake
-from distributed.hosts.paths import STORE
 from distributed.plan.decode_spec import AFTER, DecodeSpec
 from whisper_tuner.json_text import parse_json
 
@@ -33,11 +32,11 @@ Hears = Callable[[str, list[Path]], "list[Transcript]"]
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
     alarm()
-    hold(STORE, "an evaluation")
     spec = DecodeSpec.from_json(sys.stdin.buffer.readline().decode())
     groups: queue.SimpleQueue[dict] = queue.SimpleQueue()
     threading.Thread(target=listen, args=(groups,), daemon=True).start()
     keep_awake(os.getpid())
+    hold(Path())
     hears = decoder(spec)
     while True:
         group = groups.get()

@@ -19,11 +19,10 @@ from pathlib import Path
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
+from distributed.hosts.agent.masters import hold
 from distributed.hosts.backups import MADE_ANEW, exclude_from_backups
 from distributed.hosts.code import PACKAGES
-from distributed.hosts.in_use import hold
 from distributed.hosts.keep_awake import keep_awake
-from distributed.hosts.paths import STORE
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError
@@ -42,7 +41,6 @@ REMEDIES = {
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
     allow_open_files()
-    hold(STORE, f"run {sys.argv[1]}")
     line = sys.stdin.buffer.readline()
     if not line:
         return ExitStatus.RUN
@@ -71,6 +69,7 @@ def allow_open_files() -> None:
 
 def _work(spec: RunSpec, channel: ControlChannel) -> None:
     """Be a rank until the launcher ends this process."""
+    hold(Path())
     gc.disable()  # a sixth of the time of so many imports
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 

@@ -9,21 +9,20 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from distributed.hosts.in_use import IN_USE
-
 from .files import PRIVATE, load_index, open_index
+from .masters import IN_USE
 
 SHOWN = 5
 
 
-def holdings(root: str, store: str, kinds: list, environments: list, made_by: str, unwanted: list) -> dict:
+def holdings(root: str, kinds: list, environments: list, made_by: str, unwanted: list) -> dict:
     """Remove what is ours of the kinds `unwanted`, if it may be removed, and tell what is there then.
 
     kinds: [name, patterns of names below `root`]; an environment is known by its prompt `made_by`, and code by the
     record of what was sent.
     """
     base = Path(root).resolve()
-    is_checkout, work = (base / "cli_typer.py").exists(), in_use(base / store)
+    is_checkout, work = (base / "cli_typer.py").exists(), in_use(base)
     ours = find(base, kinds, environments, made_by)
     if unwanted and not is_checkout and not work:
         for path in [path for kind in unwanted for path in ours[kind]]:
@@ -59,10 +58,9 @@ def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
 
 def has_no_link(path: Path, base: Path) -> bool:
     """Whether it really lies below `base`: no part of its name there is a link, or leads up."""
-    between = [path, *path.parents]
-    return (
-        base in between[1:] and ".." not in path.parts and not any(map(Path.is_symlink, between[: between.index(base)]))
-    )
+    if base not in path.parents or ".." in path.parts:
+        return False
+    return not any(map(Path.is_symlink, [path, *(folder for folder in path.parents if base in folder.parents)]))
 
 
 def has_prompt(folder: Path, prompt: str) -> bool:
@@ -71,13 +69,14 @@ def has_prompt(folder: Path, prompt: str) -> bool:
     return False
 
 
-def in_use(store: Path) -> str:
+def in_use(base: Path) -> str:
     """What works in the project folder now; "" for nothing."""
-    with contextlib.suppress(OSError), (store / IN_USE).open() as held:
+    with contextlib.suppress(OSError), (base / PRIVATE / IN_USE).open() as lock:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return held.read() or "a run"
+            runs = {path.parent.parent.name for path in base.glob("runs/*/checkpoints/*.sock")}
+            return f"run {', '.join(sorted(runs))}" if runs else "work for a run"
     return ""
 
 
@@ -93,7 +92,10 @@ def files_below(path: Path, without: Collection = ()) -> Iterator:
 
 def measured(paths: list) -> list:
     """How many files there are, and their bytes."""
-    sizes = [file.lstat().st_size for path in paths for file in files_below(path)]
+    sizes = []
+    for file in [file for path in paths for file in files_below(path)]:
+        with contextlib.suppress(OSError):  # somebody removes it just now
+            sizes.append(file.lstat().st_size)
     return [len(sizes), sum(sizes)]
 
 

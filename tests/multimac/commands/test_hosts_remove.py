@@ -13,11 +13,11 @@ from waiting import wait_until
 
 import cli_typer
 from distributed.hosts import sync as sync_module
+from distributed.hosts.agent.holdings import in_use
 from distributed.hosts.code import SyncItem, code_items
 from distributed.hosts.environment import MADE_BY
-from distributed.hosts.in_use import IN_USE
-from distributed.hosts.paths import STORE
 from distributed.hosts.sync import sync
+from distributed.plan.run_spec import Bundle, RunSpec
 from distributed.ssh.connection import Remote
 from whisper_tuner.errors import ExitStatus
 
@@ -129,18 +129,21 @@ def test_only_the_audio_goes_and_the_record_forgets_its_names(host, capsys):
 
 
 def test_a_host_with_a_run_in_progress_is_refused_by_name(host, capsys):
-    """A worker that waits for its RunSpec, frozen, as a Mac that sleeps."""
-    command = [sys.executable, "-m", "distributed.worker.main", "20261128-101500-mine"]
-    env = {**os.environ, "PYTHONPATH": f"{PROJECT}/gym:{PROJECT}"}
+    """A worker that is just loading torch, frozen, as a Mac that sleeps."""
+    run_id = "20261128-101500-mine"
+    (host.project / RUN / "0.sock").touch()  # its supervisor's
+    spec = RunSpec(run_id=run_id, run_dir=f"runs/{run_id}", cache_dir="", bundle=Bundle(path="none", sha256="0" * 64))
+    command = [sys.executable, "-m", "distributed.worker.main", run_id]
+    env = {**os.environ, "PYTHONPATH": f"{host.project}/gym:{host.project}"}
     worker = subprocess.Popen(command, cwd=host.project, env=env, stdin=subprocess.PIPE)
     try:
-        lock = host.project / STORE / IN_USE
-        wait_until(lambda: lock.exists() and lock.read_text())
+        worker.stdin.write(spec.to_json().encode() + b"\n")
+        worker.stdin.flush()
+        wait_until(lambda: in_use(host.project), 30)
         worker.send_signal(signal.SIGSTOP)
         before = listing(host.project)
         assert host.remove("--yes") == ExitStatus.HOST
-        said = capsys.readouterr().err
-        assert "127.0.0.1: run 20261128-101500-mine is in progress in " in said
+        assert f"127.0.0.1: run {run_id} is in progress in {host.project}" in capsys.readouterr().err
         assert listing(host.project) == before
     finally:
         worker.kill()
