@@ -21,6 +21,7 @@ except ModuleNotFoundError:
 from multimac import commands
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.interrupts import as_ctrl_c
+from whisper_tuner.text import harmless
 
 PROJECT = Path(__file__).resolve().parent
 if str(PROJECT / "gym") not in sys.path:
@@ -40,8 +41,9 @@ data_app = typer.Typer(help="Bring in recordings of any usual layout, and check 
 for name, group in {"data": data_app, "hosts": hosts_app, "config": config_app, "runs": runs_app}.items():
     app.add_typer(group, name=name)
 
-Config = Annotated[Path, typer.Option("--config", help="Configuration file.")]
-HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.")]
+# readable=False: a file that may not be read is told of by those who read it, with a remedy, not by the parser.
+Config = Annotated[Path, typer.Option("--config", help="Configuration file.", readable=False)]
+HostsFile = Annotated[Path, typer.Option("--hosts", help="Hosts file.", readable=False)]
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of the runs. [default: as config.ini says]")]
 Run = Annotated[str, typer.Argument(help="A run's id or the beginning of one, its folder, or `last`.")]
 Resume = Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
@@ -324,6 +326,9 @@ def data_import(
     split_off: Annotated[
         bool, typer.Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
     ] = False,
+    outside: Annotated[
+        list[Path] | None, typer.Option("--outside", metavar="FOLDER", help="Its audio may lie there, too; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> int:
     """Read recordings of any usual layout, and write manifests for config.ini. Importing again goes on."""
@@ -339,6 +344,7 @@ def data_import(
         keep_empty=keep_empty,
         keep_long=keep_long,
         split_off=split_off,
+        outside=outside or (),
         as_json=as_json,
     )
 
@@ -481,7 +487,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(status or ExitStatus.OK)
     except TunerError as error:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        typer.secho(f"error: {error}", err=True, fg="red", color=False if plain else None)
+        typer.secho(harmless(f"error: {error}"), err=True, fg="red", color=False if plain else None)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
         return ExitStatus.INTERRUPTED

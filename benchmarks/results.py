@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from lab.machine import lacking
+
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = "# Results\n\nWritten by the scripts in this folder; misses stand here too.\n"
 
@@ -33,6 +35,7 @@ def listed(misses: Iterable[str]) -> list[str]:
 def write_section(name: str, body: Sequence[str], commits: Iterable[str] = ()) -> None:
     """Replace or add the section of benchmark `name`; `commits` are what was measured, if not what is checked out."""
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    machine += "".join(f", without {what}" for what in lacking)
     when = f"{datetime.date.today()}, commit {', '.join(dict.fromkeys(commits)) or current_commit()}, {machine}"
     section = "\n".join([f"## {name}", "", when, "", *body, ""])
     text = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else HEAD

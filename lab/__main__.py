@@ -6,6 +6,7 @@ import argparse
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 from lab.errors import LabError
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
+    warnings.showwarning = lambda message, *place: print(f"lab: {message}", file=sys.stderr)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a lab that is half built is taken down
     try:
         return run(parser().parse_args())

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lab import network
 from lab.lab import Lab
+from lab.machine import needed
 
 BRIDGE = network.PREFIX + "br2"
 SUBNET = "10.79.0"
@@ -26,7 +27,8 @@ def cable(lab: Lab, hosts: Sequence[str], rate: str | None = None) -> Iterator[N
             network.plug_in(host, INTERFACE, f"{network.PREFIX}{host}-2", BRIDGE, address(lab, host))
             if rate:
                 limit = network.limit_to(rate)
-                network.in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
+                with needed(network.LIMITED_LINKS):
+                    network.in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
         yield
     finally:
         for host in hosts:

@@ -1,54 +1,60 @@
-"""A CPU share per host, by cgroup v1 or v2; the same group lists a host's processes."""
+"""A CPU share per host, by cgroup v1 or v2. Where there is neither, hosts have no limits."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.machine import needed
 from lab.network import PREFIX
 
 PERIOD_US = 100_000
 THREADS = "threads"  # the group inside a host's, see set_share_of_first_threads
+SHARES = "shares of the processor (cgroups)"
 
 
 def root() -> Path:
-    """Folder of the CPU controller: cgroup v2's root, or the v1 hierarchy."""
+    """Folder of the CPU controller: cgroup v2's root, or the v1 hierarchy, which may not be there."""
     base = Path("/sys/fs/cgroup")
     if (base / "cgroup.controllers").exists():
         return base
-    for name in ("cpu", "cpu,cpuacct"):
-        if (base / name / "cgroup.procs").exists():
-            return base / name
-    raise LabError("no CPU controller under /sys/fs/cgroup: mount cgroup v2, or v1 with `cpu`")
+    return base / ("cpu,cpuacct" if (base / "cpu,cpuacct").exists() else "cpu")
 
 
 def group(host: str) -> Path:
     return root() / (PREFIX + host)
 
 
-def add_group(host: str, cpus: float | None) -> Path:
-    folder = group(host)
-    folder.mkdir(exist_ok=True)
+def add_group(host: str, cpus: float | None) -> None:
+    with needed(SHARES):
+        group(host).mkdir(exist_ok=True)
     set_share(host, cpus)
-    return folder
+
+
+def join(host: str) -> str:
+    """The beginning of a shell line whose process joins the host's group, if there is one."""
+    procs = group(host) / "cgroup.procs"
+    return f"echo $$ > {shlex.quote(str(procs))} && " if procs.exists() else ""
 
 
 def set_share(host: str, cpus: float | None) -> None:
     """Limit the host to `cpus` cores (0.5 is half of one); None lifts the limit."""
     folder = group(host)
     quota = None if cpus is None else int(cpus * PERIOD_US)
-    if (root() / "cgroup.controllers").exists():
-        with contextlib.suppress(OSError):  # already delegated, or by systemd only
-            (root() / "cgroup.subtree_control").write_text("+cpu")
-        if not (folder / "cpu.max").exists():
-            raise LabError(f"{folder}: the cpu controller is not available here")
-        (folder / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
-    else:
-        (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
+    with needed(SHARES):
+        if (root() / "cgroup.controllers").exists():
+            with contextlib.suppress(OSError):  # already delegated, or by systemd only
+                (root() / "cgroup.subtree_control").write_text("+cpu")
+            if not (folder / "cpu.max").exists():
+                raise LabError(f"{folder}: the cpu controller is not available here")
+            (folder / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}")
+        else:
+            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
 
 
 def set_share_of_first_threads(host: str, pids: Iterable[int], cpus: float) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lab import network
-from lab.errors import LabError
+from lab.errors import LabError, LabLacks
 from lab.hosts import LabHost, LabProcess, user_home
 from lab.keys import ENVIRONMENT, PRIVATE
 
@@ -179,7 +179,7 @@ def clock(host: LabHost, seconds: float) -> dict[str, str]:
     if not host.path(library).exists():
         found = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
         if found is None:
-            raise LabError("not installed: libfaketime (apt-get install faketime)")
+            raise LabLacks("not installed: libfaketime (apt-get install faketime)")
         # In 0.9.10 absolute sleeps by CLOCK_MONOTONIC fail, and so does Python's time.sleep: hide that function.
         content = found.read_bytes().replace(b"\0clock_nanosleep\0", b"\0XXXXX_nanosleep\0", 1)
         host.path(library).write_bytes(content)

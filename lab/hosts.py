@@ -107,7 +107,7 @@ mount --bind {q(sshd_config.parent)} {q(PRIVATE)}
 cd /
 exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
 """
-        join = f'echo $$ > {q(cpu.group(self.name) / "cgroup.procs")}; exec "$@"'
+        join = f'{cpu.join(self.name)}exec "$@"'
         command = ["sh", "-c", join, "sh", "ip", "netns", "exec", network.namespace(self.name)]
         command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c", script]
         with log.open("ab") as stream:
@@ -137,7 +137,7 @@ exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
         settings = {"HOME": str(user), "USER": pwd.getpwuid(os.getuid()).pw_name, "PATH": PATH, "LANG": "C.UTF-8"}
         settings |= env or {}
         variables = [f"{key}={value}" for key, value in settings.items()]
-        join = f'echo $$ > {q(cpu.group(self.name) / "cgroup.procs")} && exec "$@"'
+        join = f'{cpu.join(self.name)}exec "$@"'
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--net", "--pid", "--"]
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', cwd or str(user), "env", "-i", *variables, *command]
         return ["sh", "-c", join, "sh", *enter, *inside]
@@ -150,9 +150,15 @@ exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
         """Run a command of this machine with the host's view of the file system; returns its stdout."""
         return network.sh("nsenter", "--target", str(self.pid), "--mount", "--pid", "--", *command)
 
+    def pids(self) -> list[int]:
+        """All processes in the host's UTS namespace: its own, and each nsenter that waits for one."""
+        own = uts_namespace(self.pid)
+        found = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+        return sorted(pid for pid in found if own and uts_namespace(pid) == own)
+
     def processes(self) -> list[LabProcess]:
         """What runs in the host now, except the listening sshd and processes that have ended already."""
-        found = (describe(pid) for pid in cpu.pids(cpu.group(self.name)) if pid != self.pid)
+        found = (describe(pid) for pid in self.pids() if pid != self.pid)
         return [process for process in found if process is not None and process.host_pid > 1]
 
     def listeners(self) -> list[LabListener]:
@@ -173,7 +179,7 @@ exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
             kill(process.pid, number)
         if number in {signal.SIGCONT, signal.SIGKILL}:
             # nsenter stops together with the process it waits for, and must be woken to see it go on or end.
-            for pid in set(cpu.pids(cpu.group(self.name))) - {process.pid for process in self.processes()}:
+            for pid in set(self.pids()) - {process.pid for process in self.processes()}:
                 kill(pid, signal.SIGCONT)
         return hit
 
@@ -186,9 +192,8 @@ exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
 
     def _signal_all(self, number: signal.Signals, done: Callable[[str], bool]) -> None:
         """Repeats, for processes that were being started, and for an nsenter that stops itself after its child."""
-        group = cpu.group(self.name)
         deadline = time.monotonic() + SIGNAL_TIMEOUT_S
-        while left := [pid for pid in cpu.pids(group) if not done(state(pid))]:
+        while left := [pid for pid in self.pids() if not done(state(pid))]:
             if time.monotonic() > deadline:
                 raise LabError(f"{self.name}: {number.name} does not reach the processes {left}")
             for pid in left:
@@ -201,6 +206,14 @@ def state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def uts_namespace(pid: int) -> str:
+    """Empty for a process that is gone, or is not to be seen."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/uts").readlink())
+    except OSError:
         return ""
 
 

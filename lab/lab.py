@@ -17,13 +17,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lab import cpu, keys, network
-from lab.errors import LabError
+from lab.errors import LabError, LabLacks
 from lab.hosts import LabHost, LabProcess
+from lab.machine import needed, tell, wished
 
 PROJECT = Path(__file__).resolve().parent.parent
 RECORD = Path("/run/mmlab")  # there while a lab is up, so that another process finds it
 CLAIM = Path("/run/mmlab.lock")  # held while a lab is claimed
-PROGRAMS = ("ip", "tc", "nft", "unshare", "nsenter", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+PROGRAMS = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 
 
 class Lab:
@@ -73,12 +74,14 @@ class Lab:
         save(folder=folder, temporary=temporary)
         if not (folder / "owner_key").exists():
             keys.new_key(folder / "owner_key", "lab owner")
-        network.add_bridge()
+        with needed("network bridges"):
+            network.add_bridge()
         for index in range(1, self.size + 1):
             host = self._start(f"h{index}", index, folder)
             self.hosts[host.name] = host
             save(hosts=[host_json(h) for h in self.hosts.values()])
         self._meet()
+        tell()
 
     def _start(self, name: str, index: int, folder: Path) -> LabHost:
         home = folder / "homes" / ("shared" if self.shared_home else name)
@@ -99,8 +102,10 @@ class Lab:
             shown=() if bare else (Path(sys.base_prefix), *self.shown),
         )
         network.add_host(name, index)
-        network.set_rate(name, self.rate)
-        cpu.add_group(name, self.cpus)
+        with wished(network.LIMITED_LINKS, "they are as fast as memory"):
+            network.set_rate(name, self.rate)
+        with wished(cpu.SHARES, "hosts take what they get of the processor"):
+            cpu.add_group(name, self.cpus)
         config = keys.write_sshd(folder / "sshd" / name, host.address, name)
         log = folder / f"{name}.sshd.log"
         log.write_bytes(b"")
@@ -196,10 +201,12 @@ class Lab:
 
 def check_machine() -> None:
     if sys.platform != "linux" or os.geteuid() != 0:
-        raise LabError("the lab needs Linux and root")
+        raise LabLacks("the lab needs Linux and root")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
-        raise LabError(f"not installed: {', '.join(missing)} (apt-get install openssh-server iproute2 nftables)")
+        raise LabLacks(f"not installed: {', '.join(missing)} (apt-get install openssh-server iproute2 nftables)")
+    with needed("namespaces, as root in a container may"):
+        network.sh("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "true")
 
 
 def claim(owner: int) -> None:

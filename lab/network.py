@@ -10,6 +10,7 @@ import json
 import subprocess
 
 from lab.errors import LabError
+from lab.machine import needed, wished
 
 PREFIX = "mmlab-"
 BRIDGE = PREFIX + "br"
@@ -21,13 +22,15 @@ NFT_TABLE = "mmlab"
 # veth passes them on whole. But tbf cuts those that are larger than its burst, and packets of 1,500 bytes took a tenth
 # of a core of three hosts that trained.
 LARGEST_PACKET = "32768"
+LARGE_PACKETS = "large packets (gso_max_size)"
+LIMITED_LINKS = "links of limited speed (tc, tbf)"
 
 
 def sh(*command: str, check: bool = True, input: str | None = None) -> str:
     """Run one system command and return its stdout; LabError carries its stderr."""
-    result = subprocess.run(
-        command, capture_output=True, text=True, input=input, stdin=None if input else subprocess.DEVNULL
-    )
+    stdin = None if input else subprocess.DEVNULL
+    # A program that is not installed fails with a status too, from `env`.
+    result = subprocess.run(("env", *command), capture_output=True, text=True, input=input, stdin=stdin)
     if check and result.returncode:
         raise LabError(f"{' '.join(command)}: {(result.stderr or result.stdout).strip()}")
     return result.stdout
@@ -56,17 +59,22 @@ def add_host(host: str, index: int) -> None:
     """A namespace with one interface on the bridge, and no route to anywhere else."""
     sh("ip", "netns", "add", namespace(host))
     in_namespace(host, "ip", "link", "set", "lo", "up")
-    # As on macOS; a namespace would take the machine's own.
-    in_namespace(host, "sh", "-c", "echo cubic > /proc/sys/net/ipv4/tcp_congestion_control")
+    for name, other in (("cubic", "reno"), ("reno", "the machine's own")):  # macOS has cubic
+        with wished(f"TCP's {name}", f"hosts have {other}"):
+            in_namespace(host, "sh", "-c", f"echo {name} > /proc/sys/net/ipv4/tcp_congestion_control")
+            break
     plug_in(host, INTERFACE, PREFIX + host, BRIDGE, address(index))
 
 
 def plug_in(host: str, inside: str, outside: str, bridge: str, address: str) -> None:
     """An interface of the host's with an address, and its other end on a bridge."""
     sh("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", namespace(host))
-    sh("ip", "link", "set", outside, "gso_max_size", LARGEST_PACKET, "master", bridge, "up")
+    sh("ip", "link", "set", outside, "master", bridge, "up")
     in_namespace(host, "ip", "addr", "add", f"{address}/24", "dev", inside)
-    in_namespace(host, "ip", "link", "set", inside, "gso_max_size", LARGEST_PACKET, "up")
+    in_namespace(host, "ip", "link", "set", inside, "up")
+    with wished(LARGE_PACKETS, "sending costs more of the processor"):
+        sh("ip", "link", "set", outside, "gso_max_size", LARGEST_PACKET)
+        in_namespace(host, "ip", "link", "set", inside, "gso_max_size", LARGEST_PACKET)
 
 
 def set_rate(host: str, rate: str | None) -> None:
@@ -76,8 +84,9 @@ def set_rate(host: str, rate: str | None) -> None:
         sh("tc", "qdisc", "del", "dev", PREFIX + host, "root", check=False)
         return
     limit = limit_to(rate)
-    in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
-    sh("tc", "qdisc", "replace", "dev", PREFIX + host, *limit)
+    with needed(LIMITED_LINKS):
+        in_namespace(host, "tc", "qdisc", "replace", "dev", INTERFACE, *limit)
+        sh("tc", "qdisc", "replace", "dev", PREFIX + host, *limit)
 
 
 def limit_to(rate: str) -> tuple[str, ...]:
@@ -87,8 +96,9 @@ def limit_to(rate: str) -> tuple[str, ...]:
 
 def rate(host: str) -> str | None:
     """The limit that `set_rate` set."""
-    [first, *_] = json.loads(in_namespace(host, "tc", "-j", "qdisc", "show", "dev", INTERFACE, "root"))
-    return f"{first['options']['rate'] * 8}bit" if first["kind"] == "tbf" else None
+    with needed(LIMITED_LINKS):
+        found = json.loads(in_namespace(host, "tc", "-j", "qdisc", "show", "dev", INTERFACE, "root"))
+    return next((f"{each['options']['rate'] * 8}bit" for each in found if each["kind"] == "tbf"), None)
 
 
 def set_link(host: str, up: bool) -> None:
@@ -114,7 +124,13 @@ def drop(host: str, peer: str | None = None, way: str = "both") -> None:
         "out": f"chain output {{ type filter hook output priority 0; policy accept; {leaving} drop; }}",
     }
     chosen = chains.values() if way == "both" else [chains[way]]
-    in_namespace(host, "nft", "-f", "-", input="\n".join([f"table inet {NFT_TABLE} {{", *chosen, "}\n"]))
+    add_rules(host, "\n".join([f"table inet {NFT_TABLE} {{", *chosen, "}\n"]))
+
+
+def add_rules(host: str, table: str) -> None:
+    """A table of rules, in the words of `nft`."""
+    with needed("rules that drop packets (nftables)"):
+        in_namespace(host, "nft", "-f", "-", input=table)
 
 
 def pass_all(host: str) -> None:

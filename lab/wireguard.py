@@ -6,6 +6,7 @@ wireguard-go is WireGuard in user space, so the kernel needs nothing but /dev/ne
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import time
@@ -13,9 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lab import network
-from lab.errors import LabError
+from lab.errors import LabError, LabLacks
 from lab.keys import PRIVATE
 from lab.lab import Lab
+from lab.machine import needed
 
 PORT = 51820
 SUBNET = "10.78.0"
@@ -44,7 +46,9 @@ def interface(host: str) -> str:
 def private_network(lab: Lab) -> Iterator[None]:
     """Each host of a lab also as `address`, on `interface`, its sshd too; nothing else passes between hosts."""
     if shutil.which("wireguard-go") is None or shutil.which("wg") is None:
-        raise LabError("not installed: WireGuard (apt-get install wireguard-go wireguard-tools)")
+        raise LabLacks("not installed: WireGuard (apt-get install wireguard-go wireguard-tools)")
+    with needed("network devices of programs (/dev/net/tun)"):
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
     keys = {name: network.sh("wg", "genkey").strip() for name in lab.hosts}
     with contextlib.ExitStack() as undo:
         for name in lab.hosts:
@@ -72,7 +76,7 @@ def _tunnel(lab: Lab, name: str, keys: dict[str, str]) -> Iterator[None]:
             network.in_namespace(name, "wg", "setconf", device, "/dev/stdin", input=settings)
             network.in_namespace(name, "ip", "addr", "add", f"{address(lab, name)}/24", "dev", device)
             network.in_namespace(name, "ip", "link", "set", device, "up", "mtu", "1420")
-            network.in_namespace(name, "nft", "-f", "-", input=ONLY_ENCRYPTED)
+            network.add_rules(name, ONLY_ENCRYPTED)
             yield
         finally:
             network.in_namespace(name, "nft", "delete", "table", "inet", NFT_TABLE, check=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-SPOKEN = "awk cat cp date env expand find grep head id ls make mkdir mv printf ps rm rmdir sh sleep sort stat tail test"
-SPOKEN += " touch true uname wc which xargs"
+SPOKEN = "awk cat chmod cp date env expand find grep head id ls make mkdir mv printf ps rm rmdir sh sleep sort stat"
+SPOKEN += " tail test touch true uname wc which xargs"
 TOOL = """#!/bin/sh
 for word; do case "$word" in --?*) echo "{name}: illegal option -- -" >&2; exit 64 ;; esac; done
 exec {program} "$@"

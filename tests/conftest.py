@@ -8,6 +8,8 @@ import signal
 import pytest
 from loopback_sshd import ssh_server
 
+from lab.errors import LabLacks
+
 __all__ = ["ssh_server"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,8 +40,13 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With CI=true a skip is a failure: there all that tests need can be installed, but a CUDA card."""
+    """What this machine cannot do for the lab is skipped by name.
+
+    With CI=true a skip is a failure: there all that tests need can be installed, but a CUDA card.
+    """
     report = yield
+    if call.excinfo and call.excinfo.errisinstance(LabLacks):
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {call.excinfo.value}")
     may_be_skipped = hasattr(report, "wasxfail") or item.get_closest_marker("cuda")
     if report.skipped and os.environ.get("CI") == "true" and not may_be_skipped:
         report.outcome = "failed"

@@ -6,16 +6,18 @@ import contextlib
 import csv
 import errno
 import fcntl
-import io
 import os
+import re
 import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 DATALESS = 0x40000000  # SF_DATALESS (man chflags of macOS); in Python's stat from 3.13 on
+FORMULA = r"'*[=+\-@\t\r\n]"  # how a cell begins that a spreadsheet computes
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
@@ -34,20 +36,39 @@ def write_atomically(path: Path, text: str, *, durable: bool = True, mode: int =
         part.write_text(text, encoding="utf-8")
 
 
-def write_shared(path: Path, text: str) -> None:
-    """The same for a file that others may read: with the mode that it has; what a link points to, not the link."""
+def write_shared(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """The same for a file of the user's own: with the mode that it has; what a link points to, not the link.
+
+    mode: of a new one.
+    """
     path = path.resolve()
-    write_atomically(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else 0o644)
+    write_atomically(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else mode)
 
 
-def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV; its folder is made."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+def private(path: str, flags: int) -> int:
+    """The opener of a file that, if it is new, only its owner may read."""
+    return os.open(path, flags, 0o600)
+
+
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], *, exact: bool = False) -> None:
+    """Write a CSV; its folder is made. Nothing in it is a formula to a spreadsheet, unless it is to be `exact`."""
+    lines: list[str] = []
+    writer = csv.writer(SimpleNamespace(write=lines.append))  # ends lines with CR LF, and so quotes a CR in a cell
     writer.writerow(header)
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow(row if exact else map(_shown, row))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    write_atomically(path, "".join(f"{line[:-2]}\n" for line in lines))
+
+
+def _shown(cell: object) -> object:
+    return f"'{cell}" if re.match(FORMULA, str(cell)) and not isinstance(cell, (int, float)) else cell
+
+
+def read_table(text: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The rows of a CSV as they were before `write_table` wrote them, not `exact`. Raises csv.Error."""
+    for row in csv.DictReader(text):
+        yield {name: cell[1:] if re.match(f"'{FORMULA}", str(cell)) else cell for name, cell in row.items()}
 
 
 @contextlib.contextmanager
@@ -73,11 +94,11 @@ def atomic_path(path: Path, *, durable: bool = True, mode: int = 0o600) -> Itera
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, *, mode: int = 0o700) -> Iterator[Path]:
     """The same for a folder, which appears whole or not at all. What was there stays as `path`.old until then."""
     part, old = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.old")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part.mkdir(parents=True, mode=mode)
     try:
         yield part
         for folder, _, files in os.walk(part, topdown=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 # Of files that libsndfile, ffmpeg or a Mac's afconvert may read: what a folder of audio is searched for.
@@ -22,3 +23,19 @@ def expanded(path: str | Path) -> Path:
 def shown(path: Path) -> Path:
     """Relative to here where it lies below: it is what a user would type."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def is_below(name: str) -> bool:
+    """Whether a relative name stays below the folder that it is joined to."""
+    return "\0" not in name and not {"", ".", ".."} & {*name.split("/")}
+
+
+def below(folder: Path, name: str) -> Path:
+    """The path `folder`/`name`, for a name that a host has said, or that stands in a file that somebody else wrote.
+
+    Raises ValueError for a name that leads elsewhere, or that is none: with a control character, a backslash, or a `~`
+    at its beginning.
+    """
+    if not is_below(name) or re.search(r"[\x00-\x1f\x7f-\x9f\\]|^~", name):
+        raise ValueError(f"{name!r} is not a name below {folder}")
+    return folder / name

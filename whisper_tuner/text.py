@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def counted(count: int, noun: str) -> str:
     """Such as 1 row, or 1,200 rows."""
@@ -31,3 +33,8 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def harmless(text: str) -> str:
+    """Without the characters that a terminal obeys, but for tabs and new lines: texts and names come from anywhere."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)

@@ -202,7 +202,9 @@ class _HostSetup:
         source = ["--no-index", "--find-links", str(PurePosixPath(self.root, REMOTE_WHEELS))]
         taken = Taken(self.remote, str(PurePosixPath(self.python).parent.parent))
         with self.shown("installing", taken, unpacked(wheels, differing(self.pins, facts["versions"]))):
-            self.pip("install", *source, other=target.python != sys.version_info[:2])
+            # A wheel that nobody here has sent, or that somebody there has changed, is refused.
+            listed = {"requirements": wheelhouse.COMPLETE} if wheels else {}
+            self.pip("install", *source, "--require-hashes", **listed, other=target.python != sys.version_info[:2])
         return "wheelhouse"
 
     def shown(self, doing: str, *how_far: Any) -> AbstractContextManager:
@@ -254,15 +256,17 @@ class _HostSetup:
         size = sum(wheel.stat().st_size for wheel in wheels)
         self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
         items = [SyncItem(local=wheel, remote=f"{REMOTE_WHEELS}/{wheel.name}") for wheel in wheels]
+        lists = {wheel.parent / wheelhouse.COMPLETE for wheel in wheels}
+        items += [SyncItem(local=path, remote=f"{REMOTE_LISTS}/{path.name}") for path in lists]
         report = sync([self.remote], {self.remote.name: items}, self.progress, prune=[REMOTE_WHEELS])[0]
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
         return wheels
 
-    def pip(self, *command: str, other: bool = False) -> None:
+    def pip(self, *command: str, requirements: str = "requirements.txt", other: bool = False) -> None:
         """other: the wheels were fetched by a Python of another minor version."""
         line = [self.python, "-m", "pip", *command, *QUIET, "--no-compile"]
         folder = PurePosixPath(self.root, REMOTE_LISTS)
-        files = ["--requirement", str(folder / "requirements.txt"), "--constraint", str(folder / "constraints.txt")]
+        files = ["--requirement", str(folder / requirements), "--constraint", str(folder / "constraints.txt")]
         done = self.remote.run([*line, *files], timeout=INSTALL_TIMEOUT_S)
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:]

@@ -19,6 +19,7 @@ from distributed.ssh.connection import Remote
 from whisper_tuner.errors import DataError, HostError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.paths import is_below
 
 from .agent_call import agent_call
 from .code import SyncItem
@@ -101,8 +102,7 @@ def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
     """Refuse names that would leave the project folder, and two files of one name."""
     names: dict[str, Path] = {}
     for item in items:
-        parts = item.remote.split("/")
-        if "\0" in item.remote or parts[0] in {"", ".sync"} or {"", ".", ".."} & set(parts):
+        if not is_below(item.remote) or item.remote.split("/")[0] == ".sync":
             raise DataError(f"{item.remote!r} is not a name below the project folder")
         if names.setdefault(item.remote, item.local) != item.local:
             raise DataError(f"two files for {item.remote!r}: {names[item.remote]} and {item.local}")

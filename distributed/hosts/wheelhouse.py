@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from packaging.tags import mac_platforms
+from packaging.utils import parse_wheel_filename
 
 from whisper_tuner.errors import HostError
+from whisper_tuner.files import write_atomically
+from whisper_tuner.paths import below
 
 from .paths import PROJECT
 
 CACHE = PROJECT / ".cache" / "wheelhouse"
-COMPLETE = ".complete"
+COMPLETE = "wheels.txt"  # is there once all wheels are: requirements for pip, with the hash of each
 QUIET = ("--quiet", "--disable-pip-version-check", "--no-input")
 _filling = threading.Lock()
 
@@ -58,15 +61,26 @@ def target_of(facts: dict[str, Any]) -> Target:
 def fill(host: str, target: Target, requirements: Path, constraints: Path) -> list[Path]:
     """The wheels of the requirements and all that they need, from the cache or the registry. Raises HostError."""
     wanted = hashlib.sha256(requirements.read_bytes() + constraints.read_bytes()).hexdigest()
-    folder = CACHE / target.tag / wanted[:16]
+    try:
+        folder = below(CACHE, target.tag) / wanted[:16]
+    except ValueError as error:
+        raise HostError(host, f"what it says of itself cannot be: {error}") from None
     with _filling:
         if not (folder / COMPLETE).exists():
             download(host, target, folder, requirements, constraints)
-            (folder / COMPLETE).touch()
+            write_atomically(folder / COMPLETE, hashed_requirements(folder), durable=False)
             for other in folder.parent.iterdir():
                 if other != folder:
                     shutil.rmtree(other)
     return sorted(folder.glob("*.whl"))
+
+
+def hashed_requirements(folder: Path) -> str:
+    lines = []
+    for wheel in sorted(folder.glob("*.whl")):
+        name, version, *_ = parse_wheel_filename(wheel.name)
+        lines.append(f"{name}==={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    return "".join(lines)
 
 
 def download(host: str, target: Target, folder: Path, requirements: Path, constraints: Path) -> None:

@@ -19,7 +19,7 @@ from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import PREPARING, RunView
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
-from whisper_tuner.text import duration, size
+from whisper_tuner.text import duration, harmless, size
 
 from .report import REPORT
 
@@ -42,7 +42,7 @@ class PlainScreen:
         self._progress, self._progress_at = "", time.monotonic()
 
     def print(self, line: str) -> None:
-        print(line, flush=True)
+        print(harmless(line), flush=True)
 
     def update(self, view: RunView) -> None:
         now = time.monotonic()

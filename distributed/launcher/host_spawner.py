@@ -17,15 +17,17 @@ from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Rank, environment
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.connection import Remote
-from distributed.ssh.machine import Machine, Process
+from distributed.ssh.machine import MOST_BYTES, Machine, Process
 from whisper_tuner.errors import DataError, HostError, RunError
 from whisper_tuner.files import atomic_folder
+from whisper_tuner.paths import below
 
 from .spawner import WORKER
 from .worker_link import WorkerLink
 
 RELAY = "distributed.control.relay"
 GROUP_FILES, GROUP_BYTES = 64, 8 << 20  # of the audio that is compared at once: a step may wait for that
+MOST_FILES = 1000  # of a folder that is fetched; a model has about ten
 LEAVE_S = 4.0  # for the removal of what a run leaves; a host that sleeps keeps it
 
 
@@ -210,9 +212,16 @@ def _readable(item: SyncItem) -> bool:
 
 def fetch_folder(machine: Machine, there: str, here: Path) -> None:
     """The files of a folder there; `here` appears whole or not at all. Raises HostError."""
+    left = MOST_BYTES
     try:
         with atomic_folder(here) as part:
-            for name in machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines():
-                machine.get(f"{there}/{name}", part / name)
-    except OSError as error:
-        raise HostError(machine.name, f"{there} cannot be copied to {here}: {error.strerror}") from error
+            names = machine.run(["ls", "-1", there], check=True, timeout=30).stdout.splitlines()
+            if len(names) > MOST_FILES:
+                raise ValueError(f"it holds {len(names):,} files, more than {MOST_FILES:,}")
+            for name in names:
+                file = below(part, name)
+                machine.get(f"{there}/{name}", file, most=left)
+                left -= file.stat().st_size
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise HostError(machine.name, f"{there} cannot be copied to {here}: {reason}") from error

@@ -21,6 +21,7 @@ from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
 from whisper_tuner.errors import ExitStatus, TunerError
+from whisper_tuner.text import harmless
 
 from .commit import commit_of
 from .host_spawner import HostSpawner
@@ -145,7 +146,7 @@ def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resu
 
 def log(line: str) -> None:
     with contextlib.suppress(OSError):  # a full disk
-        print(line, flush=True)
+        print(harmless(line), flush=True)
 
 
 def main() -> int:

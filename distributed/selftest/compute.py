@@ -26,7 +26,7 @@ VARYING = [(400 + 60 * n, 20 + 3 * n) for n in (-3, 2, -1, 3, -2, 1)]  # as many
 
 def arithmetic(request: dict) -> list[dict]:
     """One AdamW step and one norm on each device of this machine."""
-    kinds = dict.fromkeys(["cpu", devices.choose().type])
+    kinds = dict.fromkeys(["cpu", devices.choose(request.get("device")).type])
     return [{"device": kind, **_step(torch.device(kind), request.get("seed", 0))} for kind in kinds]
 
 

@@ -12,13 +12,14 @@ from pathlib import Path, PurePosixPath
 import paramiko
 
 from whisper_tuner.errors import HostError
+from whisper_tuner.files import private
 
 from . import settings as ssh_settings
 from .authentication import authenticate, check_host
 from .dial import dial
 from .host import Host
 from .local_network import DENIED, WAYS_OUT, is_denied
-from .machine import ANNOUNCE, Completed, quote, raise_unless_ok
+from .machine import ANNOUNCE, MOST_BYTES, Completed, quote, raise_unless_ok, too_large
 from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate
 from .settings import SshSettings
 from .transport import Transport
@@ -26,6 +27,7 @@ from .transport import Transport
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 5
 MAX_JUMPS = 8
+BLOCK = 1 << 18
 ASLEEP = "Is it awake, and its network up?"
 REMOTE_LOGIN = "On a Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server."
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else it logs tracebacks to stderr
@@ -106,14 +108,24 @@ class Remote:
             channel = self._open(["/bin/sh", "-c", ANNOUNCE, folder, *words], merge=True)
             return RemoteProcess(self, channel)
 
-    def get(self, remote: str, local: Path) -> None:
+    def get(self, remote: str, local: Path, *, most: int = MOST_BYTES) -> None:
+        """As paramiko's own `get`, which reads on for as long as the host sends anything."""
         with self._errors(f"cannot read {remote}"):
             with self._session() as channel:
                 channel.invoke_subsystem("sftp")
                 sftp = paramiko.SFTPClient(channel)
             with sftp:
                 channel.settimeout(STALLED_S)
-                sftp.get(self.expand(remote), str(local))
+                with sftp.open(self.expand(remote)) as source, open(local, "wb", opener=private) as target:
+                    size = source.stat().st_size
+                    if size > most:
+                        raise HostError(self.name, too_large(remote, most))
+                    source.prefetch(size)
+                    while (left := size - target.tell()) > 0:
+                        block = source.read(min(left, BLOCK))
+                        if not block:
+                            raise OSError(f"it ended {left:,} bytes early")
+                        target.write(block)
 
     @property
     def is_open(self) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Machine: TypeAlias = Union["LocalMachine", "Remote"]
 Process: TypeAlias = Union["LocalProcess", "RemoteProcess"]
 PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")  # no % or =: fish knows %self, zsh =ls
+MOST_BYTES = 64 << 30  # that one host may send: a checkpoint of Whisper large takes 20 GB
 DYING_S = 1.0  # until a process that is killed can be reaped
 # A session's first line tells its process group, so that it can be killed with all that it started. In words: a number
 # alone may be what a shell has to say, and `kill -9 -1` ends everything that the user has there.
@@ -64,6 +65,10 @@ def _quoted(argument: str) -> str:
         return argument
     inner = argument.replace("'", """'"'"'""")
     return f"'{inner}'"
+
+
+def too_large(remote: str, most: int) -> str:
+    return f"{remote} is larger than the {most:,} bytes that are taken from a host"
 
 
 def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> None:
@@ -172,9 +177,16 @@ class LocalMachine:
         """Others on the machine can read `env`, so it is no place for secrets."""
         return LocalProcess(command, name=self.name, env=env, cwd=cwd)
 
-    def get(self, remote: str, local: Path) -> None:
+    def get(self, remote: str, local: Path, *, most: int = MOST_BYTES) -> None:
+        """Copy a file from there. Raises HostError, or OSError for what cannot be written here.
+
+        most: bytes; a larger file is an error.
+        """
+        source = Path(self.expand(remote))
+        if source.stat().st_size > most:
+            raise HostError(self.name, too_large(remote, most))
         local.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self.expand(remote), local)
+        shutil.copyfile(source, local)
 
     def close(self) -> None:
         pass

@@ -24,6 +24,7 @@ LOST = 255
 STALLED_S = 30.0  # without a single byte moving
 END_OF_INPUT_S = 2.0  # one packet
 SOME_SIGNAL = 128
+MOST_OUTPUT = 64 << 20  # bytes of a command, or of a line: an answer about 100,000 files has 20 MB
 FAILURES = (paramiko.SSHException, OSError, EOFError)
 
 
@@ -75,7 +76,8 @@ class RemoteProcess:
 def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: float | None) -> Completed | None:
     """Feed stdin and read both streams to their end; None if that is later than `timeout` after the end of `input`.
 
-    Raises TimeoutError if the host takes none of `input` for STALLED_S, and what `input` raises.
+    Raises TimeoutError if the host takes none of `input` for STALLED_S, OSError if it prints without end, and what
+    `input` raises.
     """
     output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
     failed: list[Exception] = []
@@ -94,6 +96,10 @@ def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: floa
                 with contextlib.suppress(TimeoutError):  # which is for what is sent
                     block = receive(1 << 16)
                     output[name] += block
+                if len(output[name]) > MOST_OUTPUT:
+                    failed.append(OSError(f"it prints more than {MOST_OUTPUT >> 20} MB"))
+                    channel.close()
+                    return
 
     work = [(feed, ()), (read, ("stdout", channel.recv)), (read, ("stderr", channel.recv_stderr))]
     threads = [threading.Thread(target=function, args=arguments, daemon=True) for function, arguments in work]
@@ -162,5 +168,7 @@ def lines_of(channel: paramiko.Channel) -> Iterator[str]:
             *whole, rest = (rest + decoder.decode(block)).split("\n")
             for line in whole:
                 yield line.rstrip("\r")
+            if len(rest) > MOST_OUTPUT:  # a line without end
+                channel.close()
     if rest and channel.eof_received:  # else the connection has ended amid a line
         yield rest

@@ -49,10 +49,18 @@ CUDA_FULL = re.compile(
 
 
 def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch.device:
-    """`name`, or the best of mps, cuda and cpu. A bare `cuda` is spread over the cards by `local_rank`."""
-    if name is None or name == "auto":
+    """`name`, else what EXOGYM_DEVICE says, else the best of mps, cuda and cpu.
+
+    A bare `cuda` is spread over the cards by `local_rank`.
+    """
+    if name in (None, "auto"):
+        name = os.environ.get("EXOGYM_DEVICE", "auto")
+    if name == "auto":
         name = "mps" if torch.backends.mps.is_available() else "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device {name}: not known; use mps, cuda or cpu") from None
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise SettingError("device mps: this torch has no Metal support here; use device cpu")
     if device.type == "cuda":

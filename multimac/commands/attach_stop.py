@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.launcher.follow import FINISHING, Attached, Starter, start_launcher
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
@@ -17,6 +15,7 @@ from distributed.run_dir.log import read_events
 from distributed.run_dir.summary import read_run
 from multimac.view.console import follow
 from multimac.view.run_tables import next_commands
+from multimac.view.terminal import Console
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
 from multimac.view.narrow import USUAL_WIDTH, fitting
+from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
 

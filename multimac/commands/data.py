@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.progress import working
+from multimac.view.terminal import Console
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.check import header_index
 from whisper_tuner.data.dataset import MAX_DURATION_S
@@ -43,6 +42,7 @@ def data_import(
     keep_empty: bool = False,
     keep_long: bool = False,
     split_off: bool = False,
+    outside: Sequence[Path] = (),
     as_json: bool = False,
 ) -> ExitStatus:
     if delimiter and delimiter not in DELIMITERS:
@@ -56,6 +56,7 @@ def data_import(
     path, out = expanded(source), expanded(out)
     with working(console, f"reading {source}") as tell:
         about = {"keep_empty": keep_empty, "keep_long": keep_long, "split_off": split_off}
+        about["outside"] = [expanded(folder) for folder in outside]
         found = import_source(path, out, reading, **about, index_of=_index, tell=tell)
     unknown = read_corrections(out).unknown(found)
     lines = _config_lines(out, found, language)

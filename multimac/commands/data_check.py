@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
@@ -24,6 +22,7 @@ from multimac.report import findings as report
 from multimac.view.findings import about_parts, by_kind, show, total
 from multimac.view.models import model_named
 from multimac.view.progress import progress, working
+from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.checks import fix, gather, table
 from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve
@@ -20,6 +19,7 @@ from multimac.doctor.checks import Finding, State, Tell, examine, exit_status, p
 from multimac.doctor.machine import machine_checks
 from multimac.doctor.services import service_checks
 from multimac.view.progress import working
+from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ExitStatus
 
@@ -36,7 +36,7 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
     if as_json:
         print(json.dumps(report(findings, profile, deep), indent=1))
     else:
-        _print(Console(highlight=False), findings, deep)
+        _print(Console(highlight=False, markup=False), findings, deep)
     return exit_status(findings)
 
 
@@ -71,9 +71,9 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
     table.add_column("state", no_wrap=True)
     table.add_column("detail and remedy", overflow="fold")
     for finding in findings:
-        remedy = f"\n[bold]{escape(finding.remedy)}[/bold]" if finding.remedy else ""
-        style = STYLES[finding.state]
-        table.add_row(finding.name, f"[{style}]{finding.state}[/{style}]", f"{escape(finding.detail)}{remedy}")
+        remedy = [(f"\n{finding.remedy}", "bold")] if finding.remedy else []
+        state = Text(finding.state, STYLES[finding.state])
+        table.add_row(finding.name, state, Text.assemble(finding.detail, *remedy))
     console.print(table)
     count = Counter(finding.state for finding in findings)
     more = "" if deep else " `doctor --deep` tries accelerator, ranks and audio for real (a minute)."

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -21,6 +20,7 @@ from multimac.view.alignment import side_by_side
 from multimac.view.comparison import Candidate, candidates, check_models, labels
 from multimac.view.models import model_named
 from multimac.view.progress import progress, working
+from multimac.view.terminal import Console
 from multimac.view.transfers import fetch_model
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described

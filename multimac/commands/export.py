@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import re
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -23,6 +21,7 @@ from multimac.view.comparison import origin_of
 from multimac.view.model_card import About, Rate, card
 from multimac.view.models import model_named
 from multimac.view.progress import progress, working
+from multimac.view.terminal import Console
 from multimac.view.transfers import fetch_model
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
@@ -36,6 +35,7 @@ from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
 from whisper_tuner.export.formats import Format, chosen
 from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.files import read_table
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 
@@ -152,7 +152,7 @@ def _errors_and_words(row: dict[str, str]) -> tuple[int, int]:
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            return list(read_table(file))
     except OSError:
         return []
 

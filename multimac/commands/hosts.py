@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from distributed.hosts.each import on_each
@@ -29,6 +28,7 @@ from distributed.ssh.host import Host, Hosts
 from multimac.view.narrow import USUAL_WIDTH, fitting
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
+from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus

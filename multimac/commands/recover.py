@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake, hosts_awake
-from distributed.hosts.paths import PROJECT
+from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
@@ -25,9 +24,15 @@ from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
 from multimac.view.run_tables import next_commands
+from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base, prepare, set_language
+from whisper_tuner.paths import below
+
+PLACE = rf"(?P<run>[^/]+)/{CHECKPOINTS}/(?P<number>[0-9]{{7,12}})/(?P<rank>[^/]+)\.json"
+MOST_OF_SPEC = 1 << 20  # bytes
+MODELS = f"{STORE}/models/"  # of the project folder on a host
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,10 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
     listing = machine.run(["find", f"{project}/runs", "-path", f"*/{CHECKPOINTS}/*/*.json"], timeout=30).stdout
     found = []
     for line in listing.splitlines():
-        run, folder, number, file = line.removeprefix(f"{project}/runs/").split("/")[-4:]
-        if folder == CHECKPOINTS and number.isdecimal():
-            found.append(Kept(machine, project, run, int(number), file.removesuffix(".json")))
+        match = re.fullmatch(PLACE, line.removeprefix(f"{project}/runs/"))
+        with contextlib.suppress(ValueError):  # no name that a rank gives
+            if match and below(Path(), match["run"]) and below(Path(), match["rank"]):
+                found.append(Kept(machine, project, match["run"], int(match["number"]), match["rank"]))
     return found
 
 
@@ -126,14 +132,19 @@ def _fetched(one: Kept, run_dir: Path) -> Path:
         return run_dir / CHECKPOINTS
     folder = run_dir / "recovered" / quote(one.machine.name, safe="")
     fetch_folder(one.machine, f"{one.folder}/{one.number:07d}", folder / f"{one.number:07d}")
-    one.machine.get(f"{one.folder}/{one.rank}{SPEC}", folder / f"{one.rank}{SPEC}")
+    one.machine.get(f"{one.folder}/{one.rank}{SPEC}", folder / f"{one.rank}{SPEC}", most=MOST_OF_SPEC)
     return folder
 
 
 def _fetched_base(one: Kept, base_model: str, here: Path) -> str:
     """The base model: the master's spec names it as the user did, a host's by its place in the project folder there."""
-    if one.project == str(here) or Path(base_model).is_absolute():
+    if one.project == str(here):
         return base_model
-    if not (here / base_model).exists():
-        fetch_folder(one.machine, f"{one.project}/{base_model}", here / base_model)
-    return str(here / base_model)
+    try:
+        base = below(here / MODELS, base_model.removeprefix(MODELS))
+    except ValueError as error:
+        remedy = f"Only a model in {MODELS} there is fetched: recover on the machine that has the base model."
+        raise HostError(one.machine.name, f"the base model of its checkpoint: {error}", remedy=remedy) from None
+    if not base.exists():
+        fetch_folder(one.machine, f"{one.project}/{base_model}", base)
+    return str(base)

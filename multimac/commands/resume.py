@@ -6,9 +6,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake
+from distributed.hosts.paths import PROJECT
 from distributed.plan.change_hosts import change_hosts
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.launch import Launch
@@ -19,6 +18,7 @@ from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import FINISHED, read_run
 from distributed.ssh.host import Hosts
+from multimac.view.terminal import Console
 from multimac.view.transfers import send
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.model.check import check_model
@@ -57,9 +57,7 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
     run, profile = launch.run_id, launch.ranks[0].spec.profile
     if name and name != launch.name:
         raise ConfigError(f"run {run} trains {launch.name}, not {name}", remedy="Leave the name out.")
-    if launch.ranks[0].spec.bundle:
-        again = "Call fit again with save_dir and resume=True."
-        raise RunError(f"run {run} trains a model of your own", remedy=again)
+    _check_specs(run_dir, launch)
     if is_running(run_dir):
         raise RunError(f"run {run} is running", remedy=f"Follow it with: multimac runs attach {run}")
     if read_run(run_dir).state == FINISHED:
@@ -70,6 +68,20 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
         if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name longer than names can be
             raise RunError(f"run {run} needs {path}, which is gone", remedy="Put it back, or start a new run.")
     check_model(profile)
+
+
+def _check_specs(run_dir: Path, launch: Launch) -> None:
+    """Somebody else may have written run.json: no rank may unpickle anything, or write and remove in another folder."""
+    specs = [rank.spec for rank in launch.ranks]
+    if any(spec.bundle for spec in specs):
+        again = "Call fit again with save_dir and resume=True."
+        raise RunError(f"run {launch.run_id} trains a model of your own", remedy=again)
+    here = [rank.spec for rank in launch.ranks[1:] if not rank.host] + specs[:1]  # others are told anew
+    wrong = [spec.run_dir for spec in here if (PROJECT / spec.run_dir).resolve() != run_dir.resolve()]
+    wrong += [name for name in (launch.run_id, *(spec.run_id for spec in specs)) if name != run_dir.name]
+    if wrong:
+        remedy = "Put the run's folder back where it was, with the name that it had, or start a new run."
+        raise RunError(f"{run_dir / 'run.json'} is of another folder: {wrong[0]}", remedy=remedy)
 
 
 def _bring_up_to_date(

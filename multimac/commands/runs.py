@@ -7,13 +7,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
 from distributed.run_dir.find import find_run, run_dirs, speed_ups
 from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RunSummary, read_run
 from multimac.view import run_tables
 from multimac.view.narrow import USUAL_WIDTH, fitting
+from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,8 +20,10 @@ from multimac.selftest.asking import Desk
 from multimac.selftest.rows import Row, Verdict
 from multimac.selftest.run import CHECKS, LID, Check, cleaned, exit_status, report_of, rows_of, run
 from multimac.view.progress import working
+from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.files import write_atomically
+from whisper_tuner.text import harmless
 
 STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
 VERDICT_WIDTH, NAME_WIDTH = 9, 22
@@ -50,7 +51,7 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False, as_json: 
         report = json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1)
         write_atomically(out, report + "\n")
         if as_json:
-            print(report)
+            print(harmless(report))
     rows = [row for entry in entries for row in rows_of(entry)]
     _sum_up(console, rows, out, time.monotonic() - began)
     return ExitStatus.INTERRUPTED if interrupted else exit_status(rows)

@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from distributed.hosts.keep_awake import awake
 from multimac.commands.runs import folders_of
 from multimac.view.models import model_named
 from multimac.view.progress import progress, share, working
+from multimac.view.terminal import Console
 from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
@@ -26,6 +25,7 @@ from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import AUDIO_SUFFIXES
 from whisper_tuner.settings import nearest
+from whisper_tuner.text import harmless
 
 if TYPE_CHECKING:
     from whisper_tuner.eval.transcription import Recording
@@ -85,9 +85,9 @@ def _transcribe_all(
                     _write(file, rendered(recording, form, audio))
                     console.print(f"{name} -> {file}", soft_wrap=True)
                 elif form != "text":
-                    print(rendered(recording, form, audio), end="", flush=True)
+                    print(harmless(rendered(recording, form, audio)), end="", flush=True)
                 else:
-                    print(f"{name}: {recording.text}" if len(written) > 1 else recording.text, flush=True)
+                    print(harmless(f"{name}: {recording.text}" if len(written) > 1 else recording.text), flush=True)
             except TunerError as error:
                 failed += 1
                 told = str(error).replace(str(spooled), name) if audio == STDIN else error

@@ -36,7 +36,7 @@ GB = 1_000_000_000
 LOOK_S = 120  # torch's first import after an installation may take half of it
 MATMUL_FAULT = "torch before 2.14 on M1 and M2 sums wrongly past 32,766 terms (pytorch 177116): training stays below"
 ENVIRONMENT = re.compile(
-    r"PYTHONPATH|PYTHONHOME|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
+    r"PYTHONPATH|PYTHONHOME|EXOGYM_\w+|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
     r"OMP_NUM_THREADS|MKL_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TORCH_\w+|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
 )
 BITES = {

@@ -18,6 +18,7 @@ from exogym.config import STRATEGIES
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import PROBLEMS_FILE
 from whisper_tuner.data.dataset import DURATION_COLUMNS, LANGUAGE_COLUMNS
+from whisper_tuner.files import read_table
 from whisper_tuner.json_text import parse_json
 
 from .private import Private, file_name
@@ -144,6 +145,6 @@ def _left_out(path: Path) -> dict[str, str]:
     """By manifest, how many rows could not be used and why."""
     counts: dict[str, Counter[str]] = {}
     with contextlib.suppress(OSError, csv.Error, *NOT_AS_WRITTEN), path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+        for row in read_table(file):
             counts.setdefault(row["manifest"], Counter())[row["kind"]] += 1
     return {name: ", ".join(f"{n:,} {kind}" for kind, n in found.most_common()) for name, found in counts.items()}

@@ -22,6 +22,7 @@ from whisper_tuner.data.formats.rows import (
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.intervals import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
+from whisper_tuner.files import read_table
 from whisper_tuner.paths import expanded
 
 SPEAKERS_SHOWN = 40
@@ -127,7 +128,7 @@ def read_predictions(path: Path) -> list[Clip]:
     """Damaged rows are left out; of a file that cannot be read, all."""
     clips = []
     with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+        for row in read_table(file):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 clips.append(_clip(row))
     return clips

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import soundfile
 
-from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio
+from whisper_tuner.data.audio import CLIP_S, REFUSED, SAMPLE_RATE, load_audio
 from whisper_tuner.errors import TunerError
 
 MOST_BYTES = 10_000_000  # of all recordings of a page, as they stand in it
@@ -53,5 +53,5 @@ def encoded(path: Path) -> tuple[str, bytes]:
     """Media type and content: 16 kHz mono, as the model hears it. Raises TunerError, OSError, or one of REFUSED."""
     name = next(name for name in FORMATS if name in soundfile.available_formats())
     content = io.BytesIO()
-    soundfile.write(content, load_audio(path), SAMPLE_RATE, format=name)
+    soundfile.write(content, load_audio(path, longest_s=CLIP_S), SAMPLE_RATE, format=name)
     return FORMATS[name], content.getvalue()

@@ -178,6 +178,10 @@ def process_group(asks: Asking) -> list[dict]:
     return asks.on_all(one)
 
 
+def arithmetic(asks: Asking) -> list[dict]:
+    return asks.on_all(lambda each: asks.ask(each, "arithmetic", device=each.host.device))
+
+
 def shapes(asks: Asking) -> list[dict]:
     return _with_model(asks, "shapes")
 
@@ -193,7 +197,8 @@ def _with_model(asks: Asking, probe: str) -> list[dict]:
 def doctor(asks: Asking) -> dict:
     """`multimac doctor --deep` on this machine, in a process of its own."""
     command = [sys.executable, str(PROJECT / "cli_typer.py"), "doctor", "--deep", "--json"]
-    process = LocalMachine().start(command, cwd=str(PROJECT))
+    device = asks.desk.hosts.master.device
+    process = LocalMachine().start(command, cwd=str(PROJECT), env={"EXOGYM_DEVICE": device} if device else None)
     asks.at_end(process.kill)
     said = "\n".join(process.lines())
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from multimac.view.progress import working
 from whisper_tuner.data.formats import parts_of
-from whisper_tuner.data.importing import import_source
+from whisper_tuner.data.importing import OutsideAudio, import_source
 from whisper_tuner.paths import expanded, shown
 
 from .questions import Questions
@@ -23,12 +25,17 @@ def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, 
     default = str(shown(Path.cwd() / f"{source.stem}-clips"))
     out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
 
-    def cut() -> dict[str, Path]:
-        questions.cut.append(out)
+    def cut(outside: Sequence[Path] = ()) -> dict[str, Path]:
+        questions.cut += [out] if out not in questions.cut else []
         with working(console, f"cutting {shown(source)}") as tell:
-            return {one.kind: one.manifest for one in import_source(source, out, tell=tell)}
+            return {one.kind: one.manifest for one in import_source(source, out, outside=outside, tell=tell)}
 
-    return questions.once("cut", (source, out), cut)
+    try:
+        return questions.once("cut", (source, out), cut)
+    except OutsideAudio as found:
+        if not questions.confirm("outside", f"{found.args[0]}. May they be used?", False):
+            raise
+        return questions.once("cut", (source, out, found.folders), partial(cut, found.folders))
 
 
 def _why(source: Path) -> str:

@@ -5,6 +5,7 @@ Manifests are found by name and header alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -16,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
@@ -30,7 +30,7 @@ from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
-from whisper_tuner.data.formats.rows import AS_IT_IS
+from whisper_tuner.data.formats.rows import AS_IT_IS, BadRow, Bounds
 from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
@@ -63,7 +63,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
                 data = Data(manifests=bring_in(questions, path, console) or beside(path))
             _read(questions, data, console)
         except TunerError as error:
-            console.print(f"[red]{escape(str(error))}[/red]")
+            console.print(str(error), style="red")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
@@ -166,7 +166,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
     for kind, path in data.manifests.items():
         manifest = questions.once("read", (kind, path, _stamp(path)), partial(load, path, kind))
         data.samples[kind] = manifest.samples
-        for note in manifest.notes:
+        for note in (*manifest.notes, *_elsewhere(path, manifest)):
             console.print(note, markup=False, style="yellow")
         if kind == "train":
             data.stated_language = _code(manifest.language.partition("-")[0])
@@ -178,6 +178,16 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
         console.print(clips, markup=False)
         for problem in listed:
             console.print(problem, markup=False, style="yellow")
+
+
+def _elsewhere(path: Path, manifest: Manifest) -> Iterator[str]:
+    """Where else it has clips than in its own folder: it may be somebody else's."""
+    bounds = Bounds([path if path.is_dir() else path.parent])
+    for sample in manifest.samples:
+        with contextlib.suppress(BadRow):
+            bounds.check(sample.audio)
+    if bounds.outside:
+        yield f"{path.name} has clips outside of its folder, in {', '.join(map(str, bounds.outside))}"
 
 
 def _stamps(data: Data) -> dict[str, tuple[Path, int | None]]:
@@ -198,7 +208,7 @@ def _show_clips(manifest: Manifest, console: Console) -> None:
     table.add_column("s", justify="right")
     table.add_column("text", overflow="fold")
     for sample in manifest.samples[:SHOWN]:
-        table.add_row(escape(sample.audio.name), f"{sample.duration_s:.1f}", escape(sample.text))
+        table.add_row(sample.audio.name, f"{sample.duration_s:.1f}", sample.text)
     console.print(table)
 
 

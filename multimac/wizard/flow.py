@@ -12,11 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.interrupts import as_ctrl_c
@@ -35,7 +34,7 @@ NOW, LATER, LEAVE = "now", "later", "leave"
 
 def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | None = None) -> ExitStatus:
     """Raises TunerError; KeyboardInterrupt before the run leaves everything as it was, but clips that were cut."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if answers is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Run it in a terminal, or answer from a file: python wizard.py --answers FILE"
         raise ConfigError("the wizard asks questions, so it needs a terminal", remedy=remedy)
@@ -78,7 +77,7 @@ def _ask(questions: Questions, config: Path, scratch: Path, console: Console) ->
     keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
     keys += "Esc or Ctrl-C quits and changes nothing."
     banner = f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}"
-    console.print(Panel(escape(banner), expand=False))
+    console.print(Panel(banner, expand=False))
     draft.model = ask_model(questions, draft.config)
     draft.data = ask_data(questions, draft.config, console)
     draft.language = ask_language(questions, draft, console)
@@ -140,10 +139,10 @@ def _show(draft: Draft, console: Console) -> None:
     for section in sections:
         for key, value in section.values.items():
             origin = section.origin[key].partition("[")[2]  # without the line, which is not fixed yet
-            table.add_row(key, escape(value), escape(f"[{origin}"))
+            table.add_row(key, value, f"[{origin}")
     if draft.group:
         addresses = ", ".join(host.address for host in draft.group.hosts.all)
-        table.add_row("machines", escape(addresses), escape(draft.group.path.name))
+        table.add_row("machines", addresses, draft.group.path.name)
     console.print(table)
     console.print("Everything else has its default; `multimac config show` lists all settings.")
     headers = ", ".join(f"[{header}]" for header, _ in draft.sections())

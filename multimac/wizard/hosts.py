@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from distributed.hosts.interfaces import route_to
 from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
@@ -48,7 +47,7 @@ def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Consol
             _make_ready(questions, draft, group, scratch, console)
             return group
         except TunerError as error:
-            console.print(f"[red]{escape(str(error))}[/red]", soft_wrap=True)
+            console.print(str(error), style="red", soft_wrap=True)
             options = [OTHERS, GIVE_UP] if where == NEW and group is None else [AGAIN, OTHERS, GIVE_UP]
             where = questions.again("What next?", options, error)
             if where != AGAIN.value:
@@ -130,7 +129,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
     if unready and curable and all(facts.reached for facts in report.hosts):
         for problem in report.errors:
             console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)
-        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {escape(unready)}.")
+        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {unready}.")
         console.print("A host without internet gets the packages from here: about 400 MB, several minutes.")
         if questions.confirm("setup", f"Set up {unready} now?", True):
             file = group.path if group.text is None else scratch / HOSTS_FILE

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import questionary
 from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
-from rich.console import Console
 
+from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
@@ -31,6 +31,7 @@ KEYS = {
     "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
     "data": "name of a [dataset:NAME], or the path of a manifest or folder (validation and test are found beside it)",
     "import": "folder for the clips, where audio has to be cut, as with subtitles",
+    "outside": "yes or no: use files that lie outside of what is imported",
     "split": "yes or no: split off validation and test clips where there are none",
     "language": "language of the speech, for multilingual models: a code or an English name",
     "method": "full, lora or decoder",
@@ -53,7 +54,7 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"import", "keep_best", "setup", "overwrite", "master", "together"}
+IF_NEEDED = {"import", "outside", "keep_best", "setup", "overwrite", "master", "together"}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all
@@ -85,7 +86,7 @@ class Questions:
         self.answers = load_answers(path) if path else {}
         self.taken: dict[str, str] = {}
         self.cut: list[Path] = []
-        self._console = console or Console()
+        self._console = console or Console(markup=False)
         self._journal = Journal()
 
     def go_back(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from distributed.hosts.each import on_each
@@ -44,7 +43,7 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
     times = speed_up(speeds, waiting)
     if conditions.parameters:
         console.print(f"{rounds[0].upper()}{rounds[1:]}.", markup=False, soft_wrap=True)
-    promise = "not measured" if times is None else f"[bold]{times:.1f} times[/bold]"
+    promise = "not measured" if times is None else f"{times:.1f} times"
     console.print(f"Estimated speed-up over this machine alone: {promise}.")
     count = len(group.hosts.all)
     worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
@@ -74,7 +73,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
     try:
         speeds = questions.once("speed", (draft.job_of_machines(), group.hosts), try_steps, may_stay=_is_measured)
     except (TunerError, OSError) as error:
-        console.print(f"The speed could not be measured: {escape(str(error))}", style="yellow", soft_wrap=True)
+        console.print(f"The speed could not be measured: {error}", style="yellow", soft_wrap=True)
         return []
     _show_speeds(speeds, console)
     return speeds
@@ -102,11 +101,11 @@ def _show_speeds(speeds: Sequence[Speed], console: Console) -> None:
         table.add_column(column, overflow="fold", justify="left" if column == "machine" else "right")
     for speed in speeds:
         cells = (f"{speed.clips_s:.1f}", f"{speed.step_s:.2f}") if speed.clips_s else ("not measured", "")
-        table.add_row(escape(speed.host), *cells)
+        table.add_row(speed.host, *cells)
     console.print(table)
     for speed in speeds:
         if speed.problem:
-            console.print(f"{escape(speed.host)}: {escape(speed.problem)}", style="yellow", soft_wrap=True)
+            console.print(f"{speed.host}: {speed.problem}", style="yellow", soft_wrap=True)
 
 
 def _each_step(conditions: Conditions) -> str:

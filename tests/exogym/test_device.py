@@ -16,9 +16,20 @@ from exogym.device import (
     sharers,
     told_out_of_memory,
 )
+from exogym.errors import SettingError
 
 CPU = torch.device("cpu")
 MB = 10**6
+
+
+def test_the_environment_names_a_device_where_no_setting_does(monkeypatch):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)  # virtual Macs have one that computes nothing
+    assert devices.choose().type == "mps"
+    monkeypatch.setenv("EXOGYM_DEVICE", "cpu")
+    assert [devices.choose(name).type for name in (None, "auto", "mps")] == ["cpu", "cpu", "mps"]
+    monkeypatch.setenv("EXOGYM_DEVICE", "gpu")
+    with pytest.raises(SettingError, match="device gpu: not known; use mps, cuda or cpu"):
+        devices.choose()
 
 
 def test_on_the_cpu_the_resident_size_is_the_memory_in_use():

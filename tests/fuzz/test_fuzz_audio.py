@@ -16,7 +16,7 @@ from whisper_tuner.data import audio
 from whisper_tuner.data.audio_check import AudioIndex
 
 NOISE = np.random.default_rng(1).uniform(-0.5, 0.5, 800).astype(np.float32)
-LONGEST = 3600 * audio.SAMPLE_RATE  # what a few kilobytes may become
+LONGEST = 32 * audio.SAMPLE_RATE  # what a few kilobytes may become
 
 
 def encoded(form: str, **more) -> bytes:

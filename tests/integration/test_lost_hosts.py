@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -73,6 +74,23 @@ def test_too_few_hosts_pause_a_run_and_checkpoints_outlive_all_workers(runner):
     assert run.wait_for("paused", pauses + 1)["hosts"] == [run.address["h1"]]
     assert "paused until 2 hosts are there" in run.end()
     assert len(run.of("generation")[-1]["hosts"]) == 2
+
+
+@pytest.mark.slow
+def test_workers_that_abort_in_an_exchange_and_while_a_group_forms_are_started_anew(runner):
+    """As gloo over libuv does where it raises over TCP, see tests/gloo_uv."""
+    run = started(runner, "h2", "h3", epochs=8)
+    run.wait_for("commit", 2)
+    with faults.frozen(runner.lab["h3"], "distributed.worker.main"):
+        time.sleep(1)  # the others have made their steps, and exchange their weights with it
+        runner.lab["h2"].signal(signal.SIGABRT, "distributed.worker.main")
+        assert run.wait_for("generation", 2)["hosts"] == [run.address["h1"], run.address["h3"]]
+        runner.lab["h1"].signal(signal.SIGABRT, "distributed.worker.main")
+        for name in ("h2", "h1"):
+            lost = run.wait_for("lost", 1, host=run.address[name])
+            assert "the worker was killed by signal 6" in lost["reason"] and not lost["given_up"]
+    run.wait_for_hosts(3)
+    run.end()
 
 
 @pytest.mark.slow

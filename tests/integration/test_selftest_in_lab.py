@@ -72,10 +72,10 @@ def test_ctrl_c_ends_it_on_all_hosts_and_writes_what_is_known(lab, runner):
 
 
 def test_a_firewall_between_the_hosts_fails_the_checks_of_the_network(lab, runner):
-    from lab.network import NFT_TABLE, in_namespace
+    from lab.network import NFT_TABLE, add_rules
 
     rule = "type filter hook input priority 0; policy accept; tcp flags & (syn | ack) == syn tcp dport != 22 drop;"
-    in_namespace("h2", "nft", "-f", "-", input=f"table inet {NFT_TABLE} {{ chain input {{ {rule} }}; }}\n")
+    add_rules("h2", f"table inet {NFT_TABLE} {{ chain input {{ {rule} }}; }}\n")
     process = lab.popen("h1", command(runner, "h2"), cwd=str(PROJECT))
     try:
         wait_until(lambda: "connect B -> A" in said_by(process), 150)

@@ -14,6 +14,7 @@ from waiting import wait_until
 from lab import Lab, LabError, cpu, down, network
 from lab.hosts import PATH, user_home
 from lab.lab import RECORD
+from lab.machine import require
 
 ABLE = sys.platform == "linux" and os.geteuid() == 0
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
@@ -78,6 +79,7 @@ def test_workers_do_not_hold_the_owners_key(lab):
 
 
 def test_link_speed_and_cpu_share(lab):
+    require(network.LIMITED_LINKS, network.LARGE_PACKETS, cpu.SHARES)
     receiver = lab.popen("h2", ["python3", "-u", "-c", RECEIVE])
     assert receiver.stdout.readline() == "ready\n"
     before = passed_on("h2")
@@ -93,6 +95,7 @@ def test_link_speed_and_cpu_share(lab):
 
 def test_the_first_thread_has_a_share_of_its_own(lab):
     """A process of two threads: what its first one may take says nothing of the other."""
+    require(cpu.SHARES)
     if (cpu.root() / "cgroup.controllers").exists():
         with pytest.raises(LabError, match="cgroup v1 only"):
             lab.set_cpus_of_first_threads("h2", [], 0.1)

@@ -36,6 +36,9 @@ def answers(lab: Lab, host: str) -> bool:
 @pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")
 @pytest.mark.skipif(not list(Path("/usr/lib").glob("*/faketime")), reason="libfaketime is not installed")
 def test_mischief_does_what_is_planned_and_undoes_it(lab):
+    lab.set_rate("h2", lab.rate)  # or skipped: what a machine cannot do is no deed
+    lab.drop("h2")
+    lab.pass_all("h2")
     h2 = lab["h2"]
     lab.popen("h2", ["sleep", "505"])
     wait_until(lambda: lab.processes("h2", "sleep 505"))

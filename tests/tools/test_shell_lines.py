@@ -31,7 +31,9 @@ def test_any_shell_that_may_be_called_sh_reads_our_scripts(name, shell, tmp_path
     assert subprocess.run([sh, "-n", PROJECT / "tools" / name], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["Makefile", "tools/setup.sh", "tools/system_packages.sh"])
+@pytest.mark.parametrize(
+    "name", ["Makefile", "tools/setup.sh", "tools/system_packages.sh", ".github/workflows/mac.yml"]
+)
 def test_no_line_of_ours_needs_gnu_programs(name):
     assert not re.findall(f"{GNU}|{LINUX}", (PROJECT / name).read_text(encoding="utf-8"))
 

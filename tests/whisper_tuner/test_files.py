@@ -1,5 +1,6 @@
 """The order in which a file gets to the disk, and what is left when something fails on the way."""
 
+import csv
 import errno
 import fcntl
 import hashlib
@@ -10,11 +11,23 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from distributed.hosts.agent.files import commit
 from whisper_tuner import files
-from whisper_tuner.files import atomic_folder, atomic_path, write_atomically, write_shared
+from whisper_tuner.data.cutting import write_flac
+from whisper_tuner.data.dataset import Sample, write_manifest
+from whisper_tuner.data.segments import Segments
+from whisper_tuner.eval.long_clips import HeardPieces
+from whisper_tuner.files import (
+    atomic_folder,
+    atomic_path,
+    read_table,
+    write_atomically,
+    write_shared,
+    write_table,
+)
 
 F_FULLFSYNC = 51  # Linux's fcntl has none
 
@@ -198,3 +211,44 @@ def test_no_other_file_of_these_packages_renames_into_place():
     # The agent's parts arrive under names of their own; the self-test asks whether a disk can sync at all.
     found = {name for name in found if "/hosts/agent/" not in name and "/selftest/" not in name}
     assert found == {"whisper_tuner/files.py"}
+
+
+TEXTS = ["=HYPERLINK(1)", "+1", "-x", "@SUM(1)", "\tx", "\rx", "\n=x", "'=x", "''-x", "'tis", "a=b", "", "- yes", "é"]
+
+
+def test_a_table_for_people_holds_no_formula_and_comes_back_as_it_was(tmp_path):
+    write_table(tmp_path / "people.csv", ["id", "level"], [[text, -2.5] for text in TEXTS])
+    with (tmp_path / "people.csv").open(newline="", encoding="utf-8") as file:
+        shown = [row["id"] for row in csv.DictReader(file)]
+    assert not [cell for cell in shown if cell[:1] in {*"=+-@\t\r\n"}] and shown[0] == "'=HYPERLINK(1)"
+    with (tmp_path / "people.csv").open(newline="", encoding="utf-8") as file:
+        assert list(read_table(file)) == [{"id": text, "level": "-2.5"} for text in TEXTS]
+
+
+def test_a_list_that_is_read_back_holds_each_text_as_it_is(tmp_path):
+    """Ids of videos begin with a dash, and so do the turns of a dialogue."""
+    samples = [
+        Sample(id=str(n), audio=tmp_path / f"{n}.wav", text=text, duration_s=1.0) for n, text in enumerate(TEXTS[:4])
+    ]
+    write_manifest(tmp_path / "train.csv", samples)
+    write_table(tmp_path / "patches.csv", ("id", "text"), [[text, text] for text in TEXTS[:4]], exact=True)
+    for name, column in (("train.csv", "transcription"), ("patches.csv", "text")):
+        with (tmp_path / name).open(newline="", encoding="utf-8") as file:
+            assert [row[column] for row in csv.DictReader(file)] == TEXTS[:4]
+
+
+def test_what_is_kept_of_somebodys_speech_is_for_its_owner_alone(tmp_path):
+    """With the umask that most systems have, which lets all others read."""
+    before = os.umask(0o022)
+    try:
+        write_manifest(tmp_path / "train.csv", [Sample(id="1", audio=tmp_path / "1.wav", text="text", duration_s=1.0)])
+        write_flac(tmp_path / "clips" / "1.flac", np.zeros(1600, np.float32))
+        Segments(tmp_path / "features").put(b"k" * 16, b"value")
+        HeardPieces(tmp_path / "features" / "heard.jsonl", "model").keep(tmp_path / "train.csv", [], None, ["text"])
+        with atomic_folder(tmp_path / "run" / "final") as part:
+            (part / "weights").touch()
+    finally:
+        os.umask(before)
+    found = {path for name in ("clips", "features") for path in (tmp_path / name).iterdir()} | {tmp_path / "train.csv"}
+    assert len(found) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
+    assert stat.S_IMODE((tmp_path / "run" / "final").stat().st_mode) == 0o700

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import soundfile
 
-from whisper_tuner.data.audio import REFUSED, UNCOUNTED, duration
+from whisper_tuner.data.audio import REFUSED, duration, open_sound
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import TunerError
 from whisper_tuner.files import download_remedy, is_evicted, write_atomically
@@ -135,10 +135,8 @@ def examine(path: Path) -> tuple[float, str, str]:
     if path.stat().st_size == 0:
         return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
     try:
-        file = soundfile.SoundFile(path)
-    except (*REFUSED, OSError):
-        return _examine_slowly(path)
-    if file.frames == UNCOUNTED:
+        file = open_sound(path)
+    except (*REFUSED, OSError, TunerError):
         return _examine_slowly(path)
     with file:
         seconds = file.frames / file.samplerate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import tempfile
@@ -10,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import soxr
 
-from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, UNCOUNTED, converted, load_audio
+from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio, mono, opened, parts
 from whisper_tuner.data.audio_check import SHORTEST_S
 from whisper_tuner.data.dataset import offset_of, seconds_of
 from whisper_tuner.data.formats.audio_names import AudioNames
@@ -28,26 +28,19 @@ STEM_LETTERS = 60
 class Recording:
     """A long file, of which spans are read without decoding the rest where libsndfile can."""
 
-    def __init__(self, path: Path, scratch: Path):
+    def __init__(self, path: Path):
         """Raises DataError, MissingProgram."""
-        try:
-            file = soundfile.SoundFile(path)
-            known = file.frames != UNCOUNTED
-        except (*REFUSED, OSError):
-            known = False
-        wav = scratch / "recording.wav"
-        self._file = file if known else soundfile.SoundFile(converted(path, wav, by_clock=True))
+        self._path, self._held = path, contextlib.ExitStack()
+        self._file = self._held.enter_context(opened(path))
         self.seconds = self._file.frames / self._file.samplerate
 
     def span(self, start: float, seconds: float) -> np.ndarray:
-        """Mono float32 [n] at SAMPLE_RATE."""
-        rate = self._file.samplerate
-        self._file.seek(min(round(start * rate), self._file.frames))
-        samples = self._file.read(round(seconds * rate), dtype="float32", always_2d=True).mean(axis=1)
-        return samples if rate == SAMPLE_RATE else soxr.resample(samples, rate, SAMPLE_RATE, quality="HQ")
+        """Mono float32 [n] at SAMPLE_RATE. Raises DataError, or one of REFUSED."""
+        self._file.seek(min(round(start * self._file.samplerate), self._file.frames))
+        return np.concatenate([*mono(parts(self._file, seconds, self._path))])
 
     def close(self) -> None:
-        self._file.close()
+        self._held.close()
 
 
 class Cutter:
@@ -55,26 +48,25 @@ class Cutter:
 
     def __init__(self, part: Part, folder: Path, max_duration_s: float):
         self._part, self._folder, self._max_duration_s = part, folder, max_duration_s
-        self._names = AudioNames((part.folder, *part.beside))
+        self._names = AudioNames((part.folder, *part.beside), part.bounds)
         self._open: tuple[Path, Recording] | None = None
         self._refused: dict[Path, str] = {}
         self.written = self.kept = 0
 
     def rows(self) -> Iterator[Row]:
-        with tempfile.TemporaryDirectory(prefix="multimac-cut-") as scratch:
-            try:
-                for row in self._part.rows():
-                    yield row._replace(cells=self._tried(row.cells, Path(scratch)))
-            finally:
-                self._close()
-
-    def _tried(self, cells: Cells | BadRow, scratch: Path) -> Cells | BadRow:
         try:
-            return cells if isinstance(cells, BadRow) else self._own(cells, scratch)
+            for row in self._part.rows():
+                yield row._replace(cells=self._tried(row.cells))
+        finally:
+            self._close()
+
+    def _tried(self, cells: Cells | BadRow) -> Cells | BadRow:
+        try:
+            return cells if isinstance(cells, BadRow) else self._own(cells)
         except BadRow as reason:
             return reason
 
-    def _own(self, cells: Cells, scratch: Path) -> Cells:
+    def _own(self, cells: Cells) -> Cells:
         held = next((cells[name] for name in self._part.reading.audio_names if cells.get(name)), None)
         if isinstance(held, dict) and held.get("bytes"):
             return self._with(cells, self._from_bytes(cells, held), cell(cells, ID_COLUMNS))
@@ -86,7 +78,7 @@ class Cutter:
             raise BadRow(Kind.NO_AUDIO, "no audio path")
         return self._with(
             cells,
-            self._from_recording(cells, self._names.find(name), offset, scratch),
+            self._from_recording(cells, self._names.find(name), offset),
             cell(cells, ID_COLUMNS) or f"{name}-{round(offset * 1000):08d}",
         )
 
@@ -102,13 +94,13 @@ class Cutter:
         if self._there(clip):
             return clip
         try:
-            samples = _decoded(data, Path(str(held.get("path") or "")).suffix)
+            samples = _decoded(data, Path(str(held.get("path") or "")).suffix, self._max_duration_s + 1)
         except TunerError as error:
             raise BadRow(Kind.UNREADABLE, f"its audio cannot be read: {_one_line(error)}") from None
         self._check_length(stem, len(samples) / SAMPLE_RATE)
         return self._write(clip, samples)
 
-    def _from_recording(self, cells: Cells, path: Path, offset: float, scratch: Path) -> Path:
+    def _from_recording(self, cells: Cells, path: Path, offset: float) -> Path:
         stated = cell(cells, DURATION_COLUMNS)
         if not path.is_file():
             raise BadRow(Kind.NO_AUDIO, f"no such audio file: {path}")
@@ -121,24 +113,27 @@ class Cutter:
         clip = flac_of(self._folder, path, offset, seconds)
         if self._there(clip):
             return clip
-        recording = self._recording(path, scratch)
+        recording = self._recording(path)
         over = offset + seconds - recording.seconds
         if over > OVERHANG_S or offset + SHORTEST_S > recording.seconds:
             ends = f"{path.name} ends at {recording.seconds:.2f} s"
             raise BadRow(Kind.TRUNCATED, f"its clip ends at {offset + seconds:.2f} s, but {ends}")
-        return self._write(clip, recording.span(offset, seconds))
+        try:
+            return self._write(clip, recording.span(offset, seconds))
+        except (TunerError, *REFUSED) as error:
+            raise BadRow(Kind.UNREADABLE, f"{path.name} cannot be read: {_one_line(error)}") from None
 
     def _check_length(self, name: str, seconds: float) -> None:
         if seconds > self._max_duration_s:
             raise BadRow(Kind.TOO_LONG, f"{name} lasts {seconds:.1f} s, more than {self._max_duration_s:g} s")
 
-    def _recording(self, path: Path, scratch: Path) -> Recording:
+    def _recording(self, path: Path) -> Recording:
         if self._open and self._open[0] == path:
             return self._open[1]
         self._close()
         if path not in self._refused:
             try:
-                self._open = path, Recording(path, scratch)
+                self._open = path, Recording(path)
                 return self._open[1]
             except (TunerError, OSError) as error:
                 self._refused[path] = f"{path.name} cannot be read: {_one_line(error)}"
@@ -176,17 +171,17 @@ def _flac(folder: Path, stem: str, digest: str) -> Path:
 def write_flac(clip: Path, samples: np.ndarray) -> None:
     """samples: mono float32 [n] at SAMPLE_RATE."""
     clip.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(clip, durable=False, mode=0o644) as part:
+    with atomic_path(clip, durable=False) as part:
         soundfile.write(part, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
 
 
-def _decoded(data: bytes, suffix: str) -> np.ndarray:
+def _decoded(data: bytes, suffix: str, longest_s: float) -> np.ndarray:
     """Mono float32 [n] at SAMPLE_RATE. Raises DataError, MissingProgram, without a path."""
     with tempfile.NamedTemporaryFile(suffix=suffix) as file:
         file.write(data)
         file.flush()
         try:
-            return load_audio(Path(file.name))
+            return load_audio(Path(file.name), longest_s=longest_s)
         except TunerError as error:
             told = error.args[0].removeprefix(f"{file.name} ").replace(file.name, "it")  # a name that nobody knows
             error.args = (told,)

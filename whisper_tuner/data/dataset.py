@@ -46,6 +46,7 @@ MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.
 DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 PARTS = "its rows are parts of longer recordings (offset)"
+MOST_LETTERS = 10_000  # of a short clip's text, and 100 more a second: a tokenizer would take long for millions
 AT_ONCE = 2000  # rows whose audio is looked at together
 
 T = TypeVar("T")
@@ -131,7 +132,7 @@ class PartReader:
 
     def __init__(self, part: Part, index: AudioIndex | None, *, max_duration_s: float, no_speech: bool):
         self._part, self._index = part, index
-        self._names = AudioNames((part.folder, *part.beside)) if index is not None else None
+        self._names = AudioNames((part.folder, *part.beside), part.bounds) if index is not None else None
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
         self._seen: dict[tuple[str, str], tuple[str, str]] = {}
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
@@ -167,6 +168,8 @@ class PartReader:
     def _audio(self, row: Row) -> Path:
         if isinstance(row.cells, BadRow):
             raise row.cells
+        if self._part.bounds:  # its text may be in a link, too
+            self._part.bounds.check(self._part.folder / row.file if row.file else self._part.path)
         if not (name := cell(row.cells, self._part.reading.audio_names)):
             raise BadRow(Kind.NO_AUDIO, "no audio path")
         return self._names.find(name) if self._names else self._part.folder / expanded(name)
@@ -182,6 +185,8 @@ class PartReader:
         name = cell(cells, self._part.reading.audio_names)
         if longest > self._max_duration_s:
             raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {self._max_duration_s:g} s")
+        if len(text) > MOST_LETTERS + 100 * seconds:
+            raise BadRow(Kind.TOKENS, f"the text of {name} has {len(text)} characters")
         timed_text = cell(cells, TIMED_COLUMNS)
         if timed_text and (why := why_unusable(timed_text, text, seconds)):
             self._untimed.setdefault(why, []).append(line)
@@ -244,7 +249,7 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
         audio = sample.audio.relative_to(path.parent) if inside else sample.audio
         own = [getattr(sample, name) for name in more]
         writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}", *own])
-    write_shared(path, listing.getvalue())
+    write_shared(path, listing.getvalue(), mode=0o600)
 
 
 def seconds_of(stated: str) -> float:

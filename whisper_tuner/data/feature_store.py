@@ -21,7 +21,7 @@ import soxr
 import torch
 from transformers import WhisperFeatureExtractor
 
-from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.audio import CLIP_S, load_audio
 from whisper_tuner.data.features import log_mel
 from whisper_tuner.data.segments import KEY_BYTES, Segments, hash_of
 from whisper_tuner.errors import TunerError
@@ -118,7 +118,7 @@ class FeatureStore:
         return hash_of(self._settings + content + float(speed).hex().encode())
 
     def _compute(self, audio: _Audio, speed: float, key: bytes) -> bytes:
-        waveform = load_audio(audio.path, self.extractor.sampling_rate)
+        waveform = load_audio(audio.path, self.extractor.sampling_rate, CLIP_S * max(1.0, speed))
         value = log_mel(_played(waveform, speed), self.extractor).astype(STORED).tobytes()
         if self._is_writable and self._key(_Audio.of(audio.path), speed) == key:  # it may have been changed meanwhile
             self._put(key, value)

@@ -6,17 +6,18 @@ import csv
 import hashlib
 import io
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.cutting import Cutter
 from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write_manifest
 from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.encoding import read_text
-from whisper_tuner.data.formats.rows import AS_IT_IS, Part, Reading
+from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
 from whisper_tuner.data.problems import Problem, write_problems
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
@@ -69,6 +70,12 @@ class Corrections:
         return sorted((self.left_out | self.texts.keys()) - used)
 
 
+class OutsideAudio(DataError):
+    """A data set names files that lie elsewhere, in `folders`: it was not imported."""
+
+    folders: Sequence[Path] = ()
+
+
 def import_source(
     source: Path,
     out: Path,
@@ -77,6 +84,7 @@ def import_source(
     keep_empty: bool = False,
     keep_long: bool = False,
     split_off: bool = False,
+    outside: Sequence[Path] = (),
     index_of: Callable[[Path], AudioIndex] = lambda manifest: AudioIndex(),
     tell: Tell = lambda text: None,
 ) -> list[ImportedPart]:
@@ -85,31 +93,48 @@ def import_source(
     keep_empty: clips without text stay, for no_speech = train. keep_long: so do those that are too long, for
     data check --fix to cut them. split_off: make the parts that the source lacks of the clips for training, now and
     whenever it is imported into this folder again.
-    index_of: keeps the headers of a manifest's audio.
-    Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read.
+    outside: other folders than the source's own in which its files may lie. index_of: keeps the headers of a manifest's
+    audio.
+    Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read, OutsideAudio.
     """
     source, out = (source.absolute() if source.exists() else source), out.absolute()
     record = _record(source, out, reading)
     corrections = read_corrections(out)
     parts = parts_of(source, reading)
+    own = [source] if source.is_dir() else [source.parent, source.resolve().parent] if source.exists() else []
+    bounds = Bounds([*own, out / CLIPS, *outside])
     out.mkdir(parents=True, exist_ok=True)
+    write_shared(out / RECORD, json.dumps(record, indent=2) + "\n")  # else a second try would find a stranger's folder
     found = []
     for kind, part in parts.items():
         index = index_of(out / f"{kind}.csv")
         try:
-            kept = {"no_speech": keep_empty, "max_duration_s": math.inf if keep_long else MAX_DURATION_S}
-            imported = _import_part(kind, part, out, index, corrections, tell, **kept)
+            kept = {"no_speech": keep_empty, "max_duration_s": LONG_S if keep_long else MAX_DURATION_S}
+            imported = _import_part(kind, replace(part, bounds=bounds), out, index, corrections, tell, **kept)
         finally:
             index.save()
         found.append(imported)
+    if bounds.outside:
+        raise _outside(source, bounds.outside)
     record["split"] = split_off or record["split"]  # else clips of its test set would come back into train
     if record["split"]:
         found = _split(found, out)
     for number, imported in enumerate(found):
         found[number] = _write(imported, record)
-        write_shared(out / RECORD, json.dumps(record, indent=2) + "\n")  # after each part, so that the next go on
+        told = json.dumps(record, indent=2) + "\n"
+        write_shared(out / RECORD, told, mode=0o600)  # after each part, so that the next go on
     write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
     return found
+
+
+def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
+    options = " ".join(f"--outside {shlex.quote(str(folder))}" for folder in folders)
+    error = OutsideAudio(
+        f"{source} names files that lie outside of it, in {', '.join(map(str, folders))}",
+        remedy=f"If they may be used, import it with {options}",
+    )
+    error.folders = folders
+    return error
 
 
 def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:

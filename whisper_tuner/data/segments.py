@@ -19,6 +19,8 @@ from pathlib import Path
 from struct import Struct
 from typing import BinaryIO, NamedTuple
 
+from whisper_tuner.files import private
+
 KEY_BYTES = 16
 NAME = "[0-9a-f]*"  # of a segment; macOS puts files of its own, such as ._NAME.data, on some drives
 FULL_BYTES = 2 << 30  # of a segment; some file systems have no files of 4 GiB
@@ -124,7 +126,7 @@ class Segments:
                 if path.stat().st_size < FULL_BYTES:
                     return _locked(path.open("r+b", buffering=0), is_own=path == self._own)
         self._own = self.directory / f"{secrets.token_hex(8)}.data"
-        return _locked(self._own.open("xb", buffering=0), is_own=True)
+        return _locked(open(self._own, "xb", buffering=0, opener=private), is_own=True)
 
 
 def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
@@ -140,7 +142,7 @@ def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
 
 def _opened(path: Path) -> BinaryIO:
     """To be written to at any place, whether it is there already or not."""
-    path.touch()
+    path.touch(mode=0o600)
     return path.open("r+b", buffering=0)
 
 

@@ -47,6 +47,7 @@ GREEDY = (0.0,)
 # 105 with these three in 1.2 times the time, and 111 with all six in three times.
 FALLBACK = (0.0, 0.4, 0.8)
 NO_SPEECH_TOKENS = ("<|nospeech|>", "<|nocaptions|>")  # OpenAI's name for it, and the one in transformers' checkpoints
+_LONGEST_S = 600.0  # of a clip; no manifest has any over 30 s, but its header may lie
 _SHORTEST_TAIL_S = 0.1  # a shorter last piece of a long recording holds no word
 _CROP_FRAMES = 200  # cropped clips are padded to a multiple of it, 2 s: so there are few lengths, and large batches
 
@@ -177,7 +178,7 @@ def transcribe(
 ) -> list[Transcript]:
     """One Transcript for each audio file or log-mel [80|128, frames], in order.
 
-    Recordings longer than the model's input (30 s) are cut into pieces and their texts joined.
+    Recordings longer than the model's input (30 s) are cut into pieces and their texts joined, up to _LONGEST_S.
     language: of the speech. Without it or a task, a multilingual model assumes what it was trained for; if it was
     trained for no language, it detects one. English-only models ignore both.
     audio_context: "full" pads to the model's input, "cropped" to a little more than the clip's own length.
@@ -329,7 +330,7 @@ def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureStore | 
     if features is not None and (mel := features.log_mel(path)).shape[1] < extractor.nb_max_frames:
         yield mel  # a stored one of full length may be cut, so that clip is read again
         return
-    waveform = load_audio(path, extractor.sampling_rate)
+    waveform = load_audio(path, extractor.sampling_rate, _LONGEST_S)
     for start in range(0, len(waveform), extractor.n_samples):
         piece = waveform[start : start + extractor.n_samples]
         if start == 0 or len(piece) >= _SHORTEST_TAIL_S * extractor.sampling_rate:

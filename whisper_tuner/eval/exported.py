@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transformers import WhisperForConditionalGeneration
 
-from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.audio import CLIP_S, load_audio
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import RunError, TunerError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
@@ -99,7 +99,7 @@ def main() -> None:
     for path in asked["audio"]:
         text, problem, began = "", "", time.perf_counter()
         try:
-            text = hear(load_audio(path)).strip()
+            text = hear(load_audio(path, longest_s=CLIP_S)).strip()
         except TunerError as error:
             problem = str(error).splitlines()[0]
         answer = {"text": text, "problem": problem, "seconds": time.perf_counter() - began}

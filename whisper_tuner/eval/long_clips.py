@@ -21,6 +21,7 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import TokenLimit
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.wer import text_normalizer
+from whisper_tuner.files import private
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import text_language
 
@@ -138,7 +139,7 @@ class HeardPieces:
             return
         with contextlib.suppress(OSError):  # disk full, no permission: it is heard again next time
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
+            with open(self._file, "a", encoding="utf-8", opener=private) as file:
                 file.write(json.dumps([self._key(audio, spans, language), list(texts)]) + "\n")
 
     def _key(self, audio: Path, spans: Sequence[Span], language: str | None) -> str:

@@ -35,7 +35,7 @@ def heard(folder: str, clips: Sequence[str]) -> Iterator[str]:
     """The code of each clip that can be read."""
     import torch
 
-    from whisper_tuner.data.audio import load_audio
+    from whisper_tuner.data.audio import CLIP_S, load_audio
     from whisper_tuner.data.features import log_mel, pad_log_mel
     from whisper_tuner.model.base_model import load_base
 
@@ -45,7 +45,7 @@ def heard(folder: str, clips: Sequence[str]) -> Iterator[str]:
     model.eval()
     for clip in clips:
         try:
-            mel = log_mel(load_audio(clip), extractor)
+            mel = log_mel(load_audio(clip, longest_s=CLIP_S), extractor)
         except TunerError:
             continue
         padded = torch.from_numpy(pad_log_mel(mel, extractor.nb_max_frames))[None]

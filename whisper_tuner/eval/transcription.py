@@ -6,7 +6,7 @@ begins where the last whole segment ended. For others the audio is cut where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
 
-from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.audio import blocks
 from whisper_tuner.data.features import extracted, log_mel, pad_log_mel
 from whisper_tuner.errors import ModelError
 from whisper_tuner.eval.decoder import LEAST_PROBABLE, NO_SPEECH
@@ -92,15 +92,15 @@ def transcribe_recording(
         require_alignment(whisper_of(model))
     extractor = processor.feature_extractor
     rate = extractor.sampling_rate
-    waveform = load_audio(path, rate)
     whisper = whisper_of(model)
     arguments, written = generation_settings(whisper, language, task)
     timed = writes_timestamps(whisper)
     segments: list[Segment] = []
+    longest, duration_s = round(BLOCK_S * rate) if timed else extractor.n_samples, 0.0
     with evaluating(model), torch.inference_mode(), torch.random.fork_rng():
         torch.manual_seed(0)  # the fallback draws random numbers
-        for start, end in cuts(waveform, round(BLOCK_S * rate) if timed else extractor.n_samples, rate):
-            piece, offset = waveform[start:end], start / rate
+        for start, piece in cuts(blocks(path, rate), longest, rate):
+            offset, duration_s = start / rate, (start + len(piece)) / rate
             if timed:
                 asked = arguments | {"return_token_timestamps": words}
                 found = _by_timestamps(whisper, processor, piece, asked, lambda s, at=offset: progress(at + s))
@@ -108,9 +108,8 @@ def transcribe_recording(
                 mels, asked = [log_mel(piece, extractor)], {"language": language, "task": task}
                 [heard] = transcribe(model, processor, mels, **asked, temperatures=FALLBACK)
                 found = [Segment(0.0, len(piece) / rate, heard.text)]
-            segments += [_within(segment, offset, end / rate) for segment in found]
-            progress(end / rate)
-    duration_s = len(waveform) / rate
+            segments += [_within(segment, offset, duration_s) for segment in found]
+            progress(duration_s)
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 
 
@@ -137,15 +136,19 @@ def _moved(one: Segment | Word, offset: float, end: float) -> tuple[float, float
     return min(one.start + offset, end), min(one.end + offset, end)
 
 
-def cuts(waveform: np.ndarray, longest: int, rate: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of pieces of at most `longest` samples, each but the last cut where it is quietest near its end."""
-    start = 0
-    while len(waveform) - start > longest:
-        search = waveform[start + longest * 3 // 4 : start + longest]
-        end = start + longest * 3 // 4 + _quietest(search, rate)
-        yield start, end
-        start = end
-    yield start, len(waveform)
+def cuts(waveform: Iterable[np.ndarray], longest: int, rate: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Pieces of at most `longest` samples, and where they start; all but the last are cut where it is quietest.
+
+    waveform: block after block, float32 [n].
+    """
+    start, held = 0, np.empty(0, np.float32)
+    for block in waveform:
+        held = np.concatenate([held, block])
+        while len(held) > longest:
+            end = longest * 3 // 4 + _quietest(held[longest * 3 // 4 : longest], rate)
+            yield start, held[:end]
+            start, held = start + end, held[end:]
+    yield start, held
 
 
 def tidy(segments: list[Segment], duration_s: float, language: str | None = None) -> list[Segment]:

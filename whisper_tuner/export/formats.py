@@ -51,7 +51,7 @@ class Format:
         self.check(merged)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_folder(folder) as part:
+            with atomic_folder(folder, mode=0o755) as part:
                 self._module.write(merged, part, precision)
                 if card:
                     (part / CARD).write_text(card, encoding="utf-8")

@@ -11,7 +11,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import download_remedy, is_evicted
 from whisper_tuner.hub import settings_of
-from whisper_tuner.paths import expanded
+from whisper_tuner.paths import expanded, is_below
 from whisper_tuner.settings import nearest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -69,7 +69,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         if not isinstance(parts, dict):
             raise ModelError(f"{folder / INDEX} is damaged: weight_map is not an object", remedy=COPY_AGAIN)
         names = set(map(str, parts.values()))
-        if odd := [name for name in names if Path(name).name != name]:
+        if odd := [name for name in names if "/" in name or not is_below(name)]:
             raise ModelError(f"{folder / INDEX} is damaged: {odd[0]!r} is not a file beside it", remedy=COPY_AGAIN)
         yield from (folder / name for name in sorted(names))
 

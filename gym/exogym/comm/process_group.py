@@ -175,11 +175,8 @@ class ProcessGroupComm(Comm):
             return
         group, self._group = self._group, None
         if self._lost and self._work is not None:
-            _abandoned.append((group, self._work, self._buffers))
+            _abandon(group, self._work, self._buffers)
         self._work, self._buffers = None, ()
-        del group
-        # Dropping one whose work is still in flight would block until its timeout.
-        _abandoned[:] = [kept for kept in _abandoned if not kept[1].is_completed()]
 
     def _in_pieces(
         self, flat: Tensor, what: str, start: Start, *, meet: Start, wait: Callable[..., None] | None = None
@@ -312,6 +309,23 @@ class _Works:
 
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
 _abandoned: list[tuple[dist.ProcessGroup, dist.Work | _Works, tuple[Tensor, ...]]] = []
+
+
+def _abandon(*kept: dist.ProcessGroup | dist.Work | _Works | tuple[Tensor, ...]) -> None:
+    """Keep a group with its work and buffers until the work has failed, and let it go then.
+
+    Not before, as that would block until its time-out. And not later: a peer that wakes up then and goes on with the
+    work aborts this process, where gloo uses libuv.
+    """
+
+    def let_go() -> None:
+        while not kept[1].is_completed():
+            time.sleep(POLL)
+        abandoned.remove(kept)
+
+    abandoned = _abandoned
+    abandoned.append(kept)
+    threading.Thread(target=let_go, daemon=True).start()
 
 
 def _finished(work: dist.Work, poll: float) -> bool:

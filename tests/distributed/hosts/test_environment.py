@@ -143,6 +143,26 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         assert fetched.source == "registry"
 
 
+def test_a_wheel_that_the_master_did_not_send_is_not_installed(ssh_server: SshServer, small_project):
+    """pip would take it for the newest of its version, and run what is in it."""
+    there = Path(ssh_server.host.project_path, ".wheelhouse")
+    there.mkdir(parents=True)
+    own, version = rebuild_wheel("idna", there), metadata.version("idna")
+    planted = own.rename(there / f"idna-{version}+planted-py3-none-any.whl")
+    parts = f"idna-{version}"
+    with zipfile.ZipFile(planted) as wheel:
+        files = {name: wheel.read(name) for name in wheel.namelist()}
+    with zipfile.ZipFile(planted, "w") as wheel:
+        for name, data in files.items():
+            data = data.replace(f"Version: {version}".encode(), f"Version: {version}+planted".encode())
+            wheel.writestr(name.replace(f"{parts}.dist-info", f"{parts}+planted.dist-info"), data)
+        wheel.writestr("planted.pth", "import os")
+    with Remote.connect(ssh_server.host) as remote:
+        [done] = setup([remote], lambda host, text: None)
+    assert done.source == "wheelhouse"
+    assert not [*Path(ssh_server.host.project_path, ".venv").rglob("planted.pth")]
+
+
 @pytest.mark.parametrize("fault", ["gone", "another version", "half made"])
 def test_an_environment_whose_python_does_not_fit_any_more_is_made_anew(ssh_server: SshServer, small_project, fault):
     """`brew upgrade` removes a Python, or puts another version in its place; a connection ends while one is made."""

@@ -110,7 +110,11 @@ def test_a_local_name_with_link_local_ipv6_only_is_not_known_yet(names):
 
 
 def test_ssh_over_ipv6_still_works():
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with server:
         dial("::1", server.getsockname()[1], 2).close()
 
 

@@ -215,10 +215,8 @@ def test_ten_lost_rounds_hold_little_of_their_payloads_and_not_for_an_hour(over_
         lost_round(store.port, number, at_piece)
     print(f"{held()} bytes are held after 10 lost rounds of {4 * LARGE}")
     assert held() <= 10 * (process_group.PIECE_BYTES if at_piece else 4)
-    if at_piece:
-        wait_until(lambda: all(work.is_completed() for _, work, _ in process_group._abandoned), 10)
-        lost_round(store.port, 10, at_piece)
-        assert len(process_group._abandoned) == 1
+    if at_piece:  # a peer that came back to a group whose operation has timed out would abort this process
+        wait_until(lambda: not process_group._abandoned, 10)
 
 
 @pytest.mark.parametrize("exchange", [ProcessGroupComm.all_to_all, ProcessGroupComm.all_gather])

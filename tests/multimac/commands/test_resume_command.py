@@ -1,6 +1,8 @@
 """What `--resume` writes down before the launcher starts: a real host over SSH, and the run's own files."""
 
+import hashlib
 import json
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,8 @@ from distributed.plan.launch import Launch
 from distributed.plan.prepare import prepare_run
 from distributed.ssh.host import Host, Hosts
 from exogym.state.checkpoint import Checkpoints
-from multimac.commands.resume import _bring_up_to_date
-from whisper_tuner.errors import ConfigError, DataError
+from multimac.commands.resume import _bring_up_to_date, resume
+from whisper_tuner.errors import ConfigError, DataError, RunError
 
 pytestmark = pytest.mark.usefixtures("no_torch")
 
@@ -86,3 +88,49 @@ def test_a_sync_that_fails_leaves_the_run_as_it_was(folder, run_dir, launch, hos
     resumed(run_dir, launch)  # with the hosts that it had
     found = resumed(run_dir, launch, other)
     assert Checkpoints(run_dir / "checkpoints", found.ranks[0].label).load(8) == {"round": 4}
+
+
+class Trap:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, sprung: Path):
+        self.sprung = sprung
+
+    def __reduce__(self):
+        return Path.write_text, (self.sprung, "")
+
+
+@pytest.fixture
+def given(job, run_dir) -> dict:
+    """The run.json of a run of two ranks on this machine, as somebody has sent it with its folder."""
+    prepare_run(job, run_dir, local_ranks=2).launch.save(run_dir)
+    return json.loads((run_dir / "run.json").read_text())
+
+
+def refused(folder: Path, run_dir: Path, given: dict) -> str:
+    (run_dir / "run.json").write_text(json.dumps(given))
+    with pytest.raises(RunError) as error:
+        resume(folder / "config.ini", str(run_dir))
+    return str(error.value)
+
+
+def test_no_rank_of_a_run_from_elsewhere_unpickles_anything(folder, run_dir, given):
+    """Rank 0 is a run's like any other. Without a check of rank 1 its worker opens the pickle."""
+    sprung, pickled = folder / "sprung", pickle.dumps(Trap(folder / "sprung"))
+    (run_dir / "bundle.pickle").write_bytes(pickled)
+    bundle = {"path": str(run_dir / "bundle.pickle"), "sha256": hashlib.sha256(pickled).hexdigest()}
+    given["ranks"][1]["spec"] |= {"bundle": bundle, "profile": None, "strategy_settings": None}
+    assert "trains a model of your own" in refused(folder, run_dir, given)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_from_elsewhere_writes_and_removes_in_its_own_folder_alone(folder, run_dir, given, rank):
+    """Once it is finished, a rank's checkpoints are removed: `checkpoints` in whatever folder its spec names."""
+    kept = folder / "other" / "checkpoints" / "thesis"
+    kept.mkdir(parents=True)
+    given["ranks"][rank]["spec"]["run_dir"] = str(folder / "other")
+    assert f"is of another folder: {folder / 'other'}" in refused(folder, run_dir, given)
+    given["ranks"][rank]["spec"] |= {"run_dir": str(run_dir), "run_id": "../.."}  # hosts' folders are named by it
+    assert "is of another folder: ../.." in refused(folder, run_dir, given)
+    assert kept.exists()

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym import device as devices
 from exogym.trainer import LocalTrainer
 from multimac.commands.doctor import doctor
 from multimac.doctor import audio as doctor_audio
@@ -31,9 +32,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.model.wide_layers import SplitLinear
 
-DEVICES = ["cpu"]
-DEVICES += ["cuda"] if torch.cuda.is_available() else []
-DEVICES += ["mps"] if torch.backends.mps.is_available() else []
+DEVICES = list(dict.fromkeys(["cpu", devices.choose().type]))
 CPU = torch.device("cpu")
 FEW = [Shape(4, 200, 8), Shape(2, 200, 8), Shape(4, 200, 8)]
 WEIGHT = "encoder.layers.1.fc1.weight"

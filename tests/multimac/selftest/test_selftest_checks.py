@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from waiting import wait_until
 
 from distributed.selftest import processes, services
@@ -222,6 +223,16 @@ def test_rows_of_doctor_and_a_doctor_that_breaks(desk, tmp_path, monkeypatch):
     fails(rows(desk, "doctor"), "no GPU")
     (tmp_path / "cli_typer.py").write_text("raise SystemExit('broken')")
     fails(rows(desk, "doctor"), "doctor ended with status 1: broken")
+
+
+def test_what_the_hosts_file_trains_on_is_what_is_checked(desk, tmp_path, monkeypatch):
+    absent = "cuda" if torch.backends.mps.is_available() else "mps"
+    desk.hosts = dataclasses.replace(PAIR, master=dataclasses.replace(PAIR.master, device=absent))
+    desk.places[0].host = desk.hosts.master
+    fails(rows(desk, "arithmetic"), f"device {absent}")
+    monkeypatch.setattr(gather, "PROJECT", tmp_path)
+    (tmp_path / "cli_typer.py").write_text("import os\nraise SystemExit('on ' + os.environ['EXOGYM_DEVICE'])")
+    fails(rows(desk, "doctor"), f"on {absent}")
 
 
 def test_the_demo_whose_launcher_vanishes(desk, monkeypatch):

@@ -124,9 +124,9 @@ def test_what_changes_while_it_is_computed_is_not_kept_under_its_old_content(sto
     other = audio_file(clip.with_name("b.wav"), seconds=1, seed=1)
     before = clip.read_bytes()
 
-    def load_late(path, rate):
+    def load_late(path, rate, longest_s):
         shutil.copyfile(other, clip)
-        return load_audio(path, rate)
+        return load_audio(path, rate, longest_s)
 
     with monkeypatch.context() as patch:
         patch.setattr(feature_store, "load_audio", load_late)

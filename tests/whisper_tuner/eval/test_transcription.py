@@ -71,11 +71,12 @@ def test_cuts_fall_into_pauses_and_leave_nothing_out():
     pauses = (27, 51, 75)
     for pause in pauses:
         noise[round((pause - 0.3) * RATE) : round((pause + 0.3) * RATE)] = 0
-    pieces = list(cuts(noise, 30 * RATE, RATE))
-    assert [start for start, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
-    assert (pieces[0][0], pieces[-1][1]) == (0, len(noise)) and all(end - start <= 30 * RATE for start, end in pieces)
-    assert [end / RATE for _, end in pieces[:-1]] == pytest.approx(pauses, abs=0.3)
-    assert list(cuts(noise[:100], 30 * RATE, RATE)) == [(0, 100)]
+    for blocks in ([noise], np.split(noise, [7, RATE, 90 * RATE])):
+        pieces = list(cuts(blocks, 30 * RATE, RATE))
+        assert np.array_equal(np.concatenate([piece for _, piece in pieces]), noise)
+        assert all(len(piece) <= 30 * RATE and piece[0] == noise[start] for start, piece in pieces)
+        assert [start / RATE for start, _ in pieces[1:]] == pytest.approx(pauses, abs=0.3)
+    assert [(start, len(piece)) for start, piece in cuts([noise[:100]], 30 * RATE, RATE)] == [(0, 100)]
 
 
 def test_without_timestamps_each_window_is_a_segment(multilingual, tmp_path, audio_file):
@@ -85,10 +86,11 @@ def test_without_timestamps_each_window_is_a_segment(multilingual, tmp_path, aud
     done = []
     recording = transcribe_recording(model, processor, path, language="fr", progress=done.append)
     waveform = soundfile.read(path, dtype="float32")[0]
-    pieces = list(cuts(waveform, 5 * RATE, RATE))
-    mels = [log_mel(waveform[a:b], processor.feature_extractor) for a, b in pieces]
+    pieces = list(cuts([waveform], 5 * RATE, RATE))
+    mels = [log_mel(piece, processor.feature_extractor) for _, piece in pieces]
     texts = [" ".join(t.text.split()) for t in transcribe(model, processor, mels, language="fr", temperatures=FALLBACK)]
-    expected = [(a / RATE, b / RATE, text) for (a, b), text in zip(pieces, texts, strict=True) if text]
+    spans = [(start / RATE, (start + len(piece)) / RATE) for start, piece in pieces]
+    expected = [(*span, text) for span, text in zip(spans, texts, strict=True) if text]
     found = [(round(s.start, 6), round(s.end, 6), s.text) for s in recording.segments]
     assert found == expected and expected
     assert recording.duration_s == 12 and done[-1] == 12

@@ -68,7 +68,7 @@ class Facts:
 
 
 def measure(path: Path) -> Facts:
-    """Decodes the file whole. Never raises for a file that cannot be decoded."""
+    """Decodes a clip whole. Never raises for a file that cannot be decoded."""
     try:
         samples, rate = read_channels(path)
     except (TunerError, OSError) as error:

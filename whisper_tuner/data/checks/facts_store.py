@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from whisper_tuner.data.checks.facts import Facts, measure
+from whisper_tuner.files import private
 from whisper_tuner.json_text import parse_json
 
 FILE = "audio-facts.jsonl"  # below the project's cache
@@ -67,7 +68,7 @@ class FactsStore:
         text = "".join(json.dumps([FORMAT, str(path), *keys[path], *astuple(facts)]) + "\n" for path, facts in sound)
         with contextlib.suppress(OSError, UnicodeError):  # no permission, disk full: it is measured again next time
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
+            with open(self._file, "a", encoding="utf-8", opener=private) as file:
                 file.write(text)
 
 

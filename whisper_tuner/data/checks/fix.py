@@ -20,7 +20,7 @@ from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
 from whisper_tuner.data.dataset import Sample, write_manifest
 from whisper_tuner.errors import ConfigError, DataError
-from whisper_tuner.files import write_shared, write_table
+from whisper_tuner.files import read_table, write_shared, write_table
 
 BLACKLIST, PATCHES, CHANGES = "blacklist.txt", "patches.csv", "changes.csv"
 CLIPS = "clips"  # the folder of what was cut
@@ -102,7 +102,7 @@ def read_corrections(folder: Path) -> Corrections:
                     what, remedy=f"Its columns are id,text. To leave a clip out, add its id to {BLACKLIST}."
                 )
             texts[cells[0].strip()] = cells[1].strip()
-    rows = csv.DictReader(io.StringIO(_text(folder / CHANGES), newline=""))
+    rows = read_table(io.StringIO(_text(folder / CHANGES), newline=""))
     decided = frozenset((row.get("part") or "", row.get("id") or "", row.get("change") or "") for row in rows)
     return Corrections(frozenset(line for line in ids if line and not line.startswith("#")), texts, decided)
 
@@ -243,12 +243,12 @@ def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Pa
     for part, samples in result.samples.items():
         written[part] = folder / f"{part}.csv"
         write_manifest(written[part].absolute(), samples)
-    write_shared(folder / BLACKLIST, _blacklist(result, corrections))
+    write_shared(folder / BLACKLIST, _blacklist(result, corrections), mode=0o600)
     texts = dict(corrections.texts or {})
     for change in result.changes:
         if change.change == CHANGED and change.id not in result.shared_ids:
             texts[change.id] = change.after
-    write_table(folder / PATCHES, ("id", "text"), texts.items())
+    write_table(folder / PATCHES, ("id", "text"), texts.items(), exact=True)
     rows = ([getattr(change, column) for column in COLUMNS] for change in result.changes)
     write_table(folder / CHANGES, COLUMNS, rows)
     return written

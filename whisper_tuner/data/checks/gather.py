@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.check import header_index
 from whisper_tuner.data.checks.facts_store import FILE, FactsStore, Told
 from whisper_tuner.data.checks.material import PARTS, TEST, TRAIN, VALIDATION, Material
@@ -53,7 +53,7 @@ def too_long(manifest: Manifest, store: Path, *, reading: Reading = AS_IT_IS, ki
     lines = {problem.line for problem in manifest.problems if problem.kind == Kind.TOO_LONG}
     if not lines:
         return []
-    whole = read(manifest.path, store, max_duration_s=math.inf, reading=reading, kind=kind)
+    whole = read(manifest.path, store, max_duration_s=LONG_S, reading=reading, kind=kind)
     return [sample for sample in whole.samples if sample.line in lines]
 
 

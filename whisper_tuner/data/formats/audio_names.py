@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from whisper_tuner.data.formats.rows import BadRow
+from whisper_tuner.data.formats.rows import BadRow, Bounds
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.paths import AUDIO_SUFFIXES, expanded
 
@@ -16,18 +16,25 @@ USUAL_FOLDERS = ("clips", "wavs", "audio")  # where data sets keep audio that th
 
 
 class AudioNames:
-    """Finds audio by name, in the first of `folders` that has it.
+    """Finds audio by name, in the first of `folders` that has it, and within `bounds` if there are any.
 
     changed: how many names were not the file's own, and in what.
     """
 
-    def __init__(self, folders: Sequence[Path]):
-        self._folders = folders
+    def __init__(self, folders: Sequence[Path], bounds: Bounds | None = None):
+        self._folders, self._bounds = folders, bounds
         self._listed: dict[Path, _Listing] = {}
         self.changed: Counter[str] = Counter()
 
     def find(self, name: str) -> Path:
-        """The file; for one that is not there, where it should be. Raises BadRow for a name that means several."""
+        """The file; for one that is not there, where it should be.
+
+        Raises BadRow for a name that means several, or a file out of bounds.
+        """
+        found = self._found(name)
+        return self._bounds.check(found) if self._bounds else found
+
+    def _found(self, name: str) -> Path:
         direct = self._folders[0] / expanded(name)
         if _is_file(direct):
             return direct

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,28 @@ class BadRow(Exception):
     def __init__(self, kind: Kind, what: str):
         super().__init__(what)
         self.kind = kind
+
+
+class Bounds:
+    """Folders in which the files of a data set have to lie."""
+
+    def __init__(self, folders: Iterable[Path]):
+        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
+        self._outside: set[Path] = set()
+
+    @property
+    def outside(self) -> list[Path]:
+        """The other folders in which it names files; of many, the one that they are in."""
+        common = Path(os.path.commonpath(self._outside)) if len(self._outside) > 3 else Path("/")
+        return [common] if len(common.parts) > 2 else sorted(self._outside)
+
+    def check(self, path: Path) -> Path:
+        """The path itself. Raises BadRow for a file elsewhere, also one that a link leads to."""
+        real = Path(os.path.realpath(path))
+        if real.is_file() and not any(real.is_relative_to(folder) for folder in self._folders):
+            self._outside.add(real.parent)
+            raise BadRow(Kind.NO_AUDIO, f"{path} lies outside of its data set")
+        return path
 
 
 class Row(NamedTuple):
@@ -77,7 +100,7 @@ class Part:
 
     folder: where names of audio begin; beside: other folders in which they may be. facts: how it was understood, for
     the screen. notes: what nobody has asked for and must be told. cut: why its audio cannot be used where it lies.
-    language: as it is stated for all rows, such as zh-CN; "" if it is not.
+    language: as it is stated for all rows, such as zh-CN; "" if it is not. bounds: if it is somebody else's.
     """
 
     path: Path
@@ -90,6 +113,7 @@ class Part:
     notes: tuple[str, ...] = ()
     cut: str = ""
     language: str = ""
+    bounds: Bounds | None = None
 
 
 Parts = dict[str, Part]
