@@ -291,6 +291,20 @@ def hosts_check(
     return commands.hosts.hosts_check(hosts, config, profile, as_json=as_json)
 
 
+@hosts_app.command("remove")
+def hosts_remove(
+    host: Annotated[str, typer.Argument(help="One worker's address. [default: all workers]")] = "",
+    only_audio: Annotated[
+        bool, typer.Option("--only-audio", help="Only recordings, their texts, and what was computed from them.")
+    ] = False,
+    really: Annotated[bool, typer.Option("--yes", help="Remove it; without this it is only shown.")] = False,
+    hosts: HostsFile = HOSTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+) -> int:
+    """Show what the hosts hold of ours, with sizes, and with --yes remove it."""
+    return commands.hosts.hosts_remove(hosts, host, only_audio=only_audio, really=really, as_json=as_json)
+
+
 @data_app.command("import")
 def data_import(
     source: Annotated[

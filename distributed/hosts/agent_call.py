@@ -30,6 +30,7 @@ SENT = (
     "distributed.hosts.agent.masters",
     "distributed.hosts.agent.files",
     "distributed.hosts.agent.folders",
+    "distributed.hosts.agent.holdings",
     "distributed.hosts.agent.facts",
     "distributed.hosts.agent.links",
     "distributed.hosts.agent.torch_process",
@@ -95,6 +96,7 @@ SHAPES: dict[str, Any] = {
     "commit": {"damaged": [str]},
     "mark": {"below": [[str]], "caseless": bool, "master": str, "busy": bool},
     "seen": {"seen": [(int, [str])]},
+    "holdings": {"checkout": bool, "in_use": str, "held": [(str, str, int, int)], "others": int, "named": [str]},
     "facts": {
         "system": str,
         "release": str,

@@ -38,6 +38,7 @@ from .wheelhouse import QUIET, Target, target_of
 LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
 REMOTE_WHEELS = ".wheelhouse"
+MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes: others are never removed
 FIRST_IMPORT = PROJECT / "distributed" / "hosts" / "first_import.py"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
 FIRST_IMPORT_S = 600
@@ -226,7 +227,7 @@ class _HostSetup:
         folder = str(PurePosixPath(self.python).parent.parent)
         self.say(f"making {folder} with {best} ({version})")
         self.remote.run(["/bin/sh", "-c", TAKE_LINK_AWAY, folder], timeout=30, check=True)
-        self.remote.run([best, "-m", "venv", "--clear", folder], timeout=300, check=True)
+        self.remote.run([best, "-m", "venv", "--clear", "--prompt", MADE_BY, folder], timeout=300, check=True)
 
     def refuse_what_is_named(self, why: str) -> None:
         """Whatever is in there is the user's own; where there is nothing, an environment is made. Raises HostError."""

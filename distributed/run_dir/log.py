@@ -74,6 +74,7 @@ FIELDS = {
     "reached": "pairs",
     "problem": "what",
     "warning": "what",
+    "notice": "what",
     "model": "path",
     "report": "path",
     "evaluating": "model done total",
@@ -144,7 +145,7 @@ def decoded(line: bytes) -> dict | None:
 
 
 def problem_line(event: dict) -> str:
-    """What a `problem` or a `warning` says to the user. The coordinator's warnings are about no host."""
+    """What a `problem`, a `warning` or a `notice` says to the user. The coordinator's warnings are about no host."""
     if event["type"] == "problem":
         return f"{event.get('host') or 'data'}: skipped: {event['what']}"
     return f"{event['host']}: {event['what']}" if event.get("host") else event["what"]

@@ -177,7 +177,7 @@ def left_of(pace: Pace, event: dict) -> str:
 def line_of(event: dict) -> str:
     """What is printed for an event whatever came before it; "" for nothing."""
     kind = event["type"]
-    if kind in ("problem", "warning"):
+    if kind in ("problem", "warning", "notice"):
         return problem_line(event)
     if kind == "lost":
         return f"{event['host']} is lost{' and not tried again' if event['given_up'] else ''}: {event['reason']}"

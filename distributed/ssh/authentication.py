@@ -12,6 +12,7 @@ import platform
 import shlex
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -165,6 +166,9 @@ def load_keychain(agent: Path | None) -> bool:
         return False
     env = {**os.environ, "SSH_AUTH_SOCK": str(agent)}
     command = [APPLE_SSH_ADD, "--apple-load-keychain"]
+    print(
+        f"your ssh-agent gets the keys of your Keychain: {shlex.join(command)}; `ssh-add -D` undoes it", file=sys.stderr
+    )
     try:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=AGENT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

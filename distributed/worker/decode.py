@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from distributed.control.messages import send_event
 from distributed.control.timeouts import Timeouts
+from distributed.hosts.agent.masters import hold
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.decode_spec import AFTER, DecodeSpec
 from whisper_tuner.json_text import parse_json
@@ -35,6 +36,7 @@ def main() -> None:
     groups: queue.SimpleQueue[dict] = queue.SimpleQueue()
     threading.Thread(target=listen, args=(groups,), daemon=True).start()
     keep_awake(os.getpid())
+    hold(Path())
     hears = decoder(spec)
     while True:
         group = groups.get()

@@ -76,7 +76,8 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     gc.enable()
     about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
     send_event({"type": "hello", **about, "awake": keep_awake(os.getpid())})
-    spare_backups(Path(spec.run_dir))
+    if told := spare_backups(Path(spec.run_dir)):
+        send_event({"type": "notice", "what": told})
     save = run(spec, events=send_event, channel=channel)
     channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
     save()
@@ -84,12 +85,12 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     threading.Event().wait()
 
 
-def spare_backups(run_dir: Path) -> None:
-    """From the project folder, where a worker runs."""
+def spare_backups(run_dir: Path) -> str:
+    """From the project folder, where a worker runs. Returns what is to be told."""
     checkpoints = run_dir / CHECKPOINTS
     with contextlib.suppress(OSError):  # whoever writes a checkpoint says why
         checkpoints.mkdir(parents=True, exist_ok=True, mode=0o700)
-    exclude_from_backups(*map(Path, MADE_ANEW), checkpoints)
+    return exclude_from_backups(*map(Path, MADE_ANEW), checkpoints)
 
 
 def loaded_source_hash() -> str:

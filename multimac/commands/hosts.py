@@ -1,4 +1,4 @@
-"""`multimac hosts setup | sync | check`."""
+"""`multimac hosts setup | sync | check | remove`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
+from distributed.hosts.holdings import AUDIO, KINDS, holdings
 from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
@@ -22,13 +25,16 @@ from distributed.preflight.folders import shared_folders
 from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
-from distributed.ssh.host import Hosts
+from distributed.ssh.host import Host, Hosts
+from multimac.view.narrow import USUAL_WIDTH, fitting
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ExitStatus
+from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.settings import nearest
+from whisper_tuner.text import counted, size
 
 
 @awake()
@@ -67,6 +73,51 @@ def hosts_check(hosts_file: Path, config: Path, name: str = "", *, as_json: bool
             show(console, report, errors=False)
         report.raise_if_errors()
     return ExitStatus.OK
+
+
+def hosts_remove(hosts_file: Path, name: str, *, only_audio: bool, really: bool, as_json: bool) -> ExitStatus:
+    """Show what hosts hold of ours, and remove it if `really`. A host that fails does not keep the others."""
+    console = Console(highlight=False, markup=False, stderr=as_json)
+    workers = {host.address: host for host in load_hosts(hosts_file).workers}
+    if name and name not in workers:
+        raise ConfigError(f"{name} is no worker of {hosts_file}{nearest(name, workers)}")
+    kinds, found = [AUDIO] if only_audio else [*KINDS], {}
+
+    def clear(host: Host) -> None:
+        with Remote.connect(host) as remote:
+            told = holdings(remote, kinds)
+            if really:
+                holdings(remote, kinds, remove=True)
+            found[host.address] = told | {"removed": really}
+
+    try:
+        on_each([workers[name]] if name else [*workers.values()], clear)
+    finally:
+        told = [found[host] for host in workers if host in found]
+        _show_held(console, told, really=really)
+        if as_json:
+            print(json.dumps(told, indent=2))
+    return ExitStatus.OK
+
+
+def _show_held(console: Console, told: list[dict[str, Any]], *, really: bool) -> None:
+    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
+    for column in ("host", "what", "where", "files", "size"):
+        table.add_column(column, justify="right" if column in ("files", "size") else "left", overflow="fold")
+    for one in told:
+        for row in one["held"]:
+            table.add_row(one["host"], row["kind"], row["path"], f"{row['files']:,}", size(row["bytes"]))
+    if table.row_count:
+        console.print(fitting(console, table, heads=2, below=USUAL_WIDTH))
+    for one in told:
+        if not one["held"]:
+            console.print(f"{one['host']}: nothing is left")
+        if one["others"]:
+            what = f"what others put into {one['root']} stays, {counted(one['others'], 'file')}"
+            console.print(f"{one['host']}: {what}: {', '.join(map(repr, one['named']))}", soft_wrap=True)
+    if table.row_count:
+        said = "removed" if really else "nothing has been removed yet: repeat the command with --yes"
+        console.print(f"{size(sum(row['bytes'] for one in told for row in one['held']))} in all; {said}")
 
 
 def _as_json(report: Report) -> dict[str, Any]:

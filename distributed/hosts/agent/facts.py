@@ -16,6 +16,7 @@ from distributed.hosts.firewall import real_python
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
+from .holdings import measured
 
 OURS = ("distributed", "exogym", "whisper_tuner")
 LOOK_AT_TORCH = """
@@ -94,16 +95,8 @@ def space(project: str, held: list) -> dict:
     return {
         "root": str(root),
         "free": shutil.disk_usage(str(folder)).free,
-        "held": sum(size_below(root / name) for name in held),
+        "held": measured([root / name for name in held])[1],
     }
-
-
-def size_below(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size
-    return total
 
 
 def code(project: str, files: list) -> dict:

@@ -1,6 +1,7 @@
 """The project folder's files: which ones are missing here, and what has arrived is put at its place.
 
-Parts in transit, and an index of hashes, lie in the folder `.sync` of the project folder. Several senders may be at
+Parts in transit, and an index of hashes, lie in the folder `.sync` of the project folder. The index also has the names
+that a sync manages: 1 for a file that was sent, 0 for one that was there already. Several senders may be at
 work at once, with the same content too: each has its own parts, named SHA256.PID.part, and takes over what an earlier
 one has left.
 """
@@ -55,7 +56,7 @@ def check(root: str, files: list, prune: list, master: list) -> dict:
                     foreign.append(name)
                 missing.append([position, part_size(private, digest, size)])
             elif not (keep and is_checkout):
-                index["managed"][name] = 1
+                index["managed"].setdefault(name, 0)
         wanted = {entry[0] for entry in files}
         old = [name for name in index["managed"] if name not in wanted and below(name, prune)]
     return {

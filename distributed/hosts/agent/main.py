@@ -7,6 +7,7 @@ import time
 from .facts import code, facts, space
 from .files import check, commit, lacking
 from .folders import Folders
+from .holdings import holdings
 from .links import Links
 from .session import serve
 from .torch_process import TorchProcess
@@ -18,7 +19,7 @@ def clock() -> dict:
 
 def main() -> None:
     links, torch, folders = Links(), TorchProcess(), Folders()
-    operations = [facts, clock, space, code, check, lacking, commit]
+    operations = [facts, clock, space, code, check, lacking, commit, holdings]
     operations += [folders.mark, folders.seen]
     operations += [links.open, links.connect, links.heard, links.burst]
     operations += [torch.torch_facts, torch.open_store, torch.form_groups]

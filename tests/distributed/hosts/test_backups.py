@@ -26,11 +26,13 @@ def test_what_can_be_made_anew_is_left_out_of_backups_and_the_model_is_not(tmp_p
     for folder in (".venv", ".multimac", "runs/a/final", f"runs/a/{CHECKPOINTS}", "my recordings"):
         (project / folder).mkdir(parents=True)
     monkeypatch.chdir(project)
-    main.spare_backups(Path("runs/a"))
+    told = main.spare_backups(Path("runs/a"))
     wait_until(excluded.exists)
     verb, *folders = excluded.read_text().splitlines()
     assert verb == "addexclusion"
     assert folders == [str(project / name) for name in (".venv", ".multimac", f"runs/a/{CHECKPOINTS}")]
+    assert told == f"Time Machine leaves out from now on, as can be made anew: {', '.join(folders)} (docs/removing.md)"
+    assert main.spare_backups(Path("runs/b")) == ""  # once is enough
 
 
 def test_the_folder_behind_a_link_is_the_users_own(tmp_path, excluded):

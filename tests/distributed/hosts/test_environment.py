@@ -253,6 +253,9 @@ def test_a_link_is_taken_away_and_not_what_it_leads_to(ssh_server: SshServer, sm
     with Remote.connect(ssh_server.host) as remote:
         setup([remote], lambda host, text: None)
     assert (theirs / "work.txt").read_text() == "mine" and not venv.is_symlink()
+    assert (
+        f"prompt = {environment.MADE_BY!r}\n" in (venv / "pyvenv.cfg").read_text()
+    )  # by which `hosts remove` knows it
 
 
 @pytest.mark.parametrize("python", ["#!/bin/sh\nexit 1\n", None], ids=["too old or broken", "none"])

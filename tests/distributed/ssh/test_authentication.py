@@ -143,13 +143,15 @@ def keychain(tmp_path, monkeypatch, agent):
     authentication.load_keychain.cache_clear()
 
 
-def test_a_passphrase_in_the_keychain_is_used_as_apple_s_ssh_does(ssh_server, keychain):
+def test_a_passphrase_in_the_keychain_is_used_as_apple_s_ssh_does(ssh_server, keychain, capsys):
     knows, asked = keychain
     knows(ssh_server.key)  # as it was without a passphrase
     protect(ssh_server)
     assert says_here(ssh_server.host)
     assert says_here(ssh_server.host)
     assert asked.read_text() == "--apple-load-keychain\n"  # once: then the agent has it
+    said = f"your ssh-agent gets the keys of your Keychain: {authentication.APPLE_SSH_ADD} --apple-load-keychain;"
+    assert capsys.readouterr().err == f"{said} `ssh-add -D` undoes it\n"
 
 
 def test_a_key_that_the_keychain_does_not_know_can_be_put_there(ssh_server, keychain):

@@ -278,9 +278,10 @@ def test_a_half_written_line_waits_for_its_end(tmp_path):
 
 def test_a_warning_about_no_host_names_none():
     view = RunView()
-    for event in ({"type": "warning", "what": "votes differ"}, {"type": "warning", "what": "slow", "host": "h1"}):
+    told = ({"type": "warning", "what": "votes differ"}, {"type": "warning", "what": "slow", "host": "h1"})
+    for event in (*told, {"type": "notice", "what": "Time Machine leaves out", "host": "h1"}):
         view.take(event)
-    assert view.lines == ["votes differ", "h1: slow"]
+    assert view.lines == ["votes differ", "h1: slow", "h1: Time Machine leaves out"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, ""), (0, "0:00"), (61, "1:01"), (3661, "1:01:01")])

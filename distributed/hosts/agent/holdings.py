@@ -1,0 +1,119 @@
+"""What this program has put on this host, and its removal. What else lies in the project folder stays."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from .files import CHECKOUT, PRIVATE, load_index, open_index
+from .masters import IN_USE
+
+SHOWN = 5
+
+
+def holdings(root: str, kinds: list, environments: list, made_by: str, unwanted: list) -> dict:
+    """Remove what is ours of the kinds `unwanted`, if it may be removed, and tell what is there then.
+
+    kinds: [name, patterns of names below `root`]; an environment is known by its prompt `made_by`, and code by the
+    record of what was sent.
+    """
+    base = Path(root).resolve()
+    is_checkout, work = (base / CHECKOUT).exists(), in_use(base)
+    ours = find(base, kinds, environments, made_by)
+    if unwanted and not is_checkout and not work:
+        for path in [path for kind in unwanted for path in ours[kind]]:
+            remove(path, base)
+        forget_removed(base)
+        for name in ("runs", "."):  # the end of a run leaves `runs` empty
+            with contextlib.suppress(OSError):  # it is not empty, or a link
+                Path(root, name).rmdir()
+        ours = find(base, kinds, environments, made_by)
+    held = [[kind, os.path.commonpath(paths), *measured(paths)] for kind, paths in ours.items() if paths]
+    others = sorted(str(path.relative_to(base)) for path in files_below(base, set().union(*ours.values())))
+    return {"checkout": is_checkout, "in_use": work, "held": held, "others": len(others), "named": others[:SHOWN]}
+
+
+def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
+    """Our files and folders by kind. A folder with a run.json is that of a master's run, and not ours."""
+    managed = load_index(base / PRIVATE)["managed"]
+    sent = [base / name for name in managed if managed[name] and has_no_link(base / name, base)]
+    folders = [Path(name).parent.resolve() / Path(name).name for name in environments]
+    compiled = sorted({path.with_name("__pycache__") for path in sent})
+    marked = {
+        "environment": [folder for folder in folders if has_prompt(folder, made_by)],
+        "code": [*filter(Path.is_file, sent), *(path for path in compiled if path.is_dir() and not path.is_symlink())],
+    }
+    ours, taken = {}, set()
+    for kind, patterns in kinds:
+        found = [path for pattern in patterns for path in sorted(base.glob(pattern)) if has_no_link(path, base)]
+        found = [path for path in found if not path.with_name("run.json").exists()] + marked.get(kind, [])
+        ours[kind] = [path for path in found if not taken.intersection((path, *path.parents))]
+        taken.update(found)
+    return ours
+
+
+def has_no_link(path: Path, base: Path) -> bool:
+    """Whether it really lies below `base`: no part of its name there is a link, or leads up."""
+    if base not in path.parents or ".." in path.parts:
+        return False
+    return not any(map(Path.is_symlink, [path, *(folder for folder in path.parents if base in folder.parents)]))
+
+
+def has_prompt(folder: Path, prompt: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return not folder.is_symlink() and f"prompt = {prompt!r}\n" in (folder / "pyvenv.cfg").read_text()
+    return False
+
+
+def in_use(base: Path) -> str:
+    """What works in the project folder now; "" for nothing."""
+    with contextlib.suppress(OSError), (base / PRIVATE / IN_USE).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            runs = {path.parent.parent.name for path in base.glob("runs/*/checkpoints/*.sock")}
+            return f"run {', '.join(sorted(runs))}" if runs else "work for a run"
+    return ""
+
+
+def files_below(path: Path, without: Collection = ()) -> Iterator:
+    """Files and links below it, which are not followed; itself if it is one."""
+    if not path.is_dir() and path.exists():
+        yield path
+    for place, folders, files in os.walk(str(path)):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        folders[:] = [name for name in folders if Path(place, name) not in without]
+        yield from (entry for name in (*links, *files) if (entry := Path(place, name)) not in without)
+
+
+def measured(paths: list) -> list:
+    """How many files there are, and their bytes."""
+    sizes = []
+    for file in [file for path in paths for file in files_below(path)]:
+        with contextlib.suppress(OSError):  # somebody removes it just now
+            sizes.append(file.lstat().st_size)
+    return [len(sizes), sum(sizes)]
+
+
+def remove(path: Path, base: Path) -> None:
+    """Remove it, and the folders between it and `base` that are empty then."""
+    while path.is_dir():
+        with contextlib.suppress(FileNotFoundError):  # another host has this folder too, and removes it as well
+            shutil.rmtree(str(path))
+    path.unlink(missing_ok=True)
+    for folder in [folder for folder in path.parents if base in folder.parents]:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def forget_removed(base: Path) -> None:
+    """Keep the record to what is there: the names of recordings may say what they are."""
+    if (base / PRIVATE).exists():
+        with open_index(base / PRIVATE) as index:
+            for known in index.values():
+                for name in [name for name in known if not (base / name).exists()]:
+                    del known[name]
