@@ -228,27 +228,28 @@ def manifest(folder: Path, clips: list[tuple[Path, str]]) -> Path:
 
 def test_an_import_splits_off_the_parts_that_are_missing_and_keeps_doing_so(tmp_path, capsys):
     source, out = manifest(tmp_path, bundled(40)), tmp_path / "mine"
+    words = ["data", "import", str(source), "--out", str(out), "--outside", str(bundled(1)[0][0].parent)]
 
     def parts() -> dict[str, set[str]]:
         return {path.stem: {s.id for s in load_manifest(path).samples} for path in out.glob("t*.csv")} | {
             "validation": {s.id for s in load_manifest(out / "validation.csv").samples}
         }
 
-    assert run("data", "import", str(source), "--out", str(out)) == 0
+    assert run(*words) == 0
     assert "There is no test set" in capsys.readouterr().out and not (out / "test.csv").exists()
-    assert run("data", "import", str(source), "--out", str(out), "--split") == 0
+    assert run(*words, "--split") == 0
     shown = capsys.readouterr().out
     assert "split by sentence" in shown and "test = " in shown and "There is no test set" not in shown
     first = parts()
     assert sorted(map(len, first.values())) == [4, 4, 32] and len(set().union(*first.values())) == 40
-    assert run("data", "import", str(source), "--out", str(out)) == 0
+    assert run(*words) == 0
     assert parts() == first
 
 
 def test_too_few_clips_to_split_are_refused_and_nothing_is_written(tmp_path):
-    source = manifest(tmp_path, bundled(2))
+    source, outside = manifest(tmp_path, bundled(2)), [bundled(1)[0][0].parent]
     with pytest.raises(DataError, match="2 different texts are too few to split"):
-        data_import(str(source), tmp_path / "mine", split_off=True)
+        data_import(str(source), tmp_path / "mine", split_off=True, outside=outside)
     assert not (tmp_path / "mine" / "train.csv").exists()
 
 
