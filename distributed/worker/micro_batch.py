@@ -20,10 +20,11 @@ from exogym.random_state import random_state, set_random_state
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
-from whisper_tuner.model.base_model import checkpoint_gradients
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_AFTER_A_STEP_BYTES, CUDA_CONTEXT, FLOAT, STAGED
 from whisper_tuner.text import size
+
+from .whisper_wrapper import WhisperModelWrapper
 
 WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
@@ -151,7 +152,7 @@ class Trial:
 
 
 def fit_into_memory(
-    model: nn.Module,
+    model: WhisperModelWrapper,
     train: ShardBatches,
     validation: ShardBatches | None,
     *,
@@ -182,7 +183,7 @@ def fit_into_memory(
     at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0
     if at_once < 1:
-        if checkpoint_gradients(model.model):
+        if model.checkpoint_gradients():
             what = _too_large(clip_s, needs.told(later), share.bytes, share)
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}

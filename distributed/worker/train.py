@@ -90,6 +90,8 @@ def load_whisper(
         settings=settings,
         save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
     )
+    if profile.gradient_checkpointing:
+        work.model.checkpoint_gradients()
     fit_into_memory(
         work.model,
         work.train.samples,

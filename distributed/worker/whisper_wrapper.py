@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
+from exogym.random_state import same_draws
 from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
-from whisper_tuner.model.base_model import encode, whisper_of
+from whisper_tuner.model.base_model import checkpoint_gradients, encode, whisper_of
 from whisper_tuner.model.padding_free import decoder_options, encode_joined
 from whisper_tuner.model.tied_weights import TiedWeights
 
@@ -78,6 +80,13 @@ class WhisperModelWrapper(nn.Module):
         total = self._loss(states.flatten(0, 1)[places], labels.flatten()[places], logits)
         return total / max(len(places), 1), len(places)
 
+    def checkpoint_gradients(self) -> bool:
+        """Compute activations again in the backward pass instead of keeping them. False if that is so already."""
+        return checkpoint_gradients(self.model, self._same_draws)
+
+    def _same_draws(self) -> tuple[AbstractContextManager, AbstractContextManager]:
+        return same_draws(self.device)
+
     def train(self, mode: bool = True) -> WhisperModelWrapper:
         """An encoder that is not trained has no dropout either: it says the same of a clip each time."""
         super().train(mode)
@@ -116,7 +125,9 @@ class WhisperModelWrapper(nn.Module):
         parts = [*zip(states.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True)]
         if len(parts) == 1:
             return part_loss(*parts[0])
-        return sum(checkpoint(part_loss, *part, use_reentrant=False) for part in parts)
+        # Dropout may be in an adapter of the output layer.
+        again = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
+        return sum(checkpoint(part_loss, *part, **again) for part in parts)
 
     @property
     def _whisper(self) -> WhisperForConditionalGeneration:

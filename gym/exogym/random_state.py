@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,11 @@ def random_state(device: torch.device) -> dict[str, Any]:
     """Of every generator that a model may draw from on this rank (SpecAugment uses numpy's)."""
     name, keys, *rest = np.random.get_state()
     state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
-    state["torch"] = torch.get_rng_state()
+    return state | _torch_state(device)
+
+
+def _torch_state(device: torch.device) -> dict[str, Any]:
+    state = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         state["device"] = torch.cuda.get_rng_state(device)
     elif device.type == "mps":
@@ -27,6 +31,10 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    _set_torch_state(state, device)
+
+
+def _set_torch_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if "device" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["device"], device)
@@ -54,3 +62,22 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
         yield
     finally:
         set_random_state(state, device)
+
+
+def same_draws(device: torch.device) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Contexts for torch.utils.checkpoint (its context_fn): what is computed again draws what was drawn before.
+
+    By itself it keeps the generators of CPU and CUDA only. On mps dropout drew other masks in the backward pass: wrong
+    gradients, without a word (pytorch 127676, open in torch 2.14).
+    """
+    return nullcontext(), _drawn_from(_torch_state(device), device)
+
+
+@contextmanager
+def _drawn_from(state: dict[str, Any], device: torch.device) -> Iterator[None]:
+    now = _torch_state(device)
+    _set_torch_state(state, device)
+    try:
+        yield
+    finally:
+        _set_torch_state(now, device)

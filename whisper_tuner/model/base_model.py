@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -29,6 +30,8 @@ from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.check import LAYOUT, check_kind
 from whisper_tuner.paths import expanded
+
+ContextFn = Callable[[], tuple[AbstractContextManager, AbstractContextManager]]
 
 
 def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
@@ -56,8 +59,6 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     _set_dropout(model, profile.dropout)
     if profile.no_speech == "train":
         _allow_empty_text(model)
-    if profile.gradient_checkpointing:
-        checkpoint_gradients(model)
     if profile.method == "lora":
         return _add_adapters(model, profile)
     model.requires_grad_(True)
@@ -67,12 +68,16 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     return model
 
 
-def checkpoint_gradients(model: nn.Module) -> bool:
-    """Compute activations again in the backward pass instead of keeping them. False if that is so already."""
+def checkpoint_gradients(model: nn.Module, contexts: ContextFn) -> bool:
+    """Compute activations again in the backward pass instead of keeping them. False if that is so already.
+
+    contexts: see torch.utils.checkpoint's context_fn. They have to see to it that dropout is the same again.
+    """
     whisper = whisper_of(model)
     if whisper.model.encoder.gradient_checkpointing:
         return False
-    whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
+    whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
     return True
 
 

@@ -40,7 +40,7 @@ from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
-from whisper_tuner.model.base_model import checkpoint_gradients, load_base, prepare
+from whisper_tuner.model.base_model import load_base, prepare
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_CONTEXT, FLOAT
 
@@ -286,7 +286,7 @@ def test_one_clip_that_fits_without_its_activations_is_trained_alike(work):
     for own in works:  # deep enough that layers take more than all else
         layers = own.model.model.model.encoder.layers
         layers.extend(copy.deepcopy(layers[0]) for _ in range(16))
-    checkpoint_gradients(checkpointed.model.model)
+    checkpointed.model.checkpoint_gradients()
     [about], [less] = plain.fit(PLENTY), checkpointed.fit(PLENTY)
     share = (about["needed"] + less["needed"]) // 2
     assert less["needed"] < about["needed"] - 50 * MB

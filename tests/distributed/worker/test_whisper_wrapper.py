@@ -2,13 +2,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, WhisperConfig, WhisperForConditionalGeneration
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.config import AllReduceConfig
 from exogym.strategy.optim import inner_optimizer
 from whisper_tuner.config import Profile
-from whisper_tuner.model.base_model import checkpoint_gradients, prepare
+from whisper_tuner.model.base_model import prepare
 
 START, END = 60, 61
 
@@ -109,12 +110,39 @@ def test_gradients_of_tied_weights_are_transformers_own(whisper, monkeypatch, ch
     monkeypatch.setattr("distributed.worker.whisper_wrapper.LOGITS_AT_ONCE", at_once)
     wrapper = WhisperModelWrapper(whisper, None, "cpu").train()
     if checkpointing:
-        assert checkpoint_gradients(whisper) and not checkpoint_gradients(whisper)
+        assert wrapper.checkpoint_gradients() and not wrapper.checkpoint_gradients()
     for batch in batches:
         wrapper(batch)[0].backward()
     for name, gradient in expected.items():
         found = dict(whisper.named_parameters())[name].grad
         torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "lora", "lora_targets": ("q_proj", "proj_out"), "lora_r": 4}])
+def test_what_is_computed_again_has_the_same_dropout(whisper, monkeypatch, settings):
+    """Where torch's checkpoint keeps no generator, as on Apple's GPU. Logits are computed again, too."""
+    profile = Profile(base_model="", train=Path(), dropout=0.3, lora_dropout=0.3, **settings)
+    wrapper = WhisperModelWrapper(prepare(whisper, profile), None, "cpu").train()
+    monkeypatch.setattr("distributed.worker.whisper_wrapper.LOGITS_AT_ONCE", 2)
+
+    def found():
+        wrapper.zero_grad()
+        torch.manual_seed(4)
+        wrapper(batch_of([1, 2, 3, 4, 5, END], [6, 7, END]))[0].backward()
+        return {n: p.grad.clone() for n, p in wrapper.named_parameters() if p.grad is not None}, torch.rand(3)
+
+    def forgetful(*args, **settings):
+        return checkpoint(*args, **{**settings, "preserve_rng_state": False})
+
+    monkeypatch.setattr("distributed.worker.whisper_wrapper.checkpoint", lambda compute, *args, **_: compute(*args))
+    gradients, after = found()
+    for user in ("transformers.modeling_utils", "distributed.worker.whisper_wrapper"):
+        monkeypatch.setattr(f"{user}.checkpoint", forgetful)
+    wrapper.checkpoint_gradients()
+    again, after_again = found()
+    assert gradients.keys() == again.keys() != set() and torch.equal(after, after_again)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(again[name], gradient, msg=name)
 
 
 def test_label_smoothing_acts_in_training_alone(whisper):
