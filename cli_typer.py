@@ -479,6 +479,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # half a character in a name must not end what is printed
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("AGX_RELAX_CDM_CTXSTORE_TIMEOUT", "1")  # what is computed here, as environment() of a run
     try:
         with as_ctrl_c(signal.SIGTERM), warnings.catch_warnings():
             if not sys.warnoptions:  # `python -W default` shows what libraries warn of

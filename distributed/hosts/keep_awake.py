@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a worker needs no paramiko
     from distributed.ssh.machine import Process
 
 CAFFEINATE = "/usr/bin/caffeinate"
+# Not -d or -u: the display may sleep. While it is on, some Macs restart under a long load of the GPU (mlx 3267).
 ASSERTIONS = ["-i", "-m", "-s"]
 INHIBIT = ["--what=sleep:idle", "--who=multimac", "--why=training", "--mode=block"]
 # On a host, as long as stdin stays open: macOS counts only a session with a terminal as somebody at work

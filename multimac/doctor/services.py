@@ -30,6 +30,7 @@ def service_checks() -> list[Check]:
         Check("ssh server", check_ssh_server),
         Check("ssh keys", lambda: check_ssh_keys(Path.home() / ".ssh", os.environ)),
         Check("sleep", check_sleep),
+        Check("display", check_display),
         Check("firewall", check_firewall),
     ]
 
@@ -124,6 +125,22 @@ def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
         return ok(detail)
     how = "A run keeps it awake by itself; until it starts" if caffeinate else "No caffeinate; `sudo pmset -c sleep 0`"
     return warning(detail, f"{how}: System Settings > Energy. And leave the lid open.")
+
+
+def check_display() -> Finding:
+    return judge_display(output_of(["/usr/bin/pmset", "-g"])) if is_macos() else skipped(NOT_A_MAC)
+
+
+def judge_display(settings: str) -> Finding:
+    """Where it is on, macOS may end a long load of the GPU by restarting the Mac (mlx 3267)."""
+    found = re.search(r"^\s*displaysleep\s+(\d+)(?:\s+\(display sleep prevented by ([^)]*)\))?", settings, re.MULTILINE)
+    if not found:
+        return ok("`pmset -g` names no display")
+    if found[1] == "0":
+        remedy = "System Settings > Lock Screen: turn it off when inactive. Before a run: `pmset displaysleepnow`."
+        return warning("the display never sleeps: with one that is on, some Macs restart in a long run", remedy)
+    kept = f" (kept on right now by {found[2]})" if found[2] else ""
+    return ok(f"sleeps after {found[1]} min{kept}: a run does not keep it on")
 
 
 def check_firewall() -> Finding:

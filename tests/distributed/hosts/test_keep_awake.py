@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,12 @@ def test_the_commands_as_their_manuals_have_them():
     assert mac == ["/usr/bin/caffeinate", "-i", "-m", "-s", "-w", "42"]
     assert module.keeper(42, "Linux", systemd=True)[-4:] == ["tail", "--pid=42", "-f", "/dev/null"]
     assert module.keeper(42, "Linux", systemd=False) == []
+
+
+def test_the_display_may_sleep():
+    """While one is on some Macs restart under a long load of the GPU (mlx 3267): caffeinate's -d and -u keep it on."""
+    held = re.search(r'exec "\$0" (.*) cat', module.HOLD)[1].split()
+    assert not {"-d", "-u"} & {*held, *module.keeper(42, "Darwin", systemd=False)} and held
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tail --pid is GNU's")

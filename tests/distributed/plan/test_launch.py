@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 from small_run import PROJECT
 
+import cli_typer
 from distributed.plan.launch import Launch, environment
 from distributed.run_dir.summary import read_run
 from whisper_tuner.errors import RunError
 
+GPU_PATIENCE = "AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
 OLD = Path(__file__).with_name("run-of-version-0.1.json").read_text()
 
 
@@ -72,3 +75,13 @@ def test_the_watermarks_of_a_macs_gpu_are_ones_that_torch_takes():
         name.split("_")[2]: float(value) for name, value in environment("/p").items() if "_WATERMARK_" in name
     }
     assert 0 < variables["LOW"] <= variables["HIGH"] <= 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
+def test_macs_wait_longer_for_what_computes_on_the_gpu(monkeypatch, given, expected):
+    """Workers by their environment, `evaluate`, `transcribe` and the doctor by that of the command line."""
+    monkeypatch.delenv(GPU_PATIENCE, raising=False)
+    if given:
+        monkeypatch.setenv(GPU_PATIENCE, given)
+    assert environment("/p")[GPU_PATIENCE] == "1"
+    assert cli_typer.main(["--help"]) == 0 and os.environ[GPU_PATIENCE] == expected

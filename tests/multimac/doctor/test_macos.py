@@ -4,7 +4,7 @@ import pytest
 
 from multimac.doctor import macos
 from multimac.doctor.checks import State
-from multimac.doctor.services import judge_firewall, judge_sleep
+from multimac.doctor.services import judge_display, judge_firewall, judge_sleep
 
 HARDWARE = """{
   "SPHardwareDataType" : [
@@ -88,6 +88,20 @@ def test_without_caffeinate_a_command_is_named():
 def test_sleep_that_is_not_told_is_unknown(text):
     found = judge_sleep(text, MAINS, caffeinate=True)
     assert found.state is State.WARNING and "pmset" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "words"),
+    [
+        (PMSET, State.OK, "sleeps after 2 min (kept on right now by Safari)"),
+        (PMSET.replace("displaysleep         2", "displaysleep         0"), State.WARNING, "the display never sleeps"),
+        (" sleep 0\n", State.OK, "names no display"),
+    ],
+)
+def test_the_display(settings, state, words):
+    found = judge_display(settings)
+    assert (found.state, words in found.detail) == (state, True), found
+    assert ("`pmset displaysleepnow`" in found.remedy) == (state is State.WARNING)
 
 
 @pytest.mark.parametrize(
