@@ -10,8 +10,18 @@ from whisper_tuner.config import Profile
 
 from .audio import check_audio_formats
 from .checks import Check, Finding, Tell
+from .decoding import check_decoding
 from .exchange import check_ranks, check_staging
-from .gradients import Parity, compare, large_shapes, profile_shapes, small_whisper, wide_shapes, wide_whisper
+from .gradients import (
+    Parity,
+    compare,
+    compare_checkpointed,
+    large_shapes,
+    profile_shapes,
+    small_whisper,
+    wide_shapes,
+    wide_whisper,
+)
 
 
 def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> list[Check]:
@@ -39,6 +49,8 @@ def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> li
         Check("large batch", large_batch),
         Check("vocabulary", vocabulary),
         *([Check("bf16", bf16)] if profile and profile.precision == "bf16" else []),
+        Check("checkpointing", lambda: compare_checkpointed(device, tell)),
+        Check("decoding", lambda: check_decoding(device, tell)),
         Check("staging", lambda: check_staging(device, tell)),
         Check("two ranks", lambda: check_ranks(device, tell)),
         Check("audio formats", lambda: check_audio_formats(tell)),

@@ -23,6 +23,7 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from distributed.hosts.paths import PROJECT
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
+from exogym.random_state import random_state_kept, seed_all
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import Lengths, bucket_edges, equal_part, window_edges
 from whisper_tuner.data.dataset import Sample, load_manifest
@@ -77,15 +78,20 @@ class Step:
     parameters: int
 
     def figures(self) -> dict:
-        """For JSON, which has no inf."""
         about = {**asdict(self), **asdict(self.shape), "positions": self.shape.positions, "shape": str(self.shape)}
-        return {key: None if value == math.inf else value for key, value in about.items()}
+        return without_inf(about)
 
 
-def small_whisper(path: Path = BUNDLED / "model") -> nn.Module:
+def without_inf(figures: dict) -> dict:
+    """For JSON, which has none."""
+    return {key: None if value == math.inf else value for key, value in figures.items()}
+
+
+def small_whisper(path: Path = BUNDLED / "model", dropout: float = 0.0) -> WhisperModelWrapper:
     """The bundled model, all of it trainable, as the trainer wraps it."""
     model, processor = load_base(path)
-    return WhisperModelWrapper(prepare(model, Profile(base_model=str(path), train=path)), processor, "cpu")
+    profile = Profile(base_model=str(path), train=path, dropout=dropout)
+    return WhisperModelWrapper(prepare(model, profile), processor, "cpu")
 
 
 class Parity:
@@ -250,6 +256,28 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
     sizes = ", ".join(dict.fromkeys(str(step.shape) for step in steps))
     agrees = f"{parity.device} agrees with float64 at {sizes} (clips x positions, {source})"
     return ok(f"{agrees}: at most {worst.worst_error:.1e} off in {worst.worst_parameter}, limit {limit:g}", **figures)
+
+
+def compare_checkpointed(device: torch.device, tell: Tell) -> Finding:
+    """Gradients with dropout, with and without computing activations again: from one seed they must be the same."""
+    tell("with and without gradient_checkpointing")
+    model, found = small_whisper(dropout=0.1).to(device).train(), []
+    batch = make_batch(model, _shape(model, 4, SHORT_FRAMES))
+    with random_state_kept(device):
+        for is_again in (False, True):
+            if is_again:
+                model.checkpoint_gradients()
+            seed_all(0, device)
+            found.append(gradients(model, batch, device, "float32")[1])
+    kept, again = found
+    name, error = max(((name, deviation(kept[name], again.get(name))) for name in kept), key=lambda each: each[1])
+    limit = GRADIENT_LIMIT["float32"]
+    off = f"{error:.2g} times its size (limit {limit:g}) in {name.removeprefix('model.model.')}"
+    off = f"{device}: with dropout, gradient_checkpointing changes a gradient by up to {off}"
+    figures = without_inf({"worst_error": error, "limit": limit})
+    if error > limit:
+        return problem(off, "Train with dropout = 0 and lora_dropout = 0, or with device = cpu.", **figures)
+    return ok(off, **figures)
 
 
 def _loss_is_wrong(parity: Parity, step: Step) -> bool:

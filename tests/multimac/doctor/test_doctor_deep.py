@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import noop_context_fn
 from torch.utils.data import Subset
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
@@ -15,12 +16,14 @@ from multimac.commands.doctor import doctor
 from multimac.doctor import audio as doctor_audio
 from multimac.doctor.audio import check_audio_formats
 from multimac.doctor.checks import State, ok
+from multimac.doctor.decoding import check_decoding
 from multimac.doctor.exchange import LIMIT, Holder, check_ranks, check_staging
 from multimac.doctor.gradients import (
     FAULTY_POSITIONS,
     Parity,
     Shape,
     compare,
+    compare_checkpointed,
     deviation,
     large_shapes,
     profile_shapes,
@@ -206,6 +209,46 @@ def test_large_batches_pass_the_known_fault_after_a_smaller_one(whisper):
     past = [at for at, count in enumerate(positions) if count > FAULTY_POSITIONS]
     assert len(past) == 3
     assert all(positions[at - 1] < FAULTY_POSITIONS for at in past)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_decoding_is_compared(device):
+    found = check_decoding(torch.device(device), quiet)
+    assert found.state is State.OK, found.detail
+
+
+@pytest.mark.parametrize(
+    ("most_rows", "at_once", "words"),
+    [
+        (1, False, "WER and texts cannot be trusted, training and validation loss can"),
+        (10**6, True, "no loss, WER or text can be trusted"),
+    ],
+)
+def test_a_bias_that_is_dropped_in_decoding_is_found(monkeypatch, most_rows, at_once, words):
+    """As macOS 26 does it on an M1, to a linear layer over a single row (pytorch 188438): each cached step is one."""
+    linear = torch.nn.functional.linear
+
+    def dropping(states, weight, bias=None):
+        is_exact = states.dtype == torch.float64
+        return linear(states, weight, bias if is_exact or states.shape[-2] > most_rows else None)
+
+    monkeypatch.setattr("torch.nn.functional.linear", dropping)
+    found = check_decoding(CPU, quiet)
+    assert found.state is State.PROBLEM and words in found.detail
+    assert found.figures["cached"] > 0.1 and (found.figures["at_once"] > 0.1) == at_once
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_checkpointing_changes_no_gradient(device):
+    found = compare_checkpointed(torch.device(device), quiet)
+    assert found.state is State.OK, found.detail
+
+
+def test_other_dropout_in_the_second_pass_is_found(monkeypatch):
+    monkeypatch.setattr("distributed.worker.whisper_wrapper.same_draws", lambda device: noop_context_fn())
+    found = compare_checkpointed(CPU, quiet)
+    assert found.state is State.PROBLEM and found.figures["worst_error"] > 0.1
+    assert "gradient_checkpointing changes a gradient by up to" in found.detail and "dropout = 0" in found.remedy
 
 
 @pytest.fixture
