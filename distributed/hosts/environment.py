@@ -93,7 +93,8 @@ def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress)
 def own_pins(project: Path = PROJECT) -> Pins:
     """The versions that this machine runs, without local tags (+cpu). Raises ConfigError if one is missing."""
     settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    direct = [Requirement(text) for text in settings["dependencies"]]
+    asked = map(Requirement, settings["dependencies"])
+    direct = [requirement for requirement in asked if not requirement.marker or requirement.marker.evaluate()]
     python = SpecifierSet(settings["requires-python"])
     found: dict[str, str] = {}
     python_of: dict[str, SpecifierSet] = {}

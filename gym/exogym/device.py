@@ -19,8 +19,9 @@ from exogym.errors import SettingError
 
 PRECISIONS = ("float32", "bf16")
 SAMPLE_S = 0.005
-# M1 and M2: a matrix product that sums over more terms adds what lies behind the operands in memory (pytorch 177116,
-# 195163). Newer chips are right; the limit costs them little.
+# M1 and M2: a matrix product that sums over more terms adds what lies behind the operands in memory (pytorch 177116).
+# torch 2.14 gives those over more than 32,768 to a kernel that is right, but several times slower (198182), and misses
+# 32,767, 32,768 and batched ones (195163). Newer chips are right; the limit costs them little.
 MPS_TERMS = 32_766
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), by glibc's malloc.h
 KEPT_BYTES = 32 << 20  # the most that glibc takes as a threshold

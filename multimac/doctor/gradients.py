@@ -1,8 +1,8 @@
 """Forward and backward of an accelerator against float64 on the CPU, on a small Whisper, at the shapes of a profile.
 
 The fault looked for: on Apple's M1 and M2 gradients were up to 100,000 times wrong after a change of batch size, once
-batch x positions passed 32,766, while the loss was right (pytorch 177116, 193487; repaired in part in torch 2.14).
-Training computes less than that at once there, and its output layer, with more tokens than that, in parts.
+batch x positions passed 32,766, while the loss was right (pytorch 177116, 193487). torch 2.14 repairs it in part, see
+MPS_TERMS: training computes less than that at once there, and its output layer, with more tokens than that, in parts.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 GB = 1_000_000_000
 LOOK_S = 120  # torch's first import after an installation may take half of it
-MATMUL_FAULT = "torch before 2.14 on M1 and M2 sums wrongly past 32,766 terms (pytorch 177116): training stays below"
 ENVIRONMENT = re.compile(
     r"PYTHONPATH|PYTHONHOME|EXOGYM_\w+|GLOO_\w+|PYTORCH_\w+|CUDA_VISIBLE_DEVICES|"
     r"OMP_NUM_THREADS|MKL_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TORCH_\w+|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE"
@@ -155,10 +154,7 @@ def judge_device(name: str, torch: Mapping, chip: str | None) -> Finding:
     build = f"torch {torch['version']}"
     if name == "mps":
         limit = torch["mps_memory"]
-        detail = f"mps: {size(limit)} recommended for the GPU; {build}"
-        old = tuple(int(part) for part in torch["version"].split(".")[:2]) < (2, 14)
-        faulty = old and (chip or "").startswith(("Apple M1", "Apple M2"))
-        return ok(f"{detail}. {MATMUL_FAULT}: see --deep" if faulty else detail, memory=limit)
+        return ok(f"mps: {size(limit)} recommended for the GPU; {build}", memory=limit)
     if name.startswith("cuda"):
         return ok(f"{name}: {torch['cuda_name']}, {size(torch['cuda_memory'])}; {build}", memory=torch["cuda_memory"])
     if chip is not None and not torch["mps"]:
@@ -186,7 +182,8 @@ def judge_macos(release: str, machine: str, translated: bool | None, hardware: m
 
 
 def check_packages(project: Path = PROJECT) -> Finding:
-    wanted = [Requirement(text) for text in settings(project)["dependencies"]]
+    asked = map(Requirement, settings(project)["dependencies"])
+    wanted = [requirement for requirement in asked if not requirement.marker or requirement.marker.evaluate()]
     wrong, found = [], {}
     for requirement in wanted:
         try:

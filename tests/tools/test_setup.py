@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from distributed.hosts.paths import PROJECT
 sys.path.append(str(PROJECT / "tests" / "distributed" / "hosts"))
 from test_find_python import REASONS, fake_python
 
-FILES = ("tools/setup.sh", "distributed/hosts/find_python.sh")
+FILES = ("tools/setup.sh", "tools/constraints.txt", "distributed/hosts/find_python.sh")
 PYPROJECT = """
 [build-system]
 requires = []
@@ -98,6 +100,22 @@ def test_a_link_is_taken_away_and_not_what_it_leads_to(project, tmp_path):
     done = setup(project)
     assert done.returncode == 0, done.stderr
     assert made(project) and not (project / ".venv").is_symlink() and (theirs / "old").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a Mac takes the newest")
+def test_of_two_series_of_torch_a_new_environment_gets_the_small_one(project, tmp_path):
+    for version in ("2.13.0", "2.14.1"):
+        with zipfile.ZipFile(tmp_path / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+            folder = f"torch-{version}.dist-info"
+            wheel.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+            wheel.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{folder}/RECORD", "")
+    asked = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needs = "".join(f"Requires-Dist: {line}\\n" for line in asked if line.startswith("torch"))
+    (project / "backend.py").write_text(BACKEND.replace("Version: 1\\n", f"Version: 1\\n{needs}"))
+    done = setup(project, PIP_FIND_LINKS=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (project / ".venv").glob("lib/*/site-packages/torch-*")] == ["torch-2.13.0.dist-info"]
 
 
 def without_pip(venv: Path) -> Path:

@@ -36,6 +36,15 @@ def test_pins_of_something_not_installed(tmp_path):
         own_pins(tmp_path)
 
 
+def test_what_is_for_another_system_is_not_pinned(tmp_path):
+    here = sys.platform
+    lines = (
+        f"\"idna>=2; sys_platform == '{here}'\", \"idna>=99; sys_platform != '{here}'\", \"no-such; os_name == 'x'\""
+    )
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(lines))
+    assert own_pins(tmp_path).direct == ("idna",)
+
+
 def test_unlike_ignores_local_version_tags():
     pins = Pins(direct=("torch",), all={"torch": "2.13.0", "idna": "3.1"}, python=SpecifierSet(">=3.11"))
     assert unlike(pins, {"torch": "2.13.0+cpu", "idna": "3.1"}) == []
