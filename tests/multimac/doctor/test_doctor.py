@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 
 from distributed.plan.job import resolve
 from distributed.preflight.look import Look
@@ -93,7 +94,8 @@ def test_macs_need_the_torch_that_sums_rightly(monkeypatch, system, torch):
     """2.14 mends sums on M1 and M2 and an abort on macOS 27 (pytorch 183535, 197796)."""
     known = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: torch if name == "torch" else known(name))
-    monkeypatch.setattr(sys, "platform", system)
+    there = default_environment() | {"sys_platform": system}
+    monkeypatch.setattr("packaging.markers.default_environment", lambda: there)
     found = check_packages()
     assert (found.state is State.PROBLEM) == ((system, torch) == ("darwin", "2.13.0")), found
     assert found.state is State.OK or found.detail == "torch 2.13.0 (needs <2.15,>=2.14)"
