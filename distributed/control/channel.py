@@ -9,7 +9,7 @@ The launcher writes lines to the worker's stdin: the RunSpec, then
     quit                                     end at once
     {"type": "unsent", "files"}              audio that cannot be sent
     {"type": "peers", "peers"}               where the other workers listen, see peer_probe.py
-    {"type": "meeting", "address", "port"}   where groups form from now on: the launcher's machine has a new address
+    {"type": "meeting", "address"}           towards which groups form: the launcher's machine has a new address
     {"type": "generation" | "commit" | ...}  from the coordinator, see exogym.membership.messages
 
 The worker writes events to its stdout, see messages.py. On the launcher's machine it is the launcher's child; elsewhere
@@ -19,6 +19,7 @@ it is the child of a supervisor that outlives the connection, see supervisor.py.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import sys
@@ -29,7 +30,7 @@ from typing import BinaryIO
 
 from exogym.membership.client import CoordinatorClient
 
-from .messages import Endpoint, endpoint, send_event
+from .messages import send_event
 from .timeouts import Timeouts
 
 LAUNCHER_GONE, BAD_LINE = 75, 76  # exit statuses of a worker: its launcher is gone; it cannot be understood
@@ -46,7 +47,7 @@ class ControlChannel:
         self.saving = threading.Event()
         self.coordinator = CoordinatorClient()
         self.unsent: set[str] = set()
-        self.meeting: Endpoint | None = None  # if it is not the RunSpec's any more
+        self.meeting = ""  # the launcher's address, if it is not the RunSpec's any more
         self.rescue: Callable[[], None] = lambda: None
         self.meet: Callable[[list], None] = lambda peers: None
         self._stream, self._timeouts = stream, timeouts or Timeouts()
@@ -92,7 +93,7 @@ class ControlChannel:
         elif message["type"] == "peers":
             self.meet(message["peers"])
         elif message["type"] == "meeting":
-            self.meeting = endpoint(message["address"], message["port"])
+            self.meeting = str(ipaddress.IPv4Address(message["address"]))
         else:
             self.coordinator.put(message)
 

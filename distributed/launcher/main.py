@@ -1,6 +1,6 @@
 """The launcher: one process per run, in a session of its own. `python -m distributed.launcher.main RUN_DIR`.
 
-It holds the store where the ranks meet, the SSH sessions, and rank 0 as a child; it writes events.jsonl and, when all
+It holds the SSH sessions, and rank 0 as a child; it writes events.jsonl and, when all
 ranks are done, evaluates. The command that the user typed only follows events.jsonl: closing its terminal is no harm.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
 import traceback
@@ -98,7 +99,7 @@ class Launcher:
         known = {"commit": commit} if (commit := commit_of(PROJECT)) else {}
         self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks], **known})
         meeting = Meeting(self.launch.address, ranks[0].spec.interface) if len(ranks) > 1 else None
-        place = meeting and meeting.place
+        place = meeting and Rendezvous(address=meeting.address, key=secrets.token_hex(32))
         spawners = [spawner_of(rank, self.run_dir, place, resume=self.resume) for rank in ranks]
         training = Training(
             spawners,

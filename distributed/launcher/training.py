@@ -175,7 +175,7 @@ class Training:
             worker.error = event
         elif kind == "saved":
             self.exporter = worker
-        if kind in ("vote", "round_end", "trouble"):
+        if kind in ("vote", "round_end", "set", "trouble"):
             self._tell(lambda: getattr(self.coordinator, kind)(worker.name, event))
         elif kind not in ("ready", "alive", "exchange"):
             if kind == "hello":

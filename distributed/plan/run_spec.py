@@ -22,11 +22,13 @@ SPEC = ".spec.json"  # after a rank's name, in there
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks meet: the launcher's TCPStore. `prefix` is random, and each generation adds another."""
+    """The launcher's address, towards which ranks listen, and the run's key in hexadecimal digits.
+
+    By the key ranks know each other: it is in no file, log or list of processes.
+    """
 
     address: str
-    port: int
-    prefix: str
+    key: str = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ The agent uses this on a host, so it needs no more than Python 3.9.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 
@@ -30,14 +29,3 @@ def is_denied(error: OSError, address: str, port: int) -> bool:
         return subprocess.run(command, timeout=NC_S + 1, **quiet).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
-
-
-def is_denied_to(address: str, port: int) -> bool:
-    """The same of a connection that torch could not make, which does not tell the error: it is tried again here."""
-    if sys.platform != "darwin":
-        return False
-    try:
-        socket.create_connection((address, port), timeout=NC_S).close()
-    except OSError as error:
-        return is_denied(error, address, port)
-    return False

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from distributed.control.messages import Endpoint, endpoint
+from distributed.ssh.local_network import DENIED, WAYS_OUT, is_denied
 from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
 from whisper_tuner.errors import HostError
 
@@ -30,22 +31,19 @@ LIBC = ctypes.PyDLL(None)
 
 
 class PeerProbe:
-    """Tells the launcher where it listens ("listens"), and which peers do not answer ("reach").
+    """Tells the launcher where it listens ("listens"), and which peers do not answer ("reach"), with macOS's reason.
 
     address() is that of this machine on the training network; it may change. Raises HostError while there is none.
-    meeting() is where groups are formed. Who does not reach that can form one with nobody.
     """
 
     def __init__(
         self,
         wait: Wait,
         address: Callable[[], str],
-        meeting: Callable[[], Endpoint],
         send: Callable[[dict], None],
         clock: Callable[[], float] = time.monotonic,
     ):
         self._wait, self._address, self._send, self._clock = wait, address, send, clock
-        self._meeting = meeting
         self._lock = threading.Lock()
         self._peers: set[Endpoint] = set()
         # All that follows belongs to the thread of `run`.
@@ -53,6 +51,7 @@ class PeerProbe:
         self._attempts: set[asyncio.Task] = set()
         self._unanswered = Unanswered()
         self._told: set[Endpoint] = set()
+        self._is_denied = False
         self._turned, self._looked = clock(), -LOOK_S
 
     def meet(self, peers: list) -> None:
@@ -80,12 +79,11 @@ class PeerProbe:
             self._look()
         generation, waited = self._wait.read()
         waits = waited >= WAIT_S
-        meeting = self._meeting()
         with self._lock:
-            peers = self._peers | {meeting}
+            peers = self._peers
         asked = peers if waits else peers & self._told
         self._unanswered.turn(asked, passed)
-        self._tell(generation, waits, peers, meeting)
+        self._tell(generation, waits)
         for peer in asked:
             attempt = asyncio.create_task(self._ask(peer))
             self._attempts.add(attempt)  # the loop itself holds no task
@@ -119,17 +117,21 @@ class PeerProbe:
 
     async def _ask(self, peer: Endpoint) -> None:
         """By a new connection each time: TCP itself tries a lost one again ever more slowly."""
-        with contextlib.suppress(OSError), socket.socket() as attempt:
-            attempt.setblocking(False)
-            async with asyncio.timeout(UNREACHED_S):
-                await asyncio.get_running_loop().sock_connect(attempt, peer)
-            self._unanswered.answered(peer)
+        try:
+            with socket.socket() as attempt:
+                attempt.setblocking(False)
+                async with asyncio.timeout(UNREACHED_S):
+                    await asyncio.get_running_loop().sock_connect(attempt, peer)
+                self._unanswered.answered(peer)
+        except OSError as error:
+            if not self._is_denied and await asyncio.to_thread(is_denied, error, *peer):
+                self._is_denied = True  # said once: gloo would not say it at all
+                self._send({"type": "warning", "what": f"{DENIED}. {WAYS_OUT}"})
 
-    def _tell(self, generation: int, waits: bool, peers: set[Endpoint], meeting: Endpoint) -> None:
+    def _tell(self, generation: int, waits: bool) -> None:
         """As long as there is somebody: the launcher may not have been able to make use of it before."""
         unreached = self._unanswered.unreached()
         if unreached or self._told:
-            named = sorted((peers if meeting in unreached else unreached) - {meeting})
-            about = {"generation": generation, "waits": waits, "unreached": [list(peer) for peer in named]}
+            about = {"generation": generation, "waits": waits, "unreached": [list(peer) for peer in sorted(unreached)]}
             self._send({"type": "reach", **about})
         self._told = unreached

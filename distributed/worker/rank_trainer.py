@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed import PrefixStore, TCPStore
 
 from distributed.control.channel import ControlChannel
-from distributed.control.messages import Endpoint, send_event
+from distributed.control.messages import send_event
 from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import RunSpec
-from distributed.ssh.local_network import DENIED, WAYS_OUT, is_denied_to
 from exogym.comm.comm import Comm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.relayed_store import RelayedStore
 from exogym.comm.single import SingleComm
 from exogym.data_source import DataSource
 from exogym.errors import PeerLost
@@ -64,7 +63,7 @@ class RankTrainer(Trainer):
         """One generation of ranks after another, as the launcher's coordinator calls them."""
         comm = ElasticComm(self.spec.name, self.spec.hosts, self.channel.coordinator, send_event, self._join)
         if self.spec.rendezvous:
-            probe = PeerProbe(comm.wait, lambda: self._route().address, lambda: self._meeting, send_event)
+            probe = PeerProbe(comm.wait, lambda: self._route().address, send_event)
             self.channel.meet = probe.meet
             probe.start()
         return comm
@@ -72,32 +71,34 @@ class RankTrainer(Trainer):
     def _memory(self, device: torch.device, usage: float) -> Memory:
         return Memory.of(device, usage=usage, sharing=self.spec.machine_workers)
 
-    @property
-    def _meeting(self) -> Endpoint:
-        return self.channel.meeting or (self.spec.rendezvous.address, self.spec.rendezvous.port)
-
     def _route(self) -> Route:
         """The way to the launcher. A Mac may wake in another network. Raises HostError."""
-        return route_to(self._meeting[0], interface=self.spec.interface or None)
+        return route_to(self.channel.meeting or self.spec.rendezvous.address, interface=self.spec.interface or None)
 
     def _join(self, generation: Generation, rank: int, interrupted: Callable[[], bool]) -> Comm:
-        """Meet the others at the launcher's store, over the interface that reaches it. Raises PeerLost."""
+        """Form a group with the others, over the interface that reaches the launcher. Raises PeerLost.
+
+        The launcher tells them where each listens; then they prove to each other that they have the run's key.
+        """
         if len(generation.members) == 1:
             return SingleComm()
-        address, port = self._meeting
+        number, client = generation.number, self.channel.coordinator
+        store = RelayedStore(
+            lambda key, value: send_event({"type": "set", "generation": number, "key": key, "value": value}),
+            lambda key: client.wait_for_told(number, key, JOIN_S),
+        )
         try:
-            store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=JOIN_S))
             return ProcessGroupComm(
                 rank=rank,
                 world_size=len(generation.members),
-                store=PrefixStore(f"{self.spec.rendezvous.prefix}/{generation.prefix}", store),
+                store=store,
                 address=self._route().address,
                 timeout=COLLECTIVE_S,
                 interrupted=interrupted,
+                key=hmac.digest(bytes.fromhex(self.spec.rendezvous.key), generation.prefix.encode(), "sha256"),
             )
-        except (RuntimeError, OSError, HostError) as error:
-            why = f"{DENIED}. {WAYS_OUT}" if is_denied_to(address, port) else error
-            raise PeerLost(f"cannot reach the others at {address}:{port}: {why}") from error
+        except (OSError, HostError) as error:
+            raise PeerLost(f"cannot reach the others: {error}") from error
 
     def rescue(self) -> None:
         """The launcher is gone: keep what ranks last agreed on, for `runs recover`."""

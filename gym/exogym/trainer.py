@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -125,7 +126,7 @@ class LocalTrainer(Trainer):
     result: TrainResult | None = None
     results: list[TrainResult] | None = None
     _num_nodes = 1
-    _port = 0
+    _port, _key = 0, b""
     _timeout = DEFAULT_TIMEOUT
     _available: int | None = None  # bytes of memory, before the nodes were started
 
@@ -162,7 +163,12 @@ class LocalTrainer(Trainer):
             return SingleComm()
         store = join_local_store(self._port, self._timeout)
         return ProcessGroupComm(
-            rank=rank, world_size=self._num_nodes, store=store, address=LOOPBACK, timeout=self._timeout
+            rank=rank,
+            world_size=self._num_nodes,
+            store=store,
+            address=LOOPBACK,
+            timeout=self._timeout,
+            key=self._key,
         )
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
@@ -182,6 +188,7 @@ class LocalTrainer(Trainer):
         store = local_store(settings.timeout)
         node = copy.copy(self)
         node._num_nodes, node._port, node._timeout = settings.num_nodes, store.port, settings.timeout
+        node._key = secrets.token_bytes(32)  # the job is read by this user alone; the store, by anybody on this machine
         node._available = devices.available_memory()
         results, weights = run_nodes((node, settings), settings.num_nodes, events, should_stop)
         self.model.load_state_dict(weights)

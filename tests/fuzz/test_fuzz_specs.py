@@ -31,7 +31,7 @@ SPEC = RunSpec(
     hosts=("mini.local", "10.0.0.2"),
     strategy_settings=DiLoCoConfig(H=5, outer_lr=0.7),
     profile=PROFILE,
-    rendezvous=Rendezvous(address="10.0.0.1", port=29500, prefix="f00"),
+    rendezvous=Rendezvous(address="10.0.0.1", key="f00d"),
 )
 LAUNCH = Launch(
     run_id=SPEC.run_id,

@@ -6,7 +6,9 @@ Beside default_group.py, the only file with collectives of torch.distributed.
 from __future__ import annotations
 
 import functools
+import hmac
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -30,7 +32,9 @@ POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # waits is small: more than WHOLE_BYTES travel in pieces, each in a time that is enough at a megabit a second.
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
 MEETING_BYTES = 4  # float32
-SWAPS = 1  # tag of what two ranks send each other at once
+SWAPS, PROOFS = 1, 2  # tags of what two ranks send each other at once
+NONCE = DIGEST = 32  # bytes, of SHA-256
+PROVE_S = 20.0  # once one rank has joined, the others are about to: all have told where they listen
 Start = Callable[[Tensor, float], "dist.Work | _Works"]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
@@ -45,6 +49,9 @@ class ProcessGroupComm(Comm):
     address: this machine's IPv4 address on the network that the ranks share. Without it gloo resolves the
     host's own name, and may bind 127.0.0.1. An interface's name (GLOO_SOCKET_IFNAME) would not do: on macOS gloo takes
     the first address of any family that the interface has.
+
+    key: of this group alone. gloo asks nobody who they are, and the numbers by which it tells its connections apart
+    begin at 0: so before anything else each rank proves to each other one that it has the key too.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class ProcessGroupComm(Comm):
         address: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         interrupted: Callable[[], bool] = lambda: False,
+        key: bytes | None = None,
     ):
         super().__init__()
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
@@ -69,6 +77,43 @@ class ProcessGroupComm(Comm):
             self._group: dist.ProcessGroupGloo | None = _gloo(store, rank, world_size, wait, address)
         except RuntimeError as error:
             raise PeerLost(f"rank {rank} of {world_size} could not join the group: {brief(error)}") from error
+        if key is not None:
+            try:
+                self._prove(key)
+            except PeerLost:
+                self.close()
+                raise
+
+    def _prove(self, key: bytes) -> None:
+        """Over each connection by itself, for a stranger may have taken only one. Raises PeerLost."""
+        own = secrets.token_bytes(NONCE)
+        theirs = self._tell_each(dict.fromkeys(self._others, own), NONCE)
+
+        def proof(sender: int, receiver: int, sent: bytes, received: bytes) -> bytes:
+            return hmac.digest(key, b"%d %d " % (sender, receiver) + sent + received, "sha256")
+
+        sent = {peer: proof(self.rank, peer, own, theirs[peer]) for peer in self._others}
+        for peer, came in self._tell_each(sent, DIGEST).items():
+            if not hmac.compare_digest(came, proof(peer, self.rank, theirs[peer], own)):
+                what = f"who answers rank {self.rank} of {self.world_size} as rank {peer} does not have the run's key"
+                self._lost = PeerLost(what)
+                raise self._lost
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def _tell_each(self, sent: dict[int, bytes], size: int) -> dict[int, bytes]:
+        """Bytes to each of the others, while as many come of each."""
+        coming = {peer: torch.zeros(size, dtype=torch.uint8) for peer in sent}
+        going = {peer: torch.tensor(list(part), dtype=torch.uint8) for peer, part in sent.items()}
+
+        def start() -> _Works:
+            works = [self._group.recv([part], peer, PROOFS) for peer, part in coming.items()]
+            return _Works(*works, *(self._group.send([part], peer, PROOFS) for peer, part in going.items()))
+
+        self._wait_whole(start, "the proof of who they are", PROVE_S, *coming.values(), *going.values())
+        return {peer: bytes(part.tolist()) for peer, part in coming.items()}
 
     def all_reduce_(self, flat: Tensor) -> None:
         with self._counted(traffic.all_reduce(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):

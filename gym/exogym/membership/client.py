@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from exogym.errors import PeerLost
 from exogym.membership.messages import Generation
 
 
@@ -16,14 +17,19 @@ class CoordinatorClient:
         self._generation: Generation | None = None
         self._commits: dict[tuple[int, int], bool] = {}
         self._round_ends: dict[tuple[int, int], bool] = {}
+        self._told: dict[str, str] = {}  # of the newest generation's store, by key
         self._excluded = False
 
     def put(self, message: dict[str, Any]) -> None:
         with self._news:
             if message["type"] == "generation":
                 self._generation, self._excluded = Generation.of(message), False
+                self._told = {}
             elif message["type"] == "excluded":
                 self._excluded = True
+            elif message["type"] == "told":
+                if self._generation and self._generation.number == message["generation"]:
+                    self._told[message["key"]] = message["value"]
             elif message["type"] == "commit":
                 self._commits = {(message["generation"], message["vote"]): message["regroup"]}
             elif message["type"] == "round_end":
@@ -43,6 +49,14 @@ class CoordinatorClient:
         with self._news:
             self._news.wait_for(lambda: self.is_superseded(after) and not self._excluded)
             return self._generation
+
+    def wait_for_told(self, number: int, key: str, seconds: float) -> str:
+        """What another member of generation `number` has set. Raises PeerLost if that is over, or after so long."""
+        with self._news:
+            self._news.wait_for(lambda: self.is_superseded(number) or key in self._told, seconds)
+            if self.is_superseded(number) or key not in self._told:
+                raise PeerLost(f"not all members of generation {number} came within {seconds:g} s")
+            return self._told[key]
 
     def wait_for_commit(self, number: int, vote: int) -> bool | None:
         """True or False: it counts, and members are to regroup or not. None: it does not, the generation is over."""

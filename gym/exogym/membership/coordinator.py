@@ -11,6 +11,7 @@ from exogym.membership.coordinator_state import FRUITLESS, Blame, CoordinatorSta
 from exogym.membership.messages import END, ROUND, STATE_SYNC, Generation
 from exogym.membership.reachability import Pair, largest
 
+LONGEST_KEY, LONGEST_VALUE = 64, 64 << 10  # of what members tell each other: an address, and a number for each
 APART_S = 2.0  # from the first report of who cannot reach whom to a choice: others may report more
 # How long to wait for those who have the newest state: where some are there who had it too, and where nobody is.
 RETURN_SOON_S, RETURN_S = 20.0, 600.0
@@ -131,6 +132,19 @@ class Coordinator:
             self.state.votes[host] = message
             if len(self.state.votes) == len(self.generation.members):
                 self._count()
+
+    def set(self, host: str, message: dict[str, Any]) -> None:
+        """What a member sets in the store of its generation is told to the others. Raises ValueError."""
+        if not self._is_member(host) or message["generation"] != self.generation.number:
+            return
+        told = {"type": "told", "generation": self.generation.number}
+        for name, longest in (("key", LONGEST_KEY), ("value", LONGEST_VALUE)):
+            told[name] = message[name]
+            if not isinstance(told[name], str) or len(told[name]) > longest:
+                raise ValueError(f"no {name} of at most {longest} characters")
+        for other in self.generation.members:
+            if other != host:
+                self.send(other, told)
 
     def round_end(self, host: str, message: dict[str, Any]) -> None:
         """The first member that asks, before its last step or to stop, decides for all whether a round is cut short.

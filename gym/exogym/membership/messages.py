@@ -8,11 +8,13 @@ counts on all members, or on none.
       generation {number, members, prefix, continues_round}   form this group, and come to one state
       commit {generation, vote, regroup}    all members have voted: it counts
       round_end {generation, round, stop}   whether this round is cut short by a stop: the same for all members
+      told {generation, key, value}         what another member has set in the store over which its group forms
       excluded                              the others go on without it; its work is void until it is in a generation
 
     member -> coordinator
       vote {generation, vote, what, digest}    for a round also {round, samples, position, cut_short}
       round_end {generation, round, stop}      it makes the last step of a round, or wants to end it here and stop
+      set {generation, key, value}             in that store: for the others of this generation
       trouble {generation, message}            its group does not answer
       reach {generation, waits, unreached}     peers that do not answer it
       exchange                                 weights are about to travel: its link will be busy for a while
@@ -31,7 +33,7 @@ VALIDATION, SPEEDS, CORRELATION, END = "validation", "speeds", "correlation", "e
 
 @dataclass(frozen=True)
 class Generation:
-    """`prefix` is random and names the place in the store where its members meet.
+    """`prefix` is random: what members prove to each other holds in this generation alone.
 
     continues_round: they end the round that they were in. Otherwise they begin one, and what any of them has done since
     the last commit is void.

@@ -132,9 +132,9 @@ def test_a_worker_learns_where_the_ranks_meet_now(start):
     process = start(
         "import threading; threading.Thread(target=lambda: channel.stopping.wait() and print(channel.meeting)).start()"
     )
-    for line in ('{"type": "meeting", "address": "10.0.0.9", "port": 4000}', "stop"):
+    for line in ('{"type": "meeting", "address": "10.0.0.9"}', "stop"):
         tell(process, line)
-    assert any(b"('10.0.0.9', 4000)" in line for line in process.stdout)
+    assert any(b"10.0.0.9" in line for line in process.stdout)
 
 
 def test_words_reach_those_who_wait_for_them(start):

@@ -617,7 +617,7 @@ class MovingMeeting:
         self.connected = list(connected)
         if not self.is_due:
             return ""
-        self.is_due, self.line = False, '{"type": "meeting", "address": "10.0.0.9", "port": 4000}'
+        self.is_due, self.line = False, '{"type": "meeting", "address": "10.0.0.9"}'
         return "the address of this machine has changed"
 
     def left(self, connected) -> str:
@@ -961,7 +961,7 @@ class OtherNetwork(MovingMeeting):
     def left(self, connected) -> str:
         self.left_at.append(self.run.background.time)
         self.run.is_apart = self.run.is_apart and not self.helps
-        self.line = '{"type": "meeting", "address": "10.0.0.9", "port": 4000}'
+        self.line = '{"type": "meeting", "address": "10.0.0.9"}'
         return "they meet elsewhere"
 
 

@@ -22,7 +22,7 @@ SPEC = RunSpec(
     hosts=("a", "b"),
     profile=PROFILE,
     strategy_settings=DiLoCoConfig(H=5, lr=1e-4, outer_momentum=0.9),
-    rendezvous=Rendezvous(address="10.0.0.1", port=4000, prefix="p"),
+    rendezvous=Rendezvous(address="10.0.0.1", key="f00d"),
 )
 
 
@@ -56,7 +56,7 @@ def test_only_names_travel():
         ({"resume": 1}, "resume: expected bool, found int"),
         ({"hosts": "ab"}, "hosts: expected list, found str"),
         ({"hosts": ["a", 2]}, r"hosts\[1\]: expected str, found int"),
-        ({"rendezvous": {"address": "10.0.0.1", "port": 1}}, "rendezvous: no 'prefix'"),
+        ({"rendezvous": {"address": "10.0.0.1"}}, "rendezvous: no 'key'"),
         ({"rendezvous": []}, "rendezvous: expected dict, found list"),
         ({"shell": "rm"}, "unknown key 'shell'"),
         ({"run_id": None}, "run_id: expected str, found NoneType"),

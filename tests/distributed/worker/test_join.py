@@ -7,19 +7,21 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from distributed.plan.run_spec import Rendezvous
+from distributed.worker import rank_trainer
 from distributed.worker.rank_trainer import RankTrainer
-from exogym.comm.process_group import local_store
+from exogym.membership.client import CoordinatorClient
 from exogym.membership.messages import Generation
 
 
 def test_joining_leaves_the_environment_alone(monkeypatch):
     """A thread that joins in vain is left behind, and must not send a later generation over its own interface."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    store = local_store()
-    meeting = SimpleNamespace(address="127.0.0.1", port=store.port, prefix="run")
-    spec = SimpleNamespace(rendezvous=meeting, interface="")
-    trainer = RankTrainer(spec, SimpleNamespace(meeting=None), nn.Linear(1, 1), [])
-    generation, sums = Generation(1, ("ada", "bob"), "first", False), {}
+    spec = SimpleNamespace(rendezvous=Rendezvous(address="127.0.0.1", key="ab" * 32), interface="")
+    generation, sums, client = Generation(1, ("ada", "bob"), "first", False), {}, CoordinatorClient()
+    monkeypatch.setattr(rank_trainer, "send_event", lambda event: client.put({**event, "type": "told"}))
+    trainer = RankTrainer(spec, SimpleNamespace(meeting="", coordinator=client), nn.Linear(1, 1), [])
+    client.put(generation.message())
 
     def rank_main(rank: int) -> None:
         comm, one = trainer._join(generation, rank, lambda: False), torch.ones(1)
