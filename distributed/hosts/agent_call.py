@@ -36,7 +36,7 @@ SENT = (
     "distributed.hosts.agent.torch_process",
     "distributed.hosts.agent.main",
 )
-GROUP_PROBE = "distributed.hosts.agent.group_probe"  # for the process with torch
+GROUP_PROBE, STORE = "distributed.hosts.agent.group_probe", "exogym.comm.relayed_store"  # for the process with torch
 # The alarm ends an agent whose link was cut, which brings no end of stdin.
 BOOT = """import sys  # multimac agent
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -121,7 +121,7 @@ SHAPES: dict[str, Any] = {
     "connect": {"links": [(int, LINK)]},
     "heard": {"heard": [int]},
     "burst": {"sent": int},
-    "open_store": OneOf(({"failed": str}, {"port": int})),
+    "begin_groups": OneOf(({"failed": str}, {"told": [(int, str, str)]})),
     "form_groups": OneOf(({"failed": str}, {"groups": [(int, str)]})),
 }
 ANSWER = {"id": int, "answer": dict}
@@ -161,6 +161,13 @@ def start_command(life: str, python: str = "") -> list[str]:
 def sources() -> bytes:
     """The line that BOOT reads."""
     return json.dumps([[name, source(name)] for name in SENT]).encode() + b"\n"
+
+
+@functools.cache
+def group_probe() -> str:
+    """What the process with torch runs: the probe, and before it the store that workers have too."""
+    made = f"import sys, types\nstore = sys.modules[{STORE!r}] = types.ModuleType({STORE!r})"
+    return f"{made}\nexec({source(f'gym.{STORE}')!r}, store.__dict__)\n{source(GROUP_PROBE)}"
 
 
 def source(name: str) -> str:

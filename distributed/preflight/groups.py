@@ -25,7 +25,8 @@ WHAT_HELPS = (
 class Groups:
     """All pairs at once, each in a thread of the process that has imported torch: see agent/group_probe.py.
 
-    As in training, they meet at the master. Pairs that TCP does not join have been explained by Links.
+    As in training, this process brings what each tells the other. Pairs that TCP does not join have been explained by
+    Links.
     """
 
     def __init__(self, links: Links, deadline: float):
@@ -67,40 +68,51 @@ class Groups:
         return bool(look.facts.has_torch and is_alike and way and way.failed is None)
 
     def _failed(self, pairs: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
-        """By what went wrong, the pairs. Raises HostError if the master cannot open a store."""
-        master, place = self.links.looks[0], self.links.places[0]
-        opened = master.session.call("open_store", self.deadline, address=place["address"])
+        """By what went wrong, the pairs. Raises HostError if there is no time left."""
         seconds = self.deadline - time.monotonic() - ANSWER_S
-        if "failed" in opened or seconds < LEAST_S:
-            raise HostError(master.name, opened.get("failed", "there was no time left"))
-        store = [place["address"], opened["port"]]
-        asked = {}
+        if seconds < LEAST_S:
+            raise HostError(self.links.looks[0].name, "there was no time left")
+        begin = {}
         for number in sorted({number for pair in pairs for number in pair}):
             peers = [a + b - number for a, b in pairs if number in (a, b)]
-            request = {"me": number, "address": self.links.places[number]["address"], "store": store}
-            look = self.links.looks[number]
-            asked[number] = look.session.send("form_groups", peers=peers, seconds=seconds, **request)
-        said = {number: self._answer(self.links.looks[number], request) for number, request in asked.items()}
+            about = {"me": number, "address": self.links.places[number]["address"]}
+            begin[number] = {**about, "peers": peers, "seconds": seconds}
+        told = self._ask("begin_groups", begin, "told", self.deadline - seconds / 2)
+        seconds = self.deadline - time.monotonic() - ANSWER_S
+        form = {
+            number: {
+                "told": [[one, *words] for one in told for peer, *words in told[one] if peer == number],
+                "seconds": seconds,
+            }
+            for number in told
+        }
+        said = {
+            number: dict(groups) for number, groups in self._ask("form_groups", form, "groups", self.deadline).items()
+        }
         failed = defaultdict(list)
         for a, b in pairs:
-            if said[a] and said[b] and (what := _clearer(said[a].get(b, ""), said[b].get(a, ""))):
+            if a in said and b in said and (what := _clearer(said[a].get(b, ""), said[b].get(a, ""))):
                 failed[what].append((a, b))
         if seconds < AMPLE_S and (slow := failed.pop(SILENT, None)):
             names = dict.fromkeys(self.links.looks[number].name for pair in slow for number in pair)
             self.untried[f"there were only {seconds:.1f} s for it"] += names
         return failed
 
-    def _answer(self, look: Look, request: int) -> dict[int, str]:
-        """By peer, what failed; nothing for a host that could not try any."""
-        try:
-            answer = look.session.answer(request, "form_groups", self.deadline)
-            if "groups" in answer:
-                return dict(answer["groups"])
-            what = answer["failed"]
-        except HostError as error:
-            what = error.args[0].removeprefix(f"{look.name}: ")
-        self.untried[what].append(look.name)
-        return {}
+    def _ask(self, op: str, requests: dict[int, dict], wanted: str, deadline: float) -> dict[int, list]:
+        """By number, what hosts answer, all asked at once; a host that cannot is untried."""
+        looks, found = self.links.looks, {}
+        asked = {number: looks[number].session.send(op, **request) for number, request in requests.items()}
+        for number, request in asked.items():
+            try:
+                answer = looks[number].session.answer(request, op, deadline)
+                what = answer.get("failed", "")
+            except HostError as error:
+                answer, what = {}, error.args[0].removeprefix(f"{looks[number].name}: ")
+            if wanted in answer:
+                found[number] = answer[wanted]
+            else:
+                self.untried[what].append(looks[number].name)
+        return found
 
     def _explain(self, failed: str, pairs: list[tuple[int, int]]) -> None:
         looks = self.links.looks

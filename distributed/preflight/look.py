@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from distributed.hosts.agent_call import GROUP_PROBE, source
+from distributed.hosts.agent_call import group_probe
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
@@ -81,7 +81,7 @@ class Look:
         if facts.facts["training"] and "torch" in facts.facts["versions"] and torch:
             facts.torch = {"late": True}
             alarm_s = torch_s or TORCH_ALARM_S
-            self._torch = session.send("torch_facts", seconds=alarm_s, program=source(GROUP_PROBE))
+            self._torch = session.send("torch_facts", seconds=alarm_s, program=group_probe())
         try:
             for folder in folders:
                 facts.spaces.append(session.call("space", deadline, project=folder, held=[STORE]))

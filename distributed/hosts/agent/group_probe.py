@@ -6,16 +6,18 @@ has a thread of its own; one that hangs is left behind, and ends with the proces
 
 import json
 import queue
-import socket
 import sys
 import threading
 import time
 from datetime import timedelta
 
+from exogym.comm.relayed_store import RelayedStore
+
 SILENT = "no answer"
 SHOWN = 200
-POLL_S = 0.02
-kept = []  # the store, and groups that nobody may drop: that could block
+kept = []  # groups that nobody may drop: that could block
+news = queue.SimpleQueue()  # of the threads: (peer, key and value that it is to be told), (peer, "", what failed)
+begun, ended = {}, {}  # by peer: a queue of what it has told; what failed, or ""
 
 
 def serve():
@@ -23,95 +25,65 @@ def serve():
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"open_store": open_store, "form_groups": form_groups}[request.pop("op")](**request)
+            answer = {"begin_groups": begin_groups, "form_groups": form_groups}[request.pop("op")](**request)
         except Exception as error:
             answer = {"failed": brief(error)}
         print(json.dumps(answer), flush=True)
 
 
-def open_store(address):
-    """Where the pairs meet, on one address, as the launcher opens it."""
-    from torch.distributed import TCPStore
+def begin_groups(me, address, peers, seconds):
+    """Listen for each of `peers` (numbers), all at once, and say what they are to be told: [peer, key, value].
 
-    listener = socket.create_server((address, 0), backlog=128)
-    port = listener.getsockname()[1]
-    kept.append(TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()))
-    return {"port": port}
-
-
-def form_groups(me, address, store, peers, seconds):
-    """One all_reduce with each of `peers` (numbers), all at once: [peer, "" or what failed].
-
-    {"failed"} if the store itself, [address, port], is not reached: then nothing is known of any pair.
+    So they need no store on the network. `seconds` is the time for all, that of `form_groups` included.
     """
-    threads = Threads(seconds)
-    threads.start("store", join_store, store, seconds)
-    _, failed, meeting = threads.next()
-    if failed:
-        return {"failed": "the store at {}:{}: {}".format(*store, failed)}
     for peer in peers:
-        threads.start(peer, reduce_with, me, peer, address, meeting, seconds)
-    found = dict.fromkeys(peers, SILENT)
-    for _ in peers:
-        peer, failed, _ = threads.next()
-        if peer in found:
-            found[peer] = failed
-    return {"groups": [list(pair) for pair in found.items()]}
+        begun[peer] = queue.SimpleQueue()
+        threading.Thread(target=form, args=(me, peer, address, seconds), daemon=True).start()
+    return {"told": gather(time.monotonic() + seconds / 2, len(peers))}
 
 
-class Threads:
-    """Work in threads of its own, and its outcomes as they come within `seconds`: (name, what failed, result)."""
+def form_groups(told, seconds):
+    """One all_reduce with each of the peers, who have told [peer, key, value]: [peer, "" or what failed]."""
+    for peer, key, value in told:
+        begun[peer].put((key, value))
+    gather(time.monotonic() + seconds, len(begun))
+    return {"groups": [[peer, ended.get(peer, SILENT)] for peer in begun]}
 
-    def __init__(self, seconds):
-        self.deadline = time.monotonic() + seconds
-        self.ended = queue.SimpleQueue()
 
-    def start(self, name, work, *about):
-        threading.Thread(target=self.run, args=(name, work, *about), daemon=True).start()
-
-    def run(self, name, work, *about):
+def gather(deadline, count):
+    """What threads want told until the deadline, or until `count` of them have spoken or ended."""
+    told = {}
+    while len(told.keys() | ended.keys()) < count:
         try:
-            self.ended.put((name, "", work(*about)))
-        except Exception as error:
-            self.ended.put((name, brief(error), None))
-
-    def next(self):
-        try:
-            return self.ended.get(timeout=max(0.0, self.deadline - time.monotonic()))
+            peer, key, value = news.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            return None, SILENT, None
+            break
+        if key:
+            told[peer] = [peer, key, value]
+        else:
+            ended[peer] = value
+    return list(told.values())
 
 
-def join_store(store, seconds):
-    """One connection for all pairs: c10d looks up the name of each connection's other end, which may take seconds."""
-    import torch.distributed as dist
+def form(me, peer, address, seconds):
+    """In a thread of its own."""
 
-    class Polled(dist.Store):
-        """Asks again and again: a connection in which one pair waits would hold up the others."""
+    def told(key):
+        said, value = begun[peer].get(timeout=seconds)
+        if said != key:
+            raise RuntimeError(f"it has told {said}, not {key}")
+        return value
 
-        def __init__(self, below):
-            super().__init__()
-            self.below = below
-
-        def set(self, key, value):
-            self.below.set(key, value)
-
-        def get(self, key):
-            self.wait([key])
-            return self.below.get(key)
-
-        def wait(self, keys, timeout=None):
-            end = time.monotonic() + seconds
-            while not self.below.check(list(keys)):
-                if time.monotonic() > end:
-                    raise RuntimeError("the other one did not come")
-                time.sleep(POLL_S)
-
-    wait = timedelta(seconds=seconds)
-    return Polled(dist.TCPStore(*store, is_master=False, timeout=wait))
+    try:
+        reduce_with(me, peer, address, RelayedStore(lambda key, value: news.put((peer, key, value)), told), seconds)
+        news.put((peer, "", ""))
+    except queue.Empty:
+        news.put((peer, "", "the other one did not come"))
+    except Exception as error:
+        news.put((peer, "", brief(error)))
 
 
-def reduce_with(me, peer, address, meeting, seconds):
+def reduce_with(me, peer, address, store, seconds):
     import torch
     import torch.distributed as dist
 
@@ -119,8 +91,7 @@ def reduce_with(me, peer, address, meeting, seconds):
     options = dist.ProcessGroupGloo._Options()
     options._timeout = wait
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    prefix = dist.PrefixStore("{}-{}".format(*pair), meeting)
-    group = dist.ProcessGroupGloo(prefix, pair.index(me), 2, options)
+    group = dist.ProcessGroupGloo(store, pair.index(me), 2, options)
     kept.append(group)
     flat = torch.full((1024,), float(me))
     group.allreduce([flat]).wait(wait)

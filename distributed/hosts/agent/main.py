@@ -22,5 +22,5 @@ def main() -> None:
     operations = [facts, clock, space, code, check, lacking, commit, holdings]
     operations += [folders.mark, folders.seen]
     operations += [links.open, links.connect, links.heard, links.burst]
-    operations += [torch.torch_facts, torch.open_store, torch.form_groups]
+    operations += [torch.torch_facts, torch.begin_groups, torch.form_groups]
     serve({operation.__name__: operation for operation in operations})

@@ -40,8 +40,8 @@ class TorchProcess:
         last = err.decode("utf-8", "replace").strip().splitlines() or [f"status {self.child.returncode}"]
         return {"failed": last[-1][:300]}
 
-    def open_store(self, **request) -> dict:
-        return self.ask("open_store", request)
+    def begin_groups(self, **request) -> dict:
+        return self.ask("begin_groups", request)
 
     def form_groups(self, **request) -> dict:
         return self.ask("form_groups", request)
