@@ -8,13 +8,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
-from torch.distributed import PrefixStore, TCPStore
 
 from distributed.control.messages import send_event
-from exogym.comm.process_group import ProcessGroupComm, open_store
+from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.relayed_store import RelayedStore
 from exogym.errors import PeerLost
 
 WHOLE = 64 << 20  # bytes
@@ -27,9 +26,9 @@ LATE_S = 5.0
 def speed(request: dict) -> dict:
     """Mbit/s of the payload: all_reduce, and from each rank to the other. Rank 0 measures."""
     began = time.perf_counter()
-    store, comm = _joined(request)
+    comm = _joined(request)
     formed_s = time.perf_counter() - began
-    count = _agreed(store, comm, request["rank"]) // 4
+    count = _agreed(comm) // 4
     flat = torch.full((count,), float(comm.rank + 1))
     both = _seconds(lambda: comm.all_reduce_(flat), comm)
     is_right = bool((flat == 3.0).all())
@@ -42,7 +41,7 @@ def speed(request: dict) -> dict:
 
 def survivor(request: dict) -> dict:
     """Exchange until the peer is lost. The peer runs this too, and is killed."""
-    _, comm = _joined(request)
+    comm = _joined(request)
     comm.all_reduce_(torch.zeros(1))
     send_event({"type": "formed"})
     try:
@@ -58,7 +57,7 @@ def silent(request: dict) -> dict:
 
     Until then it keeps what was to be sent.
     """
-    _, comm = _joined(request)
+    comm = _joined(request)
     comm.all_reduce_(torch.zeros(1))
     comm.timeout, began = request["operation_s"], time.monotonic()
     if comm.rank == 1:
@@ -70,37 +69,38 @@ def silent(request: dict) -> dict:
     return {"has_ended": has_ended, "seconds": time.monotonic() - began, "operation_s": comm.timeout}
 
 
-def _joined(request: dict) -> tuple[TCPStore, ProcessGroupComm]:
+def _joined(request: dict) -> ProcessGroupComm:
     """Both wait for a second line of stdin once torch is loaded: no time-out must run on a slow start of the other.
 
-    Rank 0 says where its store listens; rank 1 is told.
+    It has the key of this pair. The lines after it are what the other one sets in the store, as it has sent them.
     """
     send_event({"type": "ready"})
-    request = request | json.loads(sys.stdin.buffer.readline())
-    timeout_s, address = request["timeout_s"], request["address"]
-    if request["rank"] == 0:
-        store = open_store(address, timeout_s)
-        send_event({"type": "listening", "port": store.port})
-    else:
-        wait = timedelta(seconds=timeout_s)
-        store = TCPStore(request["meeting"], request["port"], is_master=False, timeout=wait)
-    return store, ProcessGroupComm(
+    key = bytes.fromhex(json.loads(sys.stdin.buffer.readline())["key"])
+
+    def told(name: str) -> str:
+        said = json.loads(sys.stdin.buffer.readline())
+        if said["key"] != name:
+            raise PeerLost(f"the other one has set {said['key']}, not {name}")
+        return said["value"]
+
+    return ProcessGroupComm(
         rank=request["rank"],
         world_size=2,
-        store=PrefixStore("selftest", store),
-        address=address,
-        timeout=timeout_s,
+        store=RelayedStore(lambda name, value: send_event({"type": "set", "key": name, "value": value}), told),
+        address=request["address"],
+        timeout=request["timeout_s"],
+        key=key,
     )
 
 
-def _agreed(store: TCPStore, comm: ProcessGroupComm, rank: int) -> int:
+def _agreed(comm: ProcessGroupComm) -> int:
     """Bytes that pass within MEASURE_S, 64 MB at most."""
     small = torch.zeros(SMALL // 4)
     comm.all_reduce_(small)
     seconds = _seconds(lambda: comm.all_reduce_(small), comm)
-    if rank == 0:
-        store.set("bytes", json.dumps(max(SMALL, min(WHOLE, int(SMALL * MEASURE_S / seconds) // 4 * 4))))
-    return json.loads(store.get("bytes"))
+    agreed = torch.tensor([max(SMALL, min(WHOLE, int(SMALL * MEASURE_S / seconds) // 4 * 4))])
+    comm.broadcast_(agreed)
+    return int(agreed)
 
 
 def _seconds(work: Callable[[], None], comm: ProcessGroupComm) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
 import sys
 import time
 from functools import partial
@@ -141,8 +142,11 @@ def _pair(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float, **more
     )
     for asked in (first, second):
         asked.next("ready", timeout=READY_S)
-    first.write({})
-    second.write({"meeting": a.address, "port": first.next("listening", timeout=FORMED_S)["port"]})
+    key = secrets.token_hex(32)
+    for asked in (first, second):
+        asked.write({"key": key})
+    for asked, other in ((first, second), (second, first)):
+        other.write(asked.next("set", timeout=FORMED_S))
     return first, second
 
 
