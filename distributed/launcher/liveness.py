@@ -11,7 +11,7 @@
        STARTING <--NO_ANSWER-------------------------+    v HEARD
        (its host answers, and the worker does not)     UNACKNOWLEDGED --ACKNOWLEDGED--> LOADING or READY
 
-    A third failure in a row leads to GIVEN_UP instead of WAITING, and so does UNFIT.
+    A third failure in a row leads to GIVEN_UP instead of WAITING (but not ABORTED), and so does UNFIT.
 
 `advance` is the table, `due_event` says what the clock brings. Both are pure: no threads, no clock of their own. The
 worker group carries out the actions. `busy` holds while a thread starts a worker or connects to it: so there is never
@@ -58,6 +58,7 @@ class Event(Enum):
     EXITED = auto()
     FINISHED = auto()  # it has exited, and is not needed any more
     SHORT_OF_MEMORY = auto()  # it has exited for that; other programs may end
+    ABORTED = auto()  # while its group formed, as anybody who reaches gloo's port can make it
     # from those who train with it, or cannot
     BLAMED = auto()  # another worker may do better
     UNFIT = auto()  # no other worker would
@@ -112,6 +113,7 @@ ROWS: list[tuple[tuple[State, ...], Event, State, Action | None]] = [
     (THERE, Event.CUT_OFF, SILENT, Action.REPORT_LOSS),
     (THERE, Event.EXITED, WAITING, Action.REPORT_LOSS),
     (THERE, Event.SHORT_OF_MEMORY, WAITING, Action.REPORT_LOSS),
+    (THERE, Event.ABORTED, WAITING, Action.REPORT_LOSS),
     (THERE, Event.FINISHED, WAITING, None),
     (THERE + LOST, Event.BLAMED, WAITING, Action.REPORT_LOSS),
     (THERE + LOST, Event.UNFIT, GIVEN_UP, Action.REPORT_LOSS),
@@ -185,7 +187,7 @@ def _waiting(worker: Liveness, event: Event, now: float, timeouts: Timeouts, *, 
     if not failed:  # its loss has been told already
         return replace(worker, due=now)
     failures = worker.failures + 1
-    state = GIVEN_UP if failures >= MOST_FAILURES else WAITING
+    state = GIVEN_UP if failures >= MOST_FAILURES and event is not Event.ABORTED else WAITING
     pause = back_off[min(failures, len(back_off)) - 1]
     return replace(worker, state=state, failures=failures, due=now + pause)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 
 from distributed.control.messages import endpoint
@@ -24,6 +25,7 @@ PASSING = {"PeerLost", "HostError"}
 PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
 # Errors that come again when the run goes on from its checkpoints: they are the reason, or lead to it once more.
 LASTING = {"CheckpointError", "NotFinite"}
+ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 STAYS_S = 30.0  # in one network, before hosts that do not reach each other meet in another: they may find their way
 
 
@@ -133,10 +135,12 @@ class Training:
         for_good = worker.liveness.state is State.GIVEN_UP
         self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
 
-    def meaning_of_exit(self, worker: Worker, reason: str) -> Event:
-        """EXITED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
+    def meaning_of_exit(self, worker: Worker, reason: str, status: int | None) -> Event:
+        """EXITED, ABORTED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
         if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
+        if status in ABORTS and self.coordinator.is_syncing and worker.name in self.coordinator.generation.members:
+            return Event.ABORTED
         kind = worker.error.get("kind") if worker.error else None
         passing = PASSING | PASSING_LATER if self._committed else PASSING
         if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):

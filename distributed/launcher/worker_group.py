@@ -244,7 +244,7 @@ class WorkerGroup:
 
     def _on_exited(self, worker: Worker, status: int | None) -> None:
         reason = worker.lost_for = worker.describe_failure(status)
-        event = Event.EXITED if worker.liveness.is_lost else self._training.meaning_of_exit(worker, reason)
+        event = Event.EXITED if worker.liveness.is_lost else self._training.meaning_of_exit(worker, reason, status)
         self._advance(worker, event, reason)
 
     def _on_unsent(self, worker: Worker, files: Sequence[str]) -> None:

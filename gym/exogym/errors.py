@@ -4,6 +4,7 @@ ExogymError
 ├── SettingError       a setting that is unknown, out of range, or contradicts another (also a ValueError)
 │   └── UnknownSetting one that there is not (also a TypeError)
 ├── PeerLost           another rank died, froze or cut the connection
+│   └── Stranger       somebody without the run's key was in its place
 ├── Rejoined           this rank was away, and has been given the state of the others (for the training loop alone)
 ├── RanksDiverged      ranks that must hold the same thing do not
 ├── NotFinite          a loss or gradient became NaN or infinite
@@ -29,6 +30,10 @@ class UnknownSetting(SettingError, TypeError):
 
 class PeerLost(ExogymError):
     """A collective did not complete. The communicator cannot be used again: close it and form another."""
+
+
+class Stranger(PeerLost):
+    pass
 
 
 class Rejoined(ExogymError):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from lab import faults
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
+PROJECT = Path(__file__).parents[2]
 CONNECTIONS = 10_000
 TEXT = """
 [distributed:d]
@@ -19,6 +27,10 @@ overlap_steps = 0
 shares = fixed
 epochs = 8
 """
+
+
+SHORT = TEXT.replace("epochs = 8", "epochs = 2\nmin_hosts = 2")
+LISTENING = "0A"  # in /proc/net/tcp
 
 
 def digests(runner) -> dict[int, int]:
@@ -47,3 +59,80 @@ def test_garbage_at_every_port_changes_no_bit(runner):
     assert digests(runner) == undisturbed
     assert runner.events("lost") == [] and len(runner.events("generation")) == 1
     assert runner.left_over() == []
+
+
+def public_ports(host) -> set[str]:
+    """ADDRESS:PORT of what listens there just now, read in a millisecond: gloo waits for its peers no longer."""
+    lines = Path(f"/proc/{host.pid}/net/tcp").read_text().splitlines()[1:]
+    ports = {int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == LISTENING}
+    return {f"{host.address}:{port}" for port in ports - {22}}
+
+
+class Attack:
+    """A stranger on h3 who knows at once of each port that opens on the others; `what` it does there may change."""
+
+    def __init__(self, runner):
+        self.hosts, self.what, self.over = [runner.lab[name] for name in ("h1", "h2")], "abort", threading.Event()
+        command = [sys.executable, str(faults.STRANGER), "gloo"]
+        self.stranger, self.said = runner.lab.popen("h3", command), []
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self.tell, self.hear)]
+        for thread in self.threads:
+            thread.start()
+
+    def tell(self) -> None:
+        known: set[str] = set()
+        while not self.over.wait(0.001):
+            now = {port for host in self.hosts for port in public_ports(host)}
+            for port in now - known:
+                for what in (self.what, "keys"):
+                    self.stranger.stdin.write(f"{what} {port}\n")
+                self.stranger.stdin.flush()
+            known = now
+        self.stranger.stdin.close()
+
+    def hear(self) -> None:
+        self.said += [json.loads(line) for line in self.stranger.stdout]
+
+    def end(self) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join(10)
+
+
+@contextmanager
+def attack(runner) -> Iterator[Attack]:
+    going_on = Attack(runner)
+    try:
+        yield going_on
+    finally:
+        going_on.end()
+        going_on.stranger.kill()
+
+
+def test_one_who_speaks_gloo_while_groups_form_costs_a_worker_and_no_run(runner):
+    """It takes the place of peers by numbers that it guesses, aborts workers, and finds no store."""
+    runner.run("d", "h2", text=SHORT)
+    undisturbed, before = digests(runner), runner.run_dir
+    with attack(runner) as stranger:
+        process = runner.lab.popen("h1", runner.command("d", "h2", text=SHORT), cwd=str(PROJECT))
+        wait_until(lambda: runner.run_dir != before, 120, process.poll)
+        wait_until(lambda: aborted(runner), 150, process.poll)
+        stranger.what = "join"
+        wait_until(lambda: left_out(runner), 90, process.poll)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=300)
+    print(f"{time.monotonic() - begun:.0f} s after it; {aborted(runner)} aborts, {left_out(runner)} left out")
+    assert process.returncode == 0, out + err
+    assert digests(runner) == undisturbed
+    assert not any("keys" in said for said in stranger.said)
+    assert {said["read"] for said in stranger.said} == {32}  # nonces, and proofs for nobody else
+    assert not any(event["given_up"] for event in runner.events("lost"))
+    assert runner.left_over() == []
+
+
+def aborted(runner) -> int:
+    return sum("signal 6" in event["reason"] for event in runner.events("lost"))
+
+
+def left_out(runner) -> int:
+    return sum("somebody on the network" in event["what"] for event in runner.events("warning"))

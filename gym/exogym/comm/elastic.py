@@ -14,7 +14,7 @@ from torch import Tensor
 from exogym.comm.background import in_background
 from exogym.comm.comm import Comm, Member
 from exogym.comm.process_group import POLL
-from exogym.errors import PeerLost, Rejoined
+from exogym.errors import PeerLost, Rejoined, Stranger
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.messages import STATE_SYNC, Generation
 from exogym.membership.waiting import Wait
@@ -271,7 +271,8 @@ class ElasticComm(Comm):
 
     def _give_up(self, error: PeerLost) -> None:
         if not self._client.is_superseded(self.generation):
-            self._send({"type": "trouble", "generation": self.generation, "message": str(error)})
+            about = {"message": str(error), "stranger": isinstance(error, Stranger)}
+            self._send({"type": "trouble", "generation": self.generation, **about})
         self._leave()
 
     def _leave(self) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from exogym.comm import traffic
 from exogym.comm.comm import Comm
-from exogym.errors import ExogymError, PeerLost
+from exogym.errors import ExogymError, PeerLost, Stranger
 
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 LOOPBACK = "127.0.0.1"
@@ -96,8 +96,7 @@ class ProcessGroupComm(Comm):
         for peer, came in self._tell_each(sent, DIGEST).items():
             if not hmac.compare_digest(came, proof(peer, self.rank, theirs[peer], own)):
                 what = f"who answers rank {self.rank} of {self.world_size} as rank {peer} does not have the run's key"
-                self._lost = PeerLost(what)
-                raise self._lost
+                raise Stranger(what)
 
     @property
     def _others(self) -> list[int]:

@@ -115,7 +115,7 @@ class Coordinator:
         if not state.trouble.is_over_patience(now):
             return None
         members, blame = self.generation.members, None
-        state.trouble.fruitless += 1
+        state.trouble.fruitless += not state.trouble.is_strangers
         if state.trouble.fruitless > FRUITLESS and len(members) > 1 and not self._pairs_in_generation():
             blame = state.trouble.suspect(members, voted=state.votes, proven=state.remembering)
         state.trouble.clear()
@@ -165,6 +165,10 @@ class Coordinator:
     def trouble(self, host: str, message: dict[str, Any]) -> None:
         if not self.ended and self._is_member(host) and message["generation"] == self.generation.number:
             self.state.trouble.report(self.clock(), host, message["message"])
+            if message.get("stranger") and not self.state.trouble.is_strangers:
+                self.state.trouble.is_strangers = True
+                what = "somebody on the network took the place of a host, and was left out: see docs/security.md"
+                self.emit({"type": "warning", "what": f"{host}: {what}"})
 
     def reach(self, host: str, message: dict[str, Any], *, doubtful: Collection[str] = ()) -> None:
         """Whom this host does not reach, as long as there is anybody, and then once more.

@@ -22,12 +22,14 @@ class Blame(NamedTuple):
 class Trouble:
     """What members say of a generation that does not come on, and who is given up if none does.
 
-    fruitless: generations of the same members that ended by such reports.
+    fruitless: generations of the same members that ended by such reports. is_strangers: somebody was in it who is no
+    member, for which none of them is to blame.
     """
 
     since: float | None = None
     reports: dict[str, str] = field(default_factory=dict)
     fruitless: int = 0
+    is_strangers: bool = False
 
     def report(self, now: float, host: str | None, message: str) -> None:
         """host: who has said it; None for the launcher, which only sees that nobody moves."""
@@ -36,7 +38,7 @@ class Trouble:
             self.reports.setdefault(host, message)
 
     def clear(self) -> None:
-        self.since, self.reports = None, {}
+        self.since, self.reports, self.is_strangers = None, {}, False
 
     def is_over_patience(self, now: float) -> bool:
         return self.since is not None and now - self.since >= PATIENCE_S

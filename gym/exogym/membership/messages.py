@@ -15,7 +15,7 @@ counts on all members, or on none.
       vote {generation, vote, what, digest}    for a round also {round, samples, position, cut_short}
       round_end {generation, round, stop}      it makes the last step of a round, or wants to end it here and stop
       set {generation, key, value}             in that store: for the others of this generation
-      trouble {generation, message}            its group does not answer
+      trouble {generation, message, stranger}  its group does not answer, or somebody without the run's key is in it
       reach {generation, waits, unreached}     peers that do not answer it
       exchange                                 weights are about to travel: its link will be busy for a while
       alive                                    it is at something that takes long
