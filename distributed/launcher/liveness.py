@@ -11,7 +11,7 @@
        STARTING <--NO_ANSWER-------------------------+    v HEARD
        (its host answers, and the worker does not)     UNACKNOWLEDGED --ACKNOWLEDGED--> LOADING or READY
 
-    A third failure in a row leads to GIVEN_UP instead of WAITING (but not ABORTED), and so does UNFIT.
+    A third failure in a row leads to GIVEN_UP instead of WAITING, and so does UNFIT.
 
 `advance` is the table, `due_event` says what the clock brings. Both are pure: no threads, no clock of their own. The
 worker group carries out the actions. `busy` holds while a thread starts a worker or connects to it: so there is never
@@ -184,10 +184,12 @@ def _waiting(worker: Liveness, event: Event, now: float, timeouts: Timeouts, *, 
         return replace(worker, due=now + back_off[min(worker.tries, len(back_off)) - 1])
     if event is Event.SHORT_OF_MEMORY:
         return replace(worker, due=now + back_off[-1])
+    if event is Event.ABORTED:  # no failure of its own: a stranger could have every host given up
+        return replace(worker, due=now + back_off[2])
     if not failed:  # its loss has been told already
         return replace(worker, due=now)
     failures = worker.failures + 1
-    state = GIVEN_UP if failures >= MOST_FAILURES and event is not Event.ABORTED else WAITING
+    state = GIVEN_UP if failures >= MOST_FAILURES else WAITING
     pause = back_off[min(failures, len(back_off)) - 1]
     return replace(worker, state=state, failures=failures, due=now + pause)
 

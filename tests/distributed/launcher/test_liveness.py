@@ -184,6 +184,13 @@ def test_too_little_memory_is_no_failure_and_is_waited_for():
     assert worker.failures == 0 and worker.due == NOW + T.back_off_s[-1]
 
 
+def test_an_abort_that_a_stranger_can_bring_about_is_no_failure():
+    worker = STATES[State.READY]
+    for _ in range(2 * MOST_FAILURES):
+        worker = after(replace(worker, state=State.READY), Event.ABORTED)
+    assert worker.state is State.WAITING and worker.failures == 0 and worker.due == NOW + 4
+
+
 def test_a_host_that_cannot_be_reached_for_a_start_is_tried_again_and_again():
     worker, pauses = STATES[State.WAITING], []
     for _ in range(8):

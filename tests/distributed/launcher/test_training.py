@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -382,6 +383,20 @@ def test_too_little_memory_is_no_failure_and_is_tried_again_later():
     assert not any(lost["given_up"] for lost in run.of("lost")) and len(run.hosts[1].starts) == 5
     times = [when for when, _ in run.hosts[1].starts]
     assert all(later - sooner > T.back_off_s[-1] - LATE_S for sooner, later in itertools.pairwise(times[1:]))
+
+
+def test_an_abort_while_a_group_forms_is_no_failure():
+    """As gloo makes of what a stranger says at its port; it may happen again and again."""
+
+    def body(toy):
+        if toy.life <= 5:
+            toy._take = lambda message: toy.exit(-signal.SIGABRT)  # once it is called
+        toy.train()
+
+    run = Run(train, body, min_hosts=2)
+    run.at("commit", 2, run.stop)
+    run.run()
+    assert [lost["given_up"] for lost in run.of("lost")] == [False] * 5
 
 
 def test_memory_that_runs_out_in_training_each_time_is_a_failure():

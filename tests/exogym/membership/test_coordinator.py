@@ -10,9 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from exogym.errors import RanksDiverged
+from exogym.errors import PeerLost, RanksDiverged
 from exogym.membership.client import CoordinatorClient
-from exogym.membership.coordinator import MOST_DIVERGED, RETURN_S, RETURN_SOON_S, Coordinator
+from exogym.membership.coordinator import (
+    LONGEST_KEY,
+    LONGEST_VALUE,
+    MOST_DIVERGED,
+    RETURN_S,
+    RETURN_SOON_S,
+    Coordinator,
+)
 from exogym.membership.coordinator_state import FRUITLESS, PATIENCE_S
 from exogym.membership.messages import END, ROUND, STATE_SYNC, VALIDATION, Generation
 
@@ -36,7 +43,7 @@ class Member:
             self.is_away = False
         elif message["type"] == "excluded":
             self.is_away = True
-        elif message["generation"] == self.generation.number:
+        elif message["type"] != "told" and message["generation"] == self.generation.number:
             assert message["vote"] == self.vote and self.has_voted, "a commit that it does not wait for"
             self.vote, self.has_voted, self.is_away = self.vote + 1, False, message["regroup"]
 
@@ -410,6 +417,44 @@ def test_a_group_that_does_not_answer_is_formed_anew(meeting):
     assert meeting.wait(PATIENCE_S / 2) is None
     assert meeting.generations() == [HOSTS, HOSTS] and meeting.coordinator.generation.continues_round
     assert meeting.wait(10 * PATIENCE_S) is None and len(meeting.generations()) == 2
+
+
+def test_where_a_stranger_was_in_the_group_nobody_is_given_up(meeting):
+    for _ in range(3 * FRUITLESS):
+        number = meeting.coordinator.generation.number
+        meeting.coordinator.trouble("bob", {"generation": number, "message": "no key", "stranger": True})
+        meeting.trouble("ada")
+        assert meeting.wait(PATIENCE_S) is None and meeting.coordinator.generation.number == number + 1
+    assert "bob: somebody on the network took the place of a host" in meeting.commits("warning")[0]["what"]
+    assert given_up(meeting, "bob") == "bob"  # what comes without one still counts
+
+
+def test_what_a_member_sets_is_told_to_the_others_of_its_generation(meeting):
+    said = {"generation": meeting.coordinator.generation.number, "key": "0/1", "value": "QUJD"}
+    sent = len(meeting.sent)
+    meeting.coordinator.set("bob", said)
+    meeting.coordinator.set("bob", {**said, "generation": 0})
+    assert meeting.sent[sent:] == [(host, {"type": "told", **said}) for host in ("ada", "cy")]
+    for wrong in ({"key": 1}, {"value": None}, {"value": "A" * (LONGEST_VALUE + 1)}, {"key": "k" * (LONGEST_KEY + 1)}):
+        with pytest.raises(ValueError, match=r"no (key|value) of at most \d+ characters"):
+            meeting.coordinator.set("bob", {**said, **wrong})
+    assert len(meeting.sent) == sent + 2
+
+
+def test_a_value_is_waited_for_until_its_generation_is_over():
+    client = CoordinatorClient()
+    first, second = (Generation(number, HOSTS, "p", False).message() for number in (1, 2))
+    client.put(first)
+    told = {"type": "told", "generation": 1, "key": "0/1", "value": "QUJD"}
+    assert waited_for(lambda: client.wait_for_told(1, "0/1", 9), client, told) == "QUJD"
+    with pytest.raises(PeerLost, match="not all members of generation 1 came"):
+        client.wait_for_told(1, "0/2", 0.01)
+    client.put(second)
+    client.put({**told, "generation": 1, "key": "0/2"})
+    with pytest.raises(PeerLost):
+        client.wait_for_told(1, "0/1", 9)
+    with pytest.raises(PeerLost):
+        client.wait_for_told(2, "0/2", 0.01)
 
 
 def test_trouble_is_over_when_one_is_lost(meeting):
