@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -74,7 +75,7 @@ class Attack:
     def __init__(self, runner):
         self.hosts, self.what, self.over = [runner.lab[name] for name in ("h1", "h2")], "abort", threading.Event()
         command = [sys.executable, str(faults.STRANGER), "gloo"]
-        self.stranger, self.said = runner.lab.popen("h3", command), []
+        self.stranger, self.said = runner.lab.popen("h3", command, stderr=subprocess.DEVNULL), []
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self.tell, self.hear)]
         for thread in self.threads:
             thread.start()
