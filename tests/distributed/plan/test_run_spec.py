@@ -38,6 +38,7 @@ SPEC = RunSpec(
 )
 def test_a_spec_survives_the_journey(spec):
     assert RunSpec.from_json(spec.to_json()) == spec
+    assert "f00d" not in repr(spec)  # the run's key is no part of what an error or a log may show
 
 
 def test_only_names_travel():
