@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -76,14 +78,30 @@ class Attack:
         self.hosts, self.what, self.over = [runner.lab[name] for name in ("h1", "h2")], "abort", threading.Event()
         command = [sys.executable, str(faults.STRANGER), "gloo"]
         self.stranger, self.said = runner.lab.popen("h3", command, stderr=subprocess.DEVNULL), []
-        self.threads = [threading.Thread(target=work, daemon=True) for work in (self.tell, self.hear)]
+        self.workers: list[int] = []  # on h2: it connects, since its address is the higher one
+        works = (self.look, self.tell, self.hear)
+        self.threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self.threads:
             thread.start()
+
+    def look(self) -> None:
+        while not self.over.wait(0.5):
+            found = self.hosts[1].processes()
+            self.workers = [one.pid for one in found if "distributed.worker.main" in " ".join(one.command)]
+
+    def hold_up(self) -> None:
+        """As a slow host does: so that the stranger is there first."""
+        for pid in self.workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                threading.Timer(1.0, os.kill, [pid, signal.SIGCONT]).start()
 
     def tell(self) -> None:
         known: set[str] = set()
         while not self.over.wait(0.001):
             now = {port for host in self.hosts for port in public_ports(host)}
+            if now - known:
+                self.hold_up()
             for port in now - known:
                 for what in (self.what, "keys"):
                     self.stranger.stdin.write(f"{what} {port}\n")
