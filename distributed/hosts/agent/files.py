@@ -34,8 +34,8 @@ PART_KEPT_S = 3 * 24 * 3600.0
 def check(root: str, files: list, prune: list, master: list) -> dict:
     """Compare [name, size, sha256, keep] with what lies under `root`.
 
-    Answers with `missing` ([position, bytes of it that arrived earlier]), `stale` (files an earlier sync put below the
-    folders `prune`, that are not in the list), `foreign` (files that are in the way and that no sync put there),
+    Answers with `missing` ([position, bytes of it that arrived earlier]), `stale` (files that were sent below the
+    folders `prune`, and are not in the list), `foreign` (files that are in the way and that no sync put there),
     `free` (bytes of disk), and `taken` (the name of another master than `master`, [id, name], that works here now).
     Code that is equal to a checkout's own stays the checkout's: no later sync replaces or removes it.
     """
@@ -58,7 +58,8 @@ def check(root: str, files: list, prune: list, master: list) -> dict:
             elif not (keep and is_checkout):
                 index["managed"].setdefault(name, 0)
         wanted = {entry[0] for entry in files}
-        old = [name for name in index["managed"] if name not in wanted and below(name, prune)]
+        sent = [name for name, was_sent in index["managed"].items() if was_sent]
+        old = [name for name in sent if name not in wanted and below(name, prune)]
     return {
         "missing": missing,
         "stale": [name for name in old if (base / name).exists()],

@@ -61,7 +61,7 @@ def test_what_arrived_is_entered_although_the_caller_has_gone(tmp_path):
 def test_an_error_is_told_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match=r"here: .*file/x: Not a directory"):
-        agent_call(HERE, "check", root=str(tmp_path / "file" / "x"), files=[], prune=[])
+        agent_call(HERE, "check", root=str(tmp_path / "file" / "x"), files=[], prune=[], master=["id", "mac"])
 
 
 @pytest.mark.parametrize("name", SENT)
@@ -140,7 +140,7 @@ def test_an_old_python_without_packages_runs_the_agent(tmp_path):
         ("space", {"held": [""], **project}),
         ("code", {"files": [["x", digest], ["y", digest]], **project}),
         ("torch_facts", {"seconds": 30}),
-        ("check", {"root": str(tmp_path), "files": [["x", 1, digest, True]], "prune": []}),
+        ("check", {"root": str(tmp_path), "files": [["x", 1, digest, True]], "prune": [], "master": ["id", "mac"]}),
         ("commit", {"root": str(tmp_path), "files": [], "stale": ["x"], "parts": []}),
     ]
     lines = [module.request_line(number, *request) for number, request in enumerate(requests)]
