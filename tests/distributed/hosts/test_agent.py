@@ -28,7 +28,7 @@ root, me = Path(sys.argv[1]), sys.argv[2]
 for number in range(40):
     name, data = f"{me}-{number}", f"{me}{number}".encode()
     digest = hashlib.sha256(data).hexdigest()
-    check(str(root), [[name, len(data), digest, False]], [])
+    check(str(root), [[name, len(data), digest, False]], [], ["id", "mac"])
     sys.stdin = io.TextIOWrapper(io.BytesIO(data))
     commit(str(root), [[name, len(data), digest]], [], [[digest, 0, len(data)]])
 """
@@ -42,7 +42,7 @@ def test_two_senders_at_once_lose_nothing(tmp_path):
     names = {f"{name}-{number}" for name in "ab" for number in range(40)}
     index = load_index(tmp_path / ".sync")
     assert (set(index["managed"]), set(index["hashes"])) == (names, names)
-    assert {path.name for path in (tmp_path / ".sync").iterdir()} == {"index.json", "lock"}
+    assert {path.name for path in (tmp_path / ".sync").iterdir()} == {"in-use", "index.json", "lock", "master"}
 
 
 def test_what_arrived_is_entered_although_the_caller_has_gone(tmp_path):
