@@ -80,12 +80,18 @@ def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell:
         name = meant(run, runs, "the checkpoints of these hosts", shown=len(runs))  # no other command lists them
     except ConfigError as error:
         raise RunError(error.args[0], remedy=error.remedy) from None
+    run_dir = here / "runs" / name
+    if is_running(run_dir):
+        raise RunError(f"run {name} is running here", remedy=f"Follow it with: multimac runs attach {name}")
+    final = run_dir / "final"  # of a later step, perhaps: hosts that slept at the end keep checkpoints
+    if (run_dir / "run.json").exists() and any(final.glob("*")):
+        raise RunError(f"run {name} has a model: {final}", remedy="Move it away to have another one made.")
     of_run = [one for one in kept if one.run == name]
     for one in sorted(of_run, key=lambda kept: kept.number, reverse=True):
         agreements = one.number // 2  # odd numbers are states inside a round
         tell(f"{one.machine.name}: {one.run}, agreed {agreements} times")
         try:
-            return _recover(one, here, tell)
+            return _recover(one, final, here, tell)
         except (TunerError, OSError) as error:
             tell(f"  {error}")
     raise RunError(f"no host has a checkpoint of {name} that is complete")
@@ -103,12 +109,9 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
     return found
 
 
-def _recover(one: Kept, here: Path, tell: Callable[[str], None]) -> Path:
+def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
-    run_dir = here / "runs" / one.run
-    if is_running(run_dir):
-        raise RunError(f"run {one.run} is running here", remedy=f"Follow it with: multimac runs attach {one.run}")
-    folder = _fetched(one, run_dir)
+    folder = _fetched(one, final.parent)
     profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).profile
     base = _fetched_base(one, profile.base_model, here)
     try:
@@ -123,7 +126,7 @@ def _recover(one: Kept, here: Path, tell: Callable[[str], None]) -> Path:
         weights = state["best_weights"]
         tell(f"  of step {state['now']['best_at']}, which had the lowest validation loss so far (keep_best)")
     FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(weights)
-    return save_final(model, processor, run_dir / "final", base)
+    return save_final(model, processor, final, base)
 
 
 def _fetched(one: Kept, run_dir: Path) -> Path:

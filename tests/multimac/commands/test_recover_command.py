@@ -113,6 +113,18 @@ def test_a_damaged_checkpoint_gives_way_to_the_next(hosts):
         hosts.recover()
 
 
+def test_the_model_of_a_run_that_has_ended_is_not_replaced(hosts):
+    """A host that slept at its end has kept a checkpoint of an earlier step."""
+    hosts.keep(hosts.there, 8, 0.2)
+    run = hosts.here / "runs" / RUN
+    (run / "final").mkdir(parents=True)
+    (run / "final" / "model.safetensors").write_text("trained")
+    (run / "run.json").write_text("{")  # whatever became of it
+    with pytest.raises(RunError, match=r"has a model: .*final\n"):
+        hosts.recover()
+    assert (run / "final" / "model.safetensors").read_text() == "trained"
+
+
 def said_damage(hosts: Hosts) -> str:
     [said] = [line for line in hosts.said if "damaged" in line]
     return said
