@@ -9,7 +9,7 @@ from urllib.parse import quote
 from whisper_tuner.files import atomic_path, sync_folder
 
 from .launch import Launch
-from .run_spec import CHECKPOINTS
+from .run_spec import CHECKPOINTS, SPEC
 
 PARTS = (".safetensors", ".json")  # of a checkpoint, in the order in which exogym writes them
 
@@ -23,7 +23,7 @@ def change_hosts(run_dir: Path, before: Launch, after: Launch) -> None:
     old, new = (quote(launch.ranks[0].label, safe="") for launch in (before, after))
     renamed = [] if old == new else _files(run_dir, old)
     for file in renamed:
-        _link(file, file.with_name(new + file.suffix))
+        _link(file, file.with_name(new + file.name.removeprefix(old)))
     for folder in {file.parent for file in renamed}:
         sync_folder(folder)
     after.save(run_dir)
@@ -32,7 +32,9 @@ def change_hosts(run_dir: Path, before: Launch, after: Launch) -> None:
 
 
 def _files(run_dir: Path, name: str) -> list[Path]:
-    return [file for part in PARTS for file in sorted((run_dir / CHECKPOINTS).glob(f"*/{name}{part}"))]
+    """With its spec, by which `runs recover` reads them."""
+    names = [*(f"*/{name}{part}" for part in PARTS), f"{name}{SPEC}"]
+    return [file for name in names for file in sorted((run_dir / CHECKPOINTS).glob(name))]
 
 
 def _link(file: Path, also: Path) -> None:

@@ -41,8 +41,10 @@ def names(checkpoints: Path) -> set[str]:
 
 
 def test_the_masters_checkpoints_go_by_its_new_address(run_dir, prepared, moved, checkpoints):
+    (checkpoints / f"{MASTER.address}.spec.json").write_text("by it `runs recover` reads them")
     change_hosts(run_dir, prepared.launch, moved)
     assert Launch.load(run_dir) == moved and newest(run_dir) == {"round": 6}
+    assert {path.name for path in checkpoints.glob("*.json")} == {"localhost.spec.json"}
     assert names(checkpoints) == {
         *("localhost.json", "localhost.safetensors"),
         *("127.0.0.1.lan.json", "127.0.0.1.lan.safetensors"),
