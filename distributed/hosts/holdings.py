@@ -20,7 +20,7 @@ RUN = f"runs/{'[0-9]' * 8}-{'[0-9]' * 6}-*"
 KINDS = {
     AUDIO: [f"{STORE}/data", f"{STORE}/bundles", f"{STORE}/cache", ".sync/*.part", ".sync/*.copy"],
     "models": [f"{STORE}/models", f"{STORE}/evaluated"],
-    "runs": [f"{RUN}/checkpoints", f"{RUN}/final*"],
+    "runs": [f"{RUN}/checkpoints", f"{RUN}/final", f"{RUN}/final[-.]*"],
     "environment": [],  # by a mark, see the agent
     "packages": [REMOTE_WHEELS, REMOTE_LISTS],
     "code": [],  # by the record
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def holdings(remote: Remote, kinds: Sequence[str], *, remove: bool = False) -> dict[str, Any]:
-    """What a host holds of these kinds, and what of others lies in the folder `root`; `remove`: after the removal.
+    """What a host holds of these kinds, and what of others lies in the folder `root`; `remove`: it is removed then.
 
     Raises HostError, also for a host that is at work, and for a project folder that no sync has made.
     """

@@ -85,10 +85,7 @@ def hosts_remove(hosts_file: Path, name: str, *, only_audio: bool, really: bool,
 
     def clear(host: Host) -> None:
         with Remote.connect(host) as remote:
-            told = holdings(remote, kinds)
-            if really:
-                holdings(remote, kinds, remove=True)
-            found[host.address] = told | {"removed": really}
+            found[host.address] = holdings(remote, kinds, remove=really) | {"removed": really}
 
     try:
         on_each([workers[name]] if name else [*workers.values()], clear)

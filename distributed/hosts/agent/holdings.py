@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .files import CHECKOUT, PRIVATE, load_index, open_index
-from .masters import IN_USE
+from .masters import in_use
 
 SHOWN = 5
 
 
 def holdings(root: str, kinds: list, environments: list, made_by: str, unwanted: list) -> dict:
-    """Remove what is ours of the kinds `unwanted`, if it may be removed, and tell what is there then.
+    """Tell what is ours, and remove what is of the kinds `unwanted`, unless it is a checkout or at work.
 
     kinds: [name, patterns of names below `root`]; an environment is known by its prompt `made_by`, and code by the
     record of what was sent.
     """
     base = Path(root).resolve()
-    is_checkout, work = (base / CHECKOUT).exists(), in_use(base)
+    is_checkout, work = (base / CHECKOUT).exists(), work_in(base)
     ours = find(base, kinds, environments, made_by)
-    if unwanted and not is_checkout and not work:
-        for path in [path for kind in unwanted for path in ours[kind]]:
-            remove(path, base)
-        forget_removed(base)
-        for name in ("runs", "."):  # the end of a run leaves `runs` empty
-            with contextlib.suppress(OSError):  # it is not empty, or a link
-                Path(root, name).rmdir()
-        ours = find(base, kinds, environments, made_by)
     held = [[kind, os.path.commonpath(paths), *measured(paths)] for kind, paths in ours.items() if paths]
     others = sorted(str(path.relative_to(base)) for path in files_below(base, set().union(*ours.values())))
+    if not is_checkout and not work:
+        for path in [path for kind in unwanted for path in ours[kind]]:
+            remove(path, base)
+        if unwanted:
+            remove_empty(Path(root))
     return {"checkout": is_checkout, "in_use": work, "held": held, "others": len(others), "named": others[:SHOWN]}
 
 
 def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
     """Our files and folders by kind. A folder with a run.json is that of a master's run, and not ours."""
     managed = load_index(base / PRIVATE)["managed"]
-    sent = [base / name for name in managed if managed[name] and has_no_link(base / name, base)]
+    sent = [base / name for name in managed if managed[name] and lies_in(base, base / name)]
     folders = [Path(name).parent.resolve() / Path(name).name for name in environments]
     compiled = sorted({path.with_name("__pycache__") for path in sent})
     marked = {
@@ -49,18 +45,17 @@ def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
     }
     ours, taken = {}, set()
     for kind, patterns in kinds:
-        found = [path for pattern in patterns for path in sorted(base.glob(pattern)) if has_no_link(path, base)]
+        found = [path for pattern in patterns for path in sorted(base.glob(pattern)) if lies_in(base, path)]
         found = [path for path in found if not path.with_name("run.json").exists()] + marked.get(kind, [])
+        found = [path for path in found if not any(os.path.ismount(place) for place, _, _ in os.walk(str(path)))]
         ours[kind] = [path for path in found if not taken.intersection((path, *path.parents))]
         taken.update(found)
     return ours
 
 
-def has_no_link(path: Path, base: Path) -> bool:
+def lies_in(base: Path, path: Path) -> bool:
     """Whether it really lies below `base`: no part of its name there is a link, or leads up."""
-    if base not in path.parents or ".." in path.parts:
-        return False
-    return not any(map(Path.is_symlink, [path, *(folder for folder in path.parents if base in folder.parents)]))
+    return base in path.parents and path.resolve() == path
 
 
 def has_prompt(folder: Path, prompt: str) -> bool:
@@ -69,15 +64,10 @@ def has_prompt(folder: Path, prompt: str) -> bool:
     return False
 
 
-def in_use(base: Path) -> str:
+def work_in(base: Path) -> str:
     """What works in the project folder now; "" for nothing."""
-    with contextlib.suppress(OSError), (base / PRIVATE / IN_USE).open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            runs = {path.parent.parent.name for path in base.glob("runs/*/checkpoints/*.sock")}
-            return f"run {', '.join(sorted(runs))}" if runs else "work for a run"
-    return ""
+    runs = {path.parent.parent.name for path in base.glob("runs/*/checkpoints/*.sock")}
+    return "" if not in_use(base / PRIVATE) else f"run {', '.join(sorted(runs))}" if runs else "work for a run"
 
 
 def files_below(path: Path, without: Collection = ()) -> Iterator:
@@ -110,10 +100,13 @@ def remove(path: Path, base: Path) -> None:
             folder.rmdir()
 
 
-def forget_removed(base: Path) -> None:
-    """Keep the record to what is there: the names of recordings may say what they are."""
-    if (base / PRIVATE).exists():
-        with open_index(base / PRIVATE) as index:
+def remove_empty(root: Path) -> None:
+    """What is empty then; and from the record the names of what is gone, as those of recordings may say much."""
+    if (root / PRIVATE).exists():
+        with open_index(root / PRIVATE) as index:
             for known in index.values():
-                for name in [name for name in known if not (base / name).exists()]:
+                for name in [name for name in known if not (root / name).exists()]:
                     del known[name]
+    for folder in (root / "runs", root):  # the end of a run leaves `runs` empty
+        with contextlib.suppress(OSError):  # it is not empty, or a link
+            folder.rmdir()

@@ -14,18 +14,21 @@ STARTS_S = 120.0  # from the last file that is sent to the processes that work w
 
 def other_master(private: Path, master: list) -> tuple:
     """The name of another one than `master`, [id, name], whose files these are, and whether it works here now."""
-    name, is_busy, record = "", False, private / RECORD
+    record = private / RECORD
     with contextlib.suppress(OSError, ValueError):
         number, name = record.read_text(encoding="utf-8").split("\n")
-        if number == master[0]:
-            return "", False
-        is_busy = abs(time.time() - record.stat().st_mtime) < STARTS_S
-        with (private / IN_USE).open("r+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                is_busy = True
-    return name, is_busy
+        if number != master[0]:
+            return name, abs(time.time() - record.stat().st_mtime) < STARTS_S or in_use(private)
+    return "", False
+
+
+def in_use(private: Path) -> bool:
+    with contextlib.suppress(OSError), (private / IN_USE).open("r+") as lock:  # NFS locks no file opened for reading
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def claim(private: Path, master: list) -> None:

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 import cli_typer
 from distributed.hosts import sync as sync_module
-from distributed.hosts.agent.holdings import in_use
+from distributed.hosts.agent.holdings import work_in
 from distributed.hosts.code import SyncItem, code_items
 from distributed.hosts.environment import MADE_BY
 from distributed.hosts.sync import sync
@@ -24,6 +24,7 @@ from whisper_tuner.errors import ExitStatus
 PROJECT = Path(__file__).parents[3]
 RUN = "runs/20261128-101500-mine/checkpoints"
 FOREIGN = {"notes.txt": "mine", "distributed/mine.py": "mine", "runs/paper/checkpoints/best": "mine", "-rf": "mine"}
+FOREIGN |= {"runs/20261128-101500-mine/finally.txt": "mine"}
 FOREIGN |= {"runs/20261127-101500-own/run.json": "{}", "runs/20261127-101500-own/checkpoints/best": "mine"}
 
 
@@ -110,7 +111,7 @@ def test_what_others_put_there_stays_and_is_named(host, tmp_path, capsys):
     assert {name for name in listing(host.project) if not name.startswith(".venv/")} == {
         *FOREIGN, ".venv", "distributed", "distributed/hosts", "distributed/hosts/agent", "runs", "runs/paper",
         "runs/paper/checkpoints", "runs/20261127-101500-own", "runs/20261127-101500-own/checkpoints",
-        "runs/20261128-111500-x",
+        "runs/20261128-101500-mine", "runs/20261128-111500-x",
     }  # fmt: skip
     assert listing(host.project / ".venv") == environment
     assert {(elsewhere / name).read_text() for name in listing(elsewhere) if (elsewhere / name).is_file()} == {
@@ -139,7 +140,7 @@ def test_a_host_with_a_run_in_progress_is_refused_by_name(host, capsys):
     try:
         worker.stdin.write(spec.to_json().encode() + b"\n")
         worker.stdin.flush()
-        wait_until(lambda: in_use(host.project), 30)
+        wait_until(lambda: work_in(host.project), 30)
         worker.send_signal(signal.SIGSTOP)
         before = listing(host.project)
         assert host.remove("--yes") == ExitStatus.HOST
@@ -158,6 +159,20 @@ def test_a_checkout_is_never_touched_whoevers_it_is(host, capsys):
     assert host.remove("--yes") == ExitStatus.HOST
     assert "is a checkout of this project" in capsys.readouterr().err
     assert listing(host.project) == before
+
+
+def test_a_disk_that_is_mounted_among_ours_keeps_what_it_holds(host, capsys):
+    disk = host.project / ".multimac/data/disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", disk], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        write(disk, {"a.wav": "precious"})
+        assert host.remove("--yes") == ExitStatus.OK
+        assert (disk / "a.wav").read_text() == "precious"
+        assert ".multimac/data/disk/a.wav" in capsys.readouterr().out
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_files_that_a_sync_found_there_are_not_ours(host, tmp_path):
