@@ -48,6 +48,7 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     groups = _exit_statuses() | {"BadRow": ROW}
     groups = {c.name: groups[base] for c in classes for base in map(ast.unparse, c.bases) if base in groups} | groups
     imported = {name: taker for tree in trees.values() for name, taker in _takers(tree.body, groups).items()}
+    imported["Problem"] = (FOUND, 9)  # a class
     found = set()
     for path, tree in trees.items():
         read_by_users = {"ValueError": "3"} if {path.stem, path.parent.name} & {"settings", "wizard"} else {}
@@ -110,6 +111,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
         group, place = self.takers.get(_name(node.func), ("", 0))
         given = [self.text(argument) for argument in node.args]
+        given += [self.text(keyword.value) for keyword in node.keywords if keyword.arg == "what"]
         remedy = [self.text(keyword.value) for keyword in node.keywords if keyword.arg == "remedy"]
         message = next(filter(_says_something, given[:place]), "")
         if group and message:
