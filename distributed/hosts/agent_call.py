@@ -94,8 +94,8 @@ SHAPES: dict[str, Any] = {
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int, "taken": str},
     "lacking": {"missing": [(int, int)]},
     "commit": {"damaged": [str]},
-    "mark": {"below": [[str]], "caseless": bool, "master": str, "busy": bool},
-    "seen": {"seen": [(int, [str])]},
+    "mark": {"marks": [(str, [str])], "caseless": bool, "master": str, "busy": bool},
+    "seen": {"seen": [(str, [str])]},
     "holdings": {"checkout": bool, "in_use": str, "held": [(str, str, int, int)], "others": int, "named": [str]},
     "facts": {
         "system": str,

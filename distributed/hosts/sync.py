@@ -33,7 +33,6 @@ MASTER = PROJECT / ".cache" / "master-id"
 SPARE_BYTES = 64 << 20  # must stay free on a host's disk
 BLOCK = 1 << 18
 SLOWEST = 50_000  # bytes a second: over a link that is slower, a base model would take days
-TAKEN_REMEDY = 'Wait until its run has ended, or give this host another "project_path" in the hosts file.'
 ATTEMPTS = 2  # the second is for a file that arrived damaged, or that changed while it was sent
 
 Progress = Callable[[str, int, int | None, str], None]  # host, bytes done, bytes to send (None: unknown), file
@@ -85,11 +84,17 @@ def this_master() -> list[str]:
     """The id of this checkout and the name of this machine, by which hosts know whom they work for."""
     number = str(PROJECT)  # where nothing can be written
     with contextlib.suppress(OSError):
-        MASTER.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), MASTER.open("x") as file:
-            file.write(secrets.token_hex(16))
-        number = MASTER.read_text()
+        if not MASTER.exists():
+            MASTER.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(MASTER, secrets.token_hex(16))
+        number = MASTER.read_text() or number
     return [number, socket.gethostname()]
+
+
+def taken(host: str, master: str, folder: str) -> HostError:
+    wait = "Wait until its run has ended, or two minutes if none begins; another checkout on this machine is one, too."
+    what = f"{master}, another master, is working in {folder}"
+    return HostError(host, what, remedy=f'{wait} Or give this host another "project_path" in the hosts file.')
 
 
 def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[SyncItem]]) -> dict[str, tuple[int, int]]:
@@ -194,8 +199,7 @@ class _HostSync:
         wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
         state = agent_call(self.remote, "check", root=self.root, files=wanted, prune=self.prune, master=this_master())
         if state["taken"]:
-            what = f"{state['taken']}, another master, is working in {self.root}"
-            raise HostError(self.remote.name, what, remedy=TAKEN_REMEDY)
+            raise taken(self.remote.name, state["taken"], self.root)
         if state["foreign"]:
             names = ", ".join(state["foreign"][:3])
             raise HostError(

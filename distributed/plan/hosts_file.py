@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -42,6 +41,7 @@ KEYS = {
 HOST_KEYS = tuple(KEYS)
 DEFAULTS = ("ssh_user", "ssh_key_path", "python_env", "project_path")  # for all hosts that do not say otherwise
 TOP_KEYS = ("master", "workers", *DEFAULTS)
+PATHS = ("project_path", "python_env")  # in which {host} stands for the host's address
 
 
 def load_hosts(path: Path | str) -> Hosts:
@@ -102,9 +102,9 @@ class _Reader:
             place = next(iter(told), "workers") if isinstance(told, dict) else where.partition("[")[0]
             raise self.wrong(f"{where} must be an address, or an object with a 'host'", place, remedy=remedy)
         self.check_keys(told, HOST_KEYS, f"{where}: ")
-        host = Host(**{KEYS[key][0]: self.value(key, value, where) for key, value in {**defaults, **told}.items()})
-        own = re.sub(r"[^\w.-]", "-", host.address)
-        host = replace(host, project_path=host.project_path.replace("{host}", own))
+        values = {KEYS[key][0]: self.value(key, value, where) for key, value in {**defaults, **told}.items()}
+        own = re.sub(r"[^\w.-]", "-", values["address"])
+        host = Host(**values | {key: values[key].replace("{host}", own) for key in PATHS if key in values})
         if host.python_env == host.project_path:
             raise self.wrong(f"{where}: 'python_env' is the project folder itself", "python_env", remedy=AN_ENVIRONMENT)
         return host

@@ -5,19 +5,18 @@ Neither links hide that, nor the names by which the hosts know a network disk. S
 
 from __future__ import annotations
 
-import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from distributed.hosts.paths import PROJECT
-from distributed.hosts.sync import TAKEN_REMEDY, this_master
+from distributed.hosts.sync import taken, this_master
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import PROJECT_PATH, Host
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError
 
-from .look import Look
+from .look import BUSY, Look
 from .report import Problem
 from .session import Session
 
@@ -49,35 +48,34 @@ def shared_folders(master: Host, remotes: Sequence[Remote]) -> list[Problem]:
 
 def folder_problems(looks: Sequence[Look], deadline: float, *, sync: bool = True) -> list[Problem]:
     """What hosts with a session share; what is wrong with one alone is added to its look. sync: new files are sent."""
-    token = secrets.token_hex(8)
 
-    def call_all(op: str, request: Callable[[Look], dict]) -> Iterator[tuple[Look, dict]]:
-        numbers = [(look, look.session.send(op, folders=look.folders, **request(look))) for look in looks]
+    def call_all(op: str, **request: list[str]) -> Iterator[tuple[Look, dict]]:
+        numbers = [(look, look.session.send(op, folders=look.folders, **request)) for look in looks]
         for look, number in numbers:
             try:
                 yield look, look.session.answer(number, op, deadline)
             except HostError as error:
-                look.failed("folder", error)
+                look.failed("folder", error, remedy=f"{BUSY} {look.name}")
 
-    marked = list(call_all("mark", lambda look: {"name": f"{token}-{look.number}", "master": this_master()}))
-    marks = [(look, number, below) for look, answer in marked for number, below in enumerate(answer["below"])]
-    names, sharing = [[f"{token}-{look.number}", number] for look, number, _ in marks], set()
-    is_caseless = any(answer["caseless"] for _, answer in marked)
-    for look, answer in call_all("seen", lambda look: {"marks": names}):
-        for position, above in answer["seen"]:
-            other, _, below = marks[position]
+    marked = list(call_all("mark", master=this_master()))
+    marks = {name: (look, below) for look, answer in marked for name, below in answer["marks"]}
+    is_caseless, sharing = any(answer["caseless"] for _, answer in marked), set()
+    for look, answer in call_all("seen", marks=list(marks)):
+        for name, above in answer["seen"]:
+            other, below = marks.get(name, (look, above))
             if other is not look and are_nested(above, below, is_caseless=is_caseless):
                 sharing |= {look.number, other.number}
     for look, answer in marked:
         other = answer["master"] if look.number else ""
         if answer["busy"] and other:
-            look.problem("folder", f"{other}, another master, is working in {look.folders[0]}", TAKEN_REMEDY)
+            look.failed("folder", taken(look.name, other, look.folders[0]))
         elif other and not sync:
-            look.problem("folder", f"{other}, another master, sent its files last", "Leave --no-sync out.")
-    group = [look for look in looks if look.number in sharing]
+            what = f"{other}, another master, sent its files last"
+            look.failed("folder", HostError(look.name, what, remedy="Leave --no-sync out."))
+    if not (group := [look for look in looks if look.number in sharing]):
+        return []
     what = f"{', '.join(f'{look.name} ({look.folders[0]})' for look in group)}: {SHARED}"
-    shared = Problem(hosts=tuple(look.name for look in group), what=what, remedy=OWN_FOLDERS, check="folder")
-    return [shared] if group else []
+    return [Problem(hosts=tuple(look.name for look in group), what=what, remedy=OWN_FOLDERS, check="folder")]
 
 
 def are_nested(one: Sequence[str], other: Sequence[str], *, is_caseless: bool) -> bool:

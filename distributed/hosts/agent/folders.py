@@ -18,34 +18,31 @@ class Folders:
         self._marks: list = []
         children.append(self)
 
-    def mark(self, folders: list, name: str, master: list) -> dict:
+    def mark(self, folders: list, master: list) -> dict:
         """Mark each folder, or the nearest one above that exists; the marks go when the agent ends.
 
-        Answers with the names that lead from each mark to its folder (`below`), whether `a` and `A` are the same name
+        Answers with `marks` ([its name, names that lead from it to the folder]), whether `a` and `A` are the same name
         there (`caseless`), and another master of the first folder (`master`), which works in it now (`busy`).
         """
-        below, caseless = [], False
-        for number, folder in enumerate(map(resolved, folders)):
-            there = next(place for place in (folder, *folder.parents) if place.is_dir())
-            path = there / f"{MARK}{name}-{number}"
-            path.touch(mode=0o600)
+        marks, caseless = [], False
+        for folder in map(resolved, folders):
+            there = next(path for path in (folder, *folder.parents) if os.path.isdir(str(path)))  # noqa: PTH112 - Path.is_dir raises for what may not be looked into
+            path = there / f"{MARK}{os.urandom(8).hex()}"
             self._marks.append(path)
+            with contextlib.suppress(OSError):  # who cannot write there replaces and removes nothing
+                path.touch(mode=0o600)
             caseless = caseless or os.path.lexists(str(there / path.name.upper()))
-            below.append(list(folder.parts[len(there.parts) :]))
+            marks.append([path.name, list(folder.parts[len(there.parts) :])])
         other, busy = other_master(resolved(folders[0]) / PRIVATE, master)
-        return {"below": below, "caseless": caseless, "master": other, "busy": busy}
+        return {"marks": marks, "caseless": caseless, "master": other, "busy": busy}
 
     def seen(self, folders: list, marks: list) -> dict:
-        """Which of the marks [name, number] are in a folder or above it.
-
-        Answers with [the mark's position, names that lead from the mark to the folder].
-        """
+        """Which marks are in a folder or above it, each with the names that lead from it to the folder."""
         found = []
         for folder in map(resolved, folders):
             for place in (folder, *folder.parents):
                 names = list(folder.parts[len(place.parts) :])
-                paths = [str(place / f"{MARK}{name}-{which}") for name, which in marks]
-                found += [[at, names] for at, path in enumerate(paths) if os.path.lexists(path)]
+                found += [[mark, names] for mark in marks if os.path.lexists(str(place / mark))]
         return {"seen": found}
 
     def kill(self) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 
-children: list = []  # processes that end with the agent
+children: list = []  # processes, and what else goes with the agent
 _writing = threading.Lock()
 
 
@@ -27,6 +28,7 @@ def serve(operations: dict) -> None:
 
     A file that has arrived is always entered in the index, even if the caller has gone.
     """
+    signal.signal(signal.SIGALRM, end)  # of BOOT
     for line in sys.stdin.buffer:
         if not line.endswith(b"\n"):
             break  # the link was cut in the middle of a request
@@ -35,6 +37,10 @@ def serve(operations: dict) -> None:
             answer(operations, request)
             break
         threading.Thread(target=answer, args=(operations, request), daemon=True).start()
+    end()
+
+
+def end(*_signal) -> None:
     for child in children:
         child.kill()
     os._exit(0)  # nobody waits for the other threads

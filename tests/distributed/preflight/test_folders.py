@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,13 @@ from distributed.hosts.code import SyncItem
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import sync
 from distributed.plan.hosts_file import load_hosts
-from distributed.preflight.folders import are_nested, shared_folders
+from distributed.preflight.folders import are_nested, folder_problems, shared_folders
+from distributed.preflight.look import Look
 from distributed.preflight.run import preflight
+from distributed.preflight.session import Session
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
+from distributed.ssh.machine import LocalMachine
 from multimac.commands.hosts import hosts_setup
 from whisper_tuner.errors import HostError
 
@@ -103,9 +107,37 @@ def test_a_disk_that_takes_both_cases_for_the_same_is_known(tmp_path, monkeypatc
         agent_folders.os.path, "lexists", lambda path: any(Path(path).parent.glob(f"*{path[-6:].lower()}"))
     )
     found = agent_folders.Folders()
-    assert found.mark([str(tmp_path)], "ab", ["id", "mac"])["caseless"]
+    assert found.mark([str(tmp_path)], ["id", "mac"])["caseless"]
     found.kill()
     assert not marks(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_no_problem_of_this_check():
+    """The folder of runs is by default that of the shell, and a Mac's / is read-only; nobody writes in /proc either."""
+    found = agent_folders.Folders().mark(["/proc/runs"], ["id", "mac"])
+    assert [names for _, names in found["marks"]] == [["runs"]] and not found["caseless"]
+
+
+def test_no_mark_stays_where_an_agent_ends_by_its_alarm(tmp_path):
+    """As after a link was cut, which brings no end of stdin."""
+    session = Session(LocalMachine(), sys.executable, life_s=2)
+    session.call("mark", time.monotonic() + 10, folders=[str(tmp_path / "there")], master=["id", "mac"])
+    assert len(marks(tmp_path)) == 1
+    assert session.ended(10) and not marks(tmp_path)
+
+
+def test_a_host_that_says_it_saw_what_is_nowhere_is_not_believed():
+    class Liar:
+        def send(self, op: str, **_: object) -> str:
+            return op
+
+        def answer(self, op: str, *_: object) -> dict:
+            lie = {"marks": [["own", []]], "caseless": False, "master": "", "busy": False}
+            return lie if op == "mark" else {"seen": [["none", []], ["own", []]]}
+
+    look = Look(0, MASTER)
+    look.session = Liar()
+    assert folder_problems([look], 0.0) == []
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -134,11 +166,21 @@ def test_hosts_setup_changes_nothing_in_a_shared_folder(ssh_server, tmp_path):
 
 def test_one_line_gives_each_worker_a_folder_of_its_own(tmp_path):
     path = tmp_path / "hosts.json"
-    path.write_text('{"master": "a", "workers": ["10.0.0.2", "mini.local"], "project_path": "~/p-{host}"}')
-    assert [host.project_path for host in load_hosts(path).workers] == ["~/p-10.0.0.2", "~/p-mini.local"]
+    both = '"project_path": "~/p-{host}", "python_env": "~/p-{host}/env"'
+    path.write_text('{"master": "a", "workers": ["10.0.0.2", "mini.local"], ' + both + "}")
+    hosts = load_hosts(path).workers
+    assert [host.project_path for host in hosts] == ["~/p-10.0.0.2", "~/p-mini.local"]
+    assert [host.environment for host in hosts] == ["~/p-10.0.0.2/env", "~/p-mini.local/env"]
 
 
 # Two masters.
+
+
+def test_a_master_has_one_id_also_if_a_full_disk_took_it():
+    number, _ = sync_module.this_master()
+    assert number and sync_module.this_master()[0] == number
+    sync_module.MASTER.write_text("")
+    assert sync_module.this_master()[0] == str(PROJECT)
 
 
 def item(tmp_path: Path) -> SyncItem:
