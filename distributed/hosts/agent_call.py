@@ -27,9 +27,8 @@ SENT = (
     "distributed.ssh.local_network",
     "distributed.hosts.firewall",
     "distributed.hosts.agent.session",
-    "distributed.hosts.agent.masters",
-    "distributed.hosts.agent.files",
     "distributed.hosts.agent.folders",
+    "distributed.hosts.agent.files",
     "distributed.hosts.agent.holdings",
     "distributed.hosts.agent.facts",
     "distributed.hosts.agent.links",
@@ -90,13 +89,14 @@ LINK = OneOf(({"latency": float}, {"failed": str, "errno": int | None}))
 MEMORY = {"total": int, "available": int | None, "machine": str}
 TORCH = {"version": str, "threads": int, "cuda": int, "cuda_memory": int, "cuda_name": str, "mps": bool}
 PLACE = {"address": str, "interface": str, "port": int, "datagram_port": int, "networks": [(str, str, int)]}
+HELD = {"kind": str, "path": str, "files": int, "bytes": int}
 SHAPES: dict[str, Any] = {
     "check": {"missing": [(int, int)], "stale": [str], "foreign": [str], "free": int, "taken": str},
     "lacking": {"missing": [(int, int)]},
     "commit": {"damaged": [str]},
-    "mark": {"marks": [(str, [str])], "caseless": bool, "master": str, "busy": bool},
+    "mark": {"marks": [(str, [str])], "master": str, "busy": bool},
     "seen": {"seen": [(str, [str])]},
-    "holdings": {"checkout": bool, "in_use": str, "held": [(str, str, int, int)], "others": int, "named": [str]},
+    "holdings": {"checkout": bool, "in_use": str, "held": [HELD], "others": int, "named": [str]},
     "facts": {
         "system": str,
         "release": str,

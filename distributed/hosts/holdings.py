@@ -44,6 +44,5 @@ def holdings(remote: Remote, kinds: Sequence[str], *, remove: bool = False) -> d
     if found["in_use"]:
         what = f"{found['in_use']} is in progress in {root}"
         raise HostError(remote.name, what, remedy="Wait for its end, or on its master: multimac runs stop RUN")
-    names = ("kind", "path", "files", "bytes")
-    held = [dict(zip(names, row, strict=True)) for row in found["held"] if row[0] in kinds]
+    held = [row for row in found["held"] if row["kind"] in kinds]
     return {"host": remote.name, "root": root, "held": held, "others": found["others"], "named": found["named"]}

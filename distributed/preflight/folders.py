@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from unicodedata import normalize
 
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import taken, this_master
@@ -59,11 +60,11 @@ def folder_problems(looks: Sequence[Look], deadline: float, *, sync: bool = True
 
     marked = list(call_all("mark", master=this_master()))
     marks = {name: (look, below) for look, answer in marked for name, below in answer["marks"]}
-    is_caseless, sharing = any(answer["caseless"] for _, answer in marked), set()
+    sharing = set()
     for look, answer in call_all("seen", marks=list(marks)):
         for name, above in answer["seen"]:
             other, below = marks.get(name, (look, above))
-            if other is not look and are_nested(above, below, is_caseless=is_caseless):
+            if other is not look and are_nested(above, below):
                 sharing |= {look.number, other.number}
     for look, answer in marked:
         other = answer["master"] if look.number else ""
@@ -78,7 +79,10 @@ def folder_problems(looks: Sequence[Look], deadline: float, *, sync: bool = True
     return [Problem(hosts=tuple(look.name for look in group), what=what, remedy=OWN_FOLDERS, check="folder")]
 
 
-def are_nested(one: Sequence[str], other: Sequence[str], *, is_caseless: bool) -> bool:
-    """Whether two folders, by the names that lead to them from one place, are the same, or one is in the other."""
+def are_nested(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two folders, by the names that lead to them from one place, are the same, or one is in the other.
+
+    Upper and lower case are the same on most Macs, and so is an accent as a character of its own.
+    """
     pairs = zip(one, other, strict=False)  # to the end of the shorter
-    return all(a == b or (is_caseless and a.casefold() == b.casefold()) for a, b in pairs)
+    return all(len({normalize("NFKD", name).casefold() for name in pair}) == 1 for pair in pairs)

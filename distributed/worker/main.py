@@ -19,7 +19,7 @@ from pathlib import Path
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
-from distributed.hosts.agent.masters import hold
+from distributed.hosts.agent.folders import hold
 from distributed.hosts.backups import MADE_ANEW, exclude_from_backups
 from distributed.hosts.code import PACKAGES
 from distributed.hosts.keep_awake import keep_awake

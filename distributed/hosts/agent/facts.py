@@ -95,7 +95,7 @@ def space(project: str, held: list) -> dict:
     return {
         "root": str(root),
         "free": shutil.disk_usage(str(folder)).free,
-        "held": measured([root / name for name in held])[1],
+        "held": measured([root / name for name in held])["bytes"],
     }
 
 

@@ -21,9 +21,8 @@ from pathlib import Path
 
 from whisper_tuner.files import sync, sync_folder, write_atomically
 
-from .masters import RECORD, claim, hold, other_master
+from .folders import PRIVATE, RECORD, claim, hold, other_master
 
-PRIVATE = ".sync"
 CHECKOUT = "cli_typer.py"  # is only where somebody has cloned the project
 BLOCK = 1 << 18
 WORTH_KEEPING = 1 << 20  # bytes of a part: less than that is soon sent anew
@@ -48,7 +47,7 @@ def check(root: str, files: list, prune: list, master: list) -> dict:
             return {"missing": [], "stale": [], "foreign": [], "free": 0, "taken": other}
         claim(private, master)
         is_checkout = (base / CHECKOUT).exists() and CHECKOUT not in index["managed"]
-        drop_old_parts(private)
+        drop_parts(private, "*.part", PART_KEPT_S)
         for position, (name, size, digest, keep) in enumerate(files):
             path = base / name
             if current(path, name, size, index) != digest:
@@ -106,7 +105,8 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
                 lacking = [name for name in names if current(base / name, name, size, index) != digest]
             damaged += lacking
             if not lacking:
-                drop_parts(private, digest)
+                part.unlink(missing_ok=True)
+                drop_parts(private, f"{digest}*.part", LEFT_S)
             elif part.exists() and part.stat().st_size < WORTH_KEEPING:
                 part.unlink()
         for name in stale:
@@ -237,23 +237,14 @@ def is_alive(pid: str) -> bool:
     return True
 
 
-def drop_parts(private: Path, digest: str) -> None:
-    """Of a file that is here: what this process has of it, and what earlier ones have left some time ago.
+def drop_parts(private: Path, pattern: str, seconds: float) -> None:
+    """What earlier processes have left so long ago, of a file that is here, or that nobody has gone on sending.
 
     One that is written to may be that of another machine, which has this folder on a network disk.
     """
-    own_part(private, digest).unlink(missing_ok=True)
-    for part in private.glob(digest + "*.part"):
+    for part in private.glob(pattern):
         with contextlib.suppress(FileNotFoundError):
-            if not is_alive(part.name.split(".")[1]) and time.time() - part.stat().st_mtime > LEFT_S:
-                part.unlink()
-
-
-def drop_old_parts(private: Path) -> None:
-    """Of files that nobody has gone on sending."""
-    for part in private.glob("*.part"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - part.stat().st_mtime > PART_KEPT_S:
+            if not is_alive(part.name.split(".")[1]) and time.time() - part.stat().st_mtime > seconds:
                 part.unlink()
 
 

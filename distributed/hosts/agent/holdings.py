@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from .files import CHECKOUT, PRIVATE, load_index, open_index
-from .masters import in_use
+from .files import CHECKOUT, load_index, open_index
+from .folders import PRIVATE, in_use
 
 SHOWN = 5
 
@@ -23,7 +23,7 @@ def holdings(root: str, kinds: list, environments: list, made_by: str, unwanted:
     base = Path(root).resolve()
     is_checkout, work = (base / CHECKOUT).exists(), work_in(base)
     ours = find(base, kinds, environments, made_by)
-    held = [[kind, os.path.commonpath(paths), *measured(paths)] for kind, paths in ours.items() if paths]
+    held = [{"kind": kind, "path": os.path.commonpath(of), **measured(of)} for kind, of in ours.items() if of]
     others = sorted(str(path.relative_to(base)) for path in files_below(base, set().union(*ours.values())))
     if not is_checkout and not work:
         for path in [path for kind in unwanted for path in ours[kind]]:
@@ -80,13 +80,12 @@ def files_below(path: Path, without: Collection = ()) -> Iterator:
         yield from (entry for name in (*links, *files) if (entry := Path(place, name)) not in without)
 
 
-def measured(paths: list) -> list:
-    """How many files there are, and their bytes."""
+def measured(paths: list) -> dict:
     sizes = []
     for file in [file for path in paths for file in files_below(path)]:
         with contextlib.suppress(OSError):  # somebody removes it just now
             sizes.append(file.lstat().st_size)
-    return [len(sizes), sum(sizes)]
+    return {"files": len(sizes), "bytes": sum(sizes)}
 
 
 def remove(path: Path, base: Path) -> None:

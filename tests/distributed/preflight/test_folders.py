@@ -18,7 +18,6 @@ from waiting import wait_until
 
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent import folders as agent_folders
-from distributed.hosts.agent import masters
 from distributed.hosts.code import SyncItem
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import sync
@@ -95,27 +94,16 @@ def test_a_worker_in_the_masters_own_folder_is_refused(hosts_at, tmp_path):
     assert f"localhost ({PROJECT}), one ({tmp_path / 'link'}): these folders" in said_of(hosts_at(tmp_path / "link"))
 
 
-def test_names_that_differ_in_case_are_the_same_where_the_disk_says_so():
-    assert not are_nested(["Folder"], ["folder", "in"], is_caseless=False)
-    assert are_nested(["Folder"], ["folder", "in"], is_caseless=True)
-    assert not are_nested(["Folder"], ["other"], is_caseless=True)
-
-
-def test_a_disk_that_takes_both_cases_for_the_same_is_known(tmp_path, monkeypatch):
-    """Simulated: no such disk is at hand."""
-    monkeypatch.setattr(
-        agent_folders.os.path, "lexists", lambda path: any(Path(path).parent.glob(f"*{path[-6:].lower()}"))
-    )
-    found = agent_folders.Folders()
-    assert found.mark([str(tmp_path)], ["id", "mac"])["caseless"]
-    found.kill()
-    assert not marks(tmp_path)
+def test_names_that_differ_in_what_a_macs_disk_takes_for_the_same_are_the_same():
+    assert are_nested(["Folder"], ["folder", "in"])
+    assert are_nested(["Caf\u00e9"], ["cafe\u0301"])
+    assert not are_nested(["Folder"], ["other"])
 
 
 def test_a_folder_that_cannot_be_written_is_no_problem_of_this_check():
     """The folder of runs is by default that of the shell, and a Mac's / is read-only; nobody writes in /proc either."""
     found = agent_folders.Folders().mark(["/proc/runs"], ["id", "mac"])
-    assert [names for _, names in found["marks"]] == [["runs"]] and not found["caseless"]
+    assert [names for _, names in found["marks"]] == [["runs"]]
 
 
 def test_no_mark_stays_where_an_agent_ends_by_its_alarm(tmp_path):
@@ -132,7 +120,7 @@ def test_a_host_that_says_it_saw_what_is_nowhere_is_not_believed():
             return op
 
         def answer(self, op: str, *_: object) -> dict:
-            lie = {"marks": [["own", []]], "caseless": False, "master": "", "busy": False}
+            lie = {"marks": [["own", []]], "master": "", "busy": False}
             return lie if op == "mark" else {"seen": [["none", []], ["own", []]]}
 
     look = Look(0, MASTER)
@@ -228,17 +216,17 @@ def test_without_a_sync_another_masters_files_are_not_used(hosts_at, tmp_path, m
 def test_a_worker_holds_its_folder_until_it_ends(tmp_path):
     private = tmp_path / ".sync"
     private.mkdir()
-    masters.claim(private, ["id", "mac-1"])
+    agent_folders.claim(private, ["id", "mac-1"])
     os.utime(private / "master", (0, 0))
-    program = "import pathlib; from distributed.hosts.agent.masters import hold; hold(pathlib.Path()); print(); input()"
+    program = "import pathlib; from distributed.hosts.agent.folders import hold; hold(pathlib.Path()); print(); input()"
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-c", program]
     worker = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     worker.stdout.readline()
-    assert masters.other_master(private, ["other", "mac-2"]) == ("mac-1", True)
+    assert agent_folders.other_master(private, ["other", "mac-2"]) == ("mac-1", True)
     worker.kill()
     worker.communicate()
-    assert masters.other_master(private, ["other", "mac-2"]) == ("mac-1", False)
-    assert masters.other_master(private, ["id", "mac-1"]) == ("", False)
+    assert agent_folders.other_master(private, ["other", "mac-2"]) == ("mac-1", False)
+    assert agent_folders.other_master(private, ["id", "mac-1"]) == ("", False)
