@@ -124,7 +124,8 @@ HOST_TEXTS = {
     "python_env": (
         "path on the host",
         "`.venv` in `project_path`",
-        "virtual environment that trains, or the path of a Python. Without it `hosts setup` makes one, and repairs it. `{host}` as below",
+        "virtual environment that trains, or the path of a Python. Without it `hosts setup` makes one, and repairs it."
+        " `{host}` as below",
         '"python_env": "~/multimac-whisper/.venv"',
     ),
     "project_path": (

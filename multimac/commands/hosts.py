@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
 from distributed.hosts.holdings import AUDIO, KINDS, holdings
@@ -26,7 +24,6 @@ from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
-from multimac.view.narrow import USUAL_WIDTH, fitting
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
 from multimac.view.terminal import Console
@@ -98,23 +95,18 @@ def hosts_remove(hosts_file: Path, name: str, *, only_audio: bool, really: bool,
 
 
 def _show_held(console: Console, told: list[dict[str, Any]], *, really: bool) -> None:
-    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
-    for column in ("host", "what", "where", "files", "size"):
-        table.add_column(column, justify="right" if column in ("files", "size") else "left", overflow="fold")
     for one in told:
         for row in one["held"]:
-            table.add_row(one["host"], row["kind"], row["path"], f"{row['files']:,}", size(row["bytes"]))
-    if table.row_count:
-        console.print(fitting(console, table, heads=2, below=USUAL_WIDTH))
-    for one in told:
+            found = f"{row['kind']:<11} {size(row['bytes']):>8} {counted(row['files'], 'file'):>14}  {row['path']}"
+            console.print(f"{one['host']}: {found}", soft_wrap=True)
         if not one["held"]:
             console.print(f"{one['host']}: nothing is left")
         if one["others"]:
             what = f"what others put into {one['root']} stays, {counted(one['others'], 'file')}"
             console.print(f"{one['host']}: {what}: {', '.join(map(repr, one['named']))}", soft_wrap=True)
-    if table.row_count:
+    if sizes := [row["bytes"] for one in told for row in one["held"]]:
         said = "removed" if really else "nothing has been removed yet: repeat the command with --yes"
-        console.print(f"{size(sum(row['bytes'] for one in told for row in one['held']))} in all; {said}")
+        console.print(f"{size(sum(sizes))} in all; {said}")
 
 
 def _as_json(report: Report) -> dict[str, Any]:
