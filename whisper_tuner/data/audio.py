@@ -36,6 +36,10 @@ MOST_CHANNELS = 64  # of what another program decodes
 # TypeError for a name that ends in .raw, MemoryError for a header that states an absurd length.
 REFUSED = (soundfile.LibsndfileError, ValueError, TypeError, MemoryError)
 PROBE_S, START_S, SLOWEST = 60, 60, 4  # time for ffprobe; for another decoder, and times as fast as the sound at least
+# What ffmpeg may take a file for: playlists (HLS, DASH, concat) have it read other files, whatever their own name is.
+CONTAINERS = "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,loas,m4v,matroska,mov,mp3,mpc,mpc8,"
+CONTAINERS += "mpeg,mpegts,mxf,nistsphere,ogg,rm,shn,tak,tta,voc,w64,wav,wv"
+INPUT = ("-v", "error", "-format_whitelist", CONTAINERS)
 # A non-interactive SSH session on a Mac starts with a bare PATH that lacks both of Homebrew's folders.
 HOMEBREW_FOLDERS = ("/opt/homebrew/bin", "/usr/local/bin")
 
@@ -172,7 +176,7 @@ def _probed_duration(path: Path) -> float:
     """Seconds by ffprobe, which reads only the header; 0 where it is not installed or does not know."""
     if not (ffprobe := find_program("ffprobe")):
         return 0.0
-    ask = ["-v", "error", "-select_streams", "a:0", "-show_entries", "stream=duration", "-of", "csv=p=0"]
+    ask = [*INPUT, "-select_streams", "a:0", "-show_entries", "stream=duration", "-of", "csv=p=0"]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
         said = subprocess.run([ffprobe, *ask, f"file:{path}"], timeout=PROBE_S, check=True, **streams)
@@ -229,7 +233,7 @@ def _failure(command: list[str], wav: Path, room: float, limit_s: float) -> str 
 def _conversion_command(path: Path, wav: Path, rate: int, longest_s: float, reason: str, by_clock: bool) -> list[str]:
     if ffmpeg := find_program("ffmpeg"):
         # The file: prefix stops a name such as `http:x.m4a` from being taken for a protocol.
-        decode = [ffmpeg, "-nostdin", "-v", "error", "-y", "-i", f"file:{path}", "-map", "0:a:0", "-t", f"{longest_s}"]
+        decode = [ffmpeg, "-nostdin", "-y", *INPUT, "-i", f"file:{path}", "-map", "0:a:0", "-t", f"{longest_s}"]
         padded = ["-af", "aresample=async=1:first_pts=0"] if by_clock else []
         return [*decode, *padded, "-ar", str(rate), "-c:a", "pcm_f32le", "-rf64", "auto", str(wav)]
     if afconvert := find_program("afconvert"):

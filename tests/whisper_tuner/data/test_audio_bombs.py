@@ -80,6 +80,22 @@ def test_an_hour_in_some_kilobytes_takes_no_more_memory_than_a_clip(tmp_path, us
     assert duration(path) == pytest.approx(HOUR, abs=1)
 
 
+HLS = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:2,\nfile://{}\n#EXT-X-ENDLIST\n"
+DASH = """<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT2S"><Period duration="PT2S">
+<AdaptationSet mimeType="audio/mp4" contentType="audio"><Representation id="1" bandwidth="64000" codecs="alac">
+<BaseURL>file://{}</BaseURL></Representation></AdaptationSet></Period></MPD>"""
+
+
+@pytest.mark.parametrize("list_of_files", [HLS, DASH], ids=["HLS", "DASH"])
+def test_a_playlist_with_the_name_of_a_recording_has_no_other_file_read(tmp_path, list_of_files, need_program):
+    private = encoded(silence(tmp_path / "private.flac", 2), ".m4a", need_program("ffmpeg"))
+    assert duration(private) == pytest.approx(2, abs=0.1)
+    (tmp_path / "clip.m4a").write_text(list_of_files.format(private))
+    for read in (load_audio, duration):
+        with pytest.raises(DataError, match=r"clip\.m4a cannot be decoded"):
+            read(tmp_path / "clip.m4a")
+
+
 def test_many_channels_at_a_high_rate(tmp_path, usual_mb):
     """30 s in 80 kB: 630 MB as float32."""
     path = silence(tmp_path / "high.flac", 30, rate=655_350, channels=8)
