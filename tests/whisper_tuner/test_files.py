@@ -18,6 +18,7 @@ from distributed.hosts.agent.files import commit
 from whisper_tuner import files
 from whisper_tuner.data.cutting import write_flac
 from whisper_tuner.data.dataset import Sample, write_manifest
+from whisper_tuner.data.importing import import_source
 from whisper_tuner.data.segments import Segments
 from whisper_tuner.eval.long_clips import HeardPieces
 from whisper_tuner.files import (
@@ -247,8 +248,9 @@ def test_what_is_kept_of_somebodys_speech_is_for_its_owner_alone(tmp_path):
         HeardPieces(tmp_path / "features" / "heard.jsonl", "model").keep(tmp_path / "train.csv", [], None, ["text"])
         with atomic_folder(tmp_path / "run" / "final") as part:
             (part / "weights").touch()
+        import_source(tmp_path / "train.csv", tmp_path / "imported")
     finally:
         os.umask(before)
-    found = {path for name in ("clips", "features") for path in (tmp_path / name).iterdir()} | {tmp_path / "train.csv"}
-    assert len(found) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
+    found = {path for name in ("clips", "features", "imported") for path in (tmp_path / name).iterdir()} | {tmp_path / "train.csv"}
+    assert len(found) == 8 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
     assert stat.S_IMODE((tmp_path / "run" / "final").stat().st_mode) == 0o700

@@ -104,7 +104,7 @@ def import_source(
     own = [source] if source.is_dir() else [source.parent, source.resolve().parent] if source.exists() else []
     bounds = Bounds([*own, out / CLIPS, *outside])
     out.mkdir(parents=True, exist_ok=True)
-    write_shared(out / RECORD, json.dumps(record, indent=2) + "\n")  # else a second try would find a stranger's folder
+    _keep(record, out)  # else a second try would find a stranger's folder
     found = []
     for kind, part in parts.items():
         index = index_of(out / f"{kind}.csv")
@@ -122,9 +122,13 @@ def import_source(
     for number, imported in enumerate(found):
         found[number] = _write(imported, record)
         # After each part, so that the next go on.
-        write_shared(out / RECORD, json.dumps(record, indent=2) + "\n", mode=0o600)
+        _keep(record, out)
     write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
     return found
+
+
+def _keep(record: dict, out: Path) -> None:
+    write_shared(out / RECORD, json.dumps(record, indent=2) + "\n", mode=0o600)
 
 
 def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
