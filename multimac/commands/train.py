@@ -30,6 +30,7 @@ from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
 from whisper_tuner.data.formats.rows import Reading
+from whisper_tuner.data.importing import allowed, outside_of
 from whisper_tuner.data.siblings import doubtful
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown
@@ -176,8 +177,10 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
         if manifest.problems:
             console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
     if not job.profile.test:
-        train = shlex.quote(str(shown(job.profile.train)))
-        console.print(f"{NO_TEST}: multimac data import {train} --out NAME --split", soft_wrap=True)
+        one_of_each = {clip.audio.parent: clip.audio for clip in prepared.manifests[0].samples}
+        outside = outside_of(job.profile.train, one_of_each.values())
+        source = f"{shlex.quote(str(shown(job.profile.train)))}{allowed(outside)}"
+        console.print(f"{NO_TEST}: multimac data import {source} --out NAME --split", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 

@@ -5,7 +5,6 @@ Manifests are found by name and header alone.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -30,7 +29,8 @@ from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
-from whisper_tuner.data.formats.rows import AS_IT_IS, BadRow, Bounds
+from whisper_tuner.data.formats.rows import AS_IT_IS
+from whisper_tuner.data.importing import outside_of
 from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
@@ -166,8 +166,11 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
     for kind, path in data.manifests.items():
         manifest = questions.once("read", (kind, path, _stamp(path)), partial(load, path, kind))
         data.samples[kind] = manifest.samples
-        for note in (*manifest.notes, *_elsewhere(path, manifest)):
+        for note in manifest.notes:
             console.print(note, markup=False, style="yellow")
+        if folders := outside_of(path, (sample.audio for sample in manifest.samples)):  # it may be somebody else's
+            there = ", ".join(map(str, folders))
+            console.print(f"{path.name} has clips outside of its folder, in {there}", style="yellow")
         if kind == "train":
             data.stated_language = _code(manifest.language.partition("-")[0])
             _show_clips(manifest, console)
@@ -178,16 +181,6 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
         console.print(clips, markup=False)
         for problem in listed:
             console.print(problem, markup=False, style="yellow")
-
-
-def _elsewhere(path: Path, manifest: Manifest) -> Iterator[str]:
-    """Where else it has clips than in its own folder: it may be somebody else's."""
-    bounds = Bounds([path if path.is_dir() else path.parent])
-    for sample in manifest.samples:
-        with contextlib.suppress(BadRow):
-            bounds.check(sample.audio)
-    if bounds.outside:
-        yield f"{path.name} has clips outside of its folder, in {', '.join(map(str, bounds.outside))}"
 
 
 def _stamps(data: Data) -> dict[str, tuple[Path, int | None]]:

@@ -251,6 +251,7 @@ def test_what_is_kept_of_somebodys_speech_is_for_its_owner_alone(tmp_path):
         import_source(tmp_path / "train.csv", tmp_path / "imported")
     finally:
         os.umask(before)
-    found = {path for name in ("clips", "features", "imported") for path in (tmp_path / name).iterdir()} | {tmp_path / "train.csv"}
+    found = [path for name in ("clips", "features", "imported") for path in (tmp_path / name).iterdir()]
+    found.append(tmp_path / "train.csv")
     assert len(found) == 8 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
     assert stat.S_IMODE((tmp_path / "run" / "final").stat().st_mode) == 0o700

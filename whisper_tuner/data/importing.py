@@ -7,8 +7,8 @@ import hashlib
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from whisper_tuner.data.audio import LONG_S
@@ -41,12 +41,12 @@ class ImportedPart:
     part: Part
     manifest: Path
     samples: tuple[Sample, ...]
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
-    written: int
-    kept: int
-    blacklisted: frozenset[str]
-    patched: frozenset[str]
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    written: int = 0
+    kept: int = 0
+    blacklisted: frozenset[str] = frozenset()
+    patched: frozenset[str] = frozenset()
 
     @property
     def seconds(self) -> float:
@@ -61,8 +61,8 @@ class ImportedPart:
 class Corrections:
     """What the user has decided about clips, by id. It outlives any import."""
 
-    left_out: frozenset[str]
-    texts: dict[str, str]
+    left_out: frozenset[str] = frozenset()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     def unknown(self, parts: Iterable[ImportedPart]) -> list[str]:
         """Ids that none of the parts has."""
@@ -131,11 +131,23 @@ def _keep(record: dict, out: Path) -> None:
     write_shared(out / RECORD, json.dumps(record, indent=2) + "\n", mode=0o600)
 
 
+def outside_of(source: Path, audio: Iterable[Path]) -> Sequence[Path]:
+    """The folders in which a data set has audio, but for its own."""
+    bounds = Bounds([source if source.is_dir() else source.parent])
+    for path in audio:
+        bounds.hold(path)
+    return bounds.outside
+
+
+def allowed(folders: Sequence[Path]) -> str:
+    """The options of an import that may use what is there."""
+    return "".join(f" --outside {shlex.quote(str(folder))}" for folder in folders)
+
+
 def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
-    options = " ".join(f"--outside {shlex.quote(str(folder))}" for folder in folders)
     error = OutsideAudio(
         f"{source} names files that lie outside of it, in {', '.join(map(str, folders))}",
-        remedy=f"If they may be used, import it with {options}",
+        remedy=f"If they may be used, import it with{allowed(folders)}",
     )
     error.folders = folders
     return error
@@ -152,18 +164,7 @@ def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
     except ValueError as error:
         raise DataError(f"{train.part.path}: {error}", remedy="Import it without --split.") from None
     made = [
-        replace(
-            train,
-            kind=kind,
-            manifest=out / f"{kind}.csv",
-            samples=samples,
-            problems=(),
-            notes=(),
-            written=0,
-            kept=0,
-            blacklisted=frozenset(),
-            patched=frozenset(),
-        )
+        ImportedPart(kind=kind, part=train.part, manifest=out / f"{kind}.csv", samples=samples)
         for kind, samples in done.parts.items()
         if kind != "train"
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -258,7 +260,10 @@ def test_a_run_says_that_it_has_no_test_set_and_what_a_test_set_has_of_train(tmp
     path = config(tmp_path, f"[dataset:mine]\ntrain = {source}")
     assert run("finetune", "mine", "--config", str(path), "--set", "max_steps=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"there is no test set, so WER is not measured; to split one off: multimac data import {source}" in shown
+    command = re.search(r"there is no test set, so WER is not measured; to split one off: multimac (.*) --split", shown)
+    words = shlex.split(command[1].replace("NAME", str(tmp_path / "out")))
+    assert words[:3] == ["data", "import", str(source)]
+    assert run(*words) == 0 and "6 clips" in capsys.readouterr().out
     test = tmp_path / "other.csv"
     test.write_text(source.read_text().splitlines()[0] + "\n" + "\n".join(source.read_text().splitlines()[3:5]) + "\n")
     path = config(tmp_path, f"[dataset:mine]\ntrain = {source}\ntest = {test}")

@@ -81,8 +81,9 @@ def test_an_hour_in_some_kilobytes_takes_no_more_memory_than_a_clip(tmp_path, us
 
 
 HLS = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:2,\nfile://{}\n#EXT-X-ENDLIST\n"
-DASH = """<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT2S"><Period duration="PT2S">
-<AdaptationSet mimeType="audio/mp4" contentType="audio"><Representation id="1" bandwidth="64000" codecs="alac">
+DASH = """<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT2S">
+<Period duration="PT2S"><AdaptationSet mimeType="audio/mp4" contentType="audio">
+<Representation id="1" bandwidth="64000" codecs="alac">
 <BaseURL>file://{}</BaseURL></Representation></AdaptationSet></Period></MPD>"""
 
 

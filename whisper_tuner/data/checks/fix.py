@@ -6,7 +6,6 @@ What is left out is listed in blacklist.txt and what is changed in patches.csv, 
 
 from __future__ import annotations
 
-import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from whisper_tuner.data import importing
 from whisper_tuner.data.checks import duplicate_audio, leaked_text
 from whisper_tuner.data.checks.finding import Finding, Severity
 from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
 from whisper_tuner.data.dataset import Sample, write_manifest
+from whisper_tuner.data.formats.encoding import read_text
+from whisper_tuner.data.formats.rows import AS_IT_IS
+from whisper_tuner.data.importing import BLACKLIST, CLIPS, PATCHES
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import read_table, write_shared, write_table
 
-BLACKLIST, PATCHES, CHANGES = "blacklist.txt", "patches.csv", "changes.csv"
-CLIPS = "clips"  # the folder of what was cut
+CHANGES = "changes.csv"
 LEFT_OUT, CHANGED, KEPT, TEXT_KEPT, CUT = "left out", "text changed", "kept", "text kept", "cut"
 COLUMNS = ("part", "line", "id", "change", "why", "before", "after")
 MENDED = "encoding, markup, spaces or Unicode form"
@@ -50,16 +52,14 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Corrections:
-    """What the user has decided, by id; and what an earlier --fix had, by part and id."""
+class Corrections(importing.Corrections):
+    """Also what an earlier --fix had, by part and id."""
 
-    left_out: frozenset[str] = frozenset()
-    texts: Mapping[str, str] | None = None
     decided: frozenset[tuple[str, str, str]] = frozenset()
 
     def has_undone(self, change: str, row: Row) -> bool:
         """Whether an earlier --fix has made this change, and the user has taken it out of the file that lists it."""
-        listed, kept = (self.left_out, KEPT) if change == LEFT_OUT else ((self.texts or {}).keys(), TEXT_KEPT)
+        listed, kept = (self.left_out, KEPT) if change == LEFT_OUT else (self.texts.keys(), TEXT_KEPT)
         was_made = any((row.part, row.sample.id, name) in self.decided for name in (change, kept))
         return was_made and row.sample.id not in listed
 
@@ -92,29 +92,10 @@ def check_target(folder: Path, manifests: Iterable[Path]) -> None:
 
 def read_corrections(folder: Path) -> Corrections:
     """Of an earlier --fix. Raises DataError for a file that cannot be read."""
-    ids = [line.strip() for line in _text(folder / BLACKLIST).splitlines()]
-    texts = {}
-    for number, cells in enumerate(csv.reader(io.StringIO(_text(folder / PATCHES), newline="")), 1):
-        if number > 1 and cells:
-            if len(cells) != 2 or not all(cell.strip() for cell in cells):
-                what = f"{folder / PATCHES} line {number}: not an id and a text: {', '.join(cells)[:80]}"
-                raise DataError(
-                    what, remedy=f"Its columns are id,text. To leave a clip out, add its id to {BLACKLIST}."
-                )
-            texts[cells[0].strip()] = cells[1].strip()
-    rows = read_table(io.StringIO(_text(folder / CHANGES), newline=""))
+    listed, changes = importing.read_corrections(folder), folder / CHANGES
+    rows = read_table(io.StringIO(read_text(changes, AS_IT_IS)[0], newline="")) if changes.exists() else ()
     decided = frozenset((row.get("part") or "", row.get("id") or "", row.get("change") or "") for row in rows)
-    return Corrections(frozenset(line for line in ids if line and not line.startswith("#")), texts, decided)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise DataError(f"{path} cannot be read: {reason}", remedy="Mend it, or remove it to begin anew.") from None
+    return Corrections(listed.left_out, listed.texts, decided)
 
 
 def fixed(
@@ -147,7 +128,7 @@ def fixed(
         samples=samples,
         changes=sorted(changes, key=lambda change: (list(samples).index(change.part), change.line)),
         shared_ids=shared_ids,
-        unknown=sorted((corrections.left_out | (corrections.texts or {}).keys()) - known),
+        unknown=sorted((corrections.left_out | corrections.texts.keys()) - known),
         notes=notes,
     )
 
@@ -161,7 +142,7 @@ def _decided(row: Row, reason: str, corrections: Corrections) -> tuple[Sample | 
         made.append(Change(**about, change=KEPT, why=f"taken out of {BLACKLIST}; {reason}"))
     elif reason or sample.id in corrections.left_out:
         return None, [Change(**about, change=LEFT_OUT, why=reason or f"in {BLACKLIST}", before=sample.text)]
-    text, why = (corrections.texts or {}).get(sample.id), f"in {PATCHES}"
+    text, why = corrections.texts.get(sample.id), f"in {PATCHES}"
     if text is None:
         text, why = (sample.text if row.part == TEST else repaired(sample.text)), MENDED
         if text != sample.text and corrections.has_undone(CHANGED, row):
@@ -244,7 +225,7 @@ def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Pa
         written[part] = folder / f"{part}.csv"
         write_manifest(written[part].absolute(), samples)
     write_shared(folder / BLACKLIST, _blacklist(result, corrections), mode=0o600)
-    texts = dict(corrections.texts or {})
+    texts = dict(corrections.texts)
     for change in result.changes:
         if change.change == CHANGED and change.id not in result.shared_ids:
             texts[change.id] = change.after

@@ -49,11 +49,19 @@ class Bounds:
         common = Path(os.path.commonpath(self._outside)) if len(self._outside) > 3 else Path("/")
         return [common] if len(common.parts) > 2 else sorted(self._outside)
 
-    def check(self, path: Path) -> Path:
-        """The path itself. Raises BadRow for a file elsewhere, also one that a link leads to."""
+    def hold(self, path: Path) -> bool:
+        """Whether it is not a file elsewhere, nor a link to one."""
+        if not os.path.isfile(path):  # of a name that no disk takes, too
+            return True
         real = Path(os.path.realpath(path))
-        if real.is_file() and not any(real.is_relative_to(folder) for folder in self._folders):
-            self._outside.add(real.parent)
+        if held := any(real.is_relative_to(folder) for folder in self._folders):
+            return held
+        self._outside.add(real.parent)
+        return False
+
+    def check(self, path: Path) -> Path:
+        """The path itself. Raises BadRow for one that they do not hold."""
+        if not self.hold(path):
             raise BadRow(Kind.NO_AUDIO, f"{path} lies outside of its data set")
         return path
 

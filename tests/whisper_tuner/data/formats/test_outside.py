@@ -13,6 +13,7 @@ from multimac.wizard.bring_in import bring_in
 from multimac.wizard.questions import Questions
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.importing import OutsideAudio, import_source
+from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 
 CUE = "1\n00:00:00,000 --> 00:00:00,500\nTheirs.\n"
@@ -137,6 +138,10 @@ def test_what_is_inside_or_not_there_is_no_matter(tmp_path, theirs, private):
     [train] = import_source(theirs, tmp_path / "out")
     assert [sample.text for sample in train.samples] == ["Ours."]
     assert all("no such audio file" in problem.what for problem in train.problems) and len(train.problems) == 2
+    names = ["nul\0.wav", "x" * 5000]  # which no disk takes
+    (theirs / "odd.jsonl").write_text("".join(json.dumps({"audio": name, "text": "No."}) + "\n" for name in names))
+    [odd] = import_source(theirs / "odd.jsonl", tmp_path / "odd")
+    assert [problem.kind for problem in odd.problems] == [Kind.NO_AUDIO] * 2
     (tmp_path / "link.csv").symlink_to(theirs / "train.csv")  # the user has named it
     (tmp_path / "a.wav").symlink_to(theirs / "a.wav")
     import_source(tmp_path / "link.csv", tmp_path / "out2")
