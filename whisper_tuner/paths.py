@@ -20,6 +20,13 @@ def expanded(path: str | Path) -> Path:
         return Path(path)
 
 
+def is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no disk takes
+        return False
+
+
 def shown(path: Path) -> Path:
     """Relative to here where it lies below: it is what a user would type."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

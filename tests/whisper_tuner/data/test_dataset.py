@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from whisper_tuner.data.dataset import Sample, load_manifest, write_manifest
+from whisper_tuner.data.dataset import MOST_LETTERS, Sample, load_manifest, write_manifest
 from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, SPEAKER_COLUMNS, TEXT_COLUMNS
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
@@ -78,6 +78,16 @@ audio/a.wav,again,
     assert [problem.line for problem in loaded.problems] == list(range(3, 12))
     for problem, words in zip(loaded.problems, expected, strict=True):
         assert words in str(problem)
+
+
+def test_a_text_too_long_for_any_clip_is_left_out_before_a_tokenizer_sees_it(folder):
+    longest = MOST_LETTERS + 125  # b.flac lasts 1.25 s
+    loaded = load_manifest(manifest(folder, f"audio,text\naudio/b.flac,{'x' * (longest + 1)}\n"))
+    assert [(p.kind, p.what) for p in loaded.problems] == [
+        (Kind.TOKENS, "the text of audio/b.flac has 10126 characters")
+    ]
+    [sample] = load_manifest(manifest(folder, f"audio,text\naudio/b.flac,{'x' * longest}\n")).samples
+    assert len(sample.text) == longest
 
 
 def test_bad_json_lines_are_skipped(folder):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whisper_tuner.data.formats.rows import BadRow, Bounds
 from whisper_tuner.data.problems import Kind
-from whisper_tuner.paths import AUDIO_SUFFIXES, expanded
+from whisper_tuner.paths import AUDIO_SUFFIXES, expanded, is_file
 
 USUAL_FOLDERS = ("clips", "wavs", "audio")  # where data sets keep audio that they name without its folder
 
@@ -36,7 +36,7 @@ class AudioNames:
 
     def _found(self, name: str) -> Path:
         direct = self._folders[0] / expanded(name)
-        if _is_file(direct):
+        if is_file(direct):
             return direct
         spelled = name.replace("\\", "/")
         for folder in self._folders:
@@ -47,7 +47,7 @@ class AudioNames:
 
     def exists(self, name: str) -> bool:
         try:
-            return bool(name) and _is_file(self.find(name))
+            return bool(name) and is_file(self.find(name))
         except BadRow:
             return True
 
@@ -102,16 +102,9 @@ class _Listing:
         wanted = unicodedata.normalize("NFC", name)
         if own := self._names.get(wanted):
             path = self._folder / own
-            if _is_file(path):
+            if is_file(path):
                 return path
         several = sorted(self._stems.get(wanted, []))
         if len(several) > 1:
             raise BadRow(Kind.NO_AUDIO, f"{name} may be {' or '.join(several)}: write its extension")
         return self._folder / several[0] if several else None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that no disk takes
-        return False

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from whisper_tuner.paths import is_file
+
 KIND_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "devel"),
@@ -33,10 +35,7 @@ class Place:
 
     @cached_property
     def is_file(self) -> bool:
-        try:
-            return self.path.is_file()
-        except OSError:
-            return False
+        return is_file(self.path)
 
     @cached_property
     def files(self) -> list[PurePosixPath]:

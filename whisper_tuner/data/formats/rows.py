@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.paths import is_file
 from whisper_tuner.text import is_unicode
 
 AUDIO_COLUMNS = (
@@ -51,7 +52,7 @@ class Bounds:
 
     def hold(self, path: Path) -> bool:
         """Whether it is not a file elsewhere, nor a link to one."""
-        if not os.path.isfile(path):  # of a name that no disk takes, too
+        if not is_file(path):
             return True
         real = Path(os.path.realpath(path))
         if held := any(real.is_relative_to(folder) for folder in self._folders):
