@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -107,10 +108,13 @@ def load_whisper(
 
 
 def keep_spec(spec: RunSpec) -> None:
-    """Write the spec beside the checkpoints: `runs recover` needs it to make a model of them without the master."""
+    """Write the spec beside the checkpoints: `runs recover` needs it to make a model of them without the master.
+
+    Without the run's key, which is in no file.
+    """
     folder = Path(spec.run_dir) / CHECKPOINTS
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", spec.to_json())
+    write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", replace(spec, rendezvous=None).to_json())
 
 
 def _fit_settings(spec: RunSpec) -> FitSettings:

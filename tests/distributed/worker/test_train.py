@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from distributed.plan.run_spec import RunSpec
-from distributed.worker.train import load_whisper
+from distributed.plan.run_spec import CHECKPOINTS, Rendezvous, RunSpec
+from distributed.worker.train import keep_spec, load_whisper
 from exogym.config import strategy_config
 from whisper_tuner.config import Profile
 from whisper_tuner.data import feature_store
@@ -83,3 +83,13 @@ def test_a_worker_that_is_asked_to_stop_prepares_no_more(tmp_path, decoded, monk
     monkeypatch.setattr(feature_store, "load_audio", lambda *args: time.sleep(0.5) or load(*args))
     load_whisper(spec_of(tmp_path), lambda event: None, (), stopped=lambda: True)
     assert len(decoded) <= 2
+
+
+def test_the_runs_key_is_in_no_file(tmp_path):
+    place = Rendezvous(address="10.0.0.1", key="f00d" * 16)
+    settings = strategy_config("diloco", {})
+    profile = Profile(base_model="m", train=Path("train.csv"))
+    spec = RunSpec(run_id="r", run_dir=str(tmp_path), cache_dir="c", profile=profile, strategy_settings=settings)
+    keep_spec(replace(spec, rendezvous=place))
+    (kept,) = (tmp_path / CHECKPOINTS).iterdir()
+    assert RunSpec.from_json(kept.read_text()) == spec
