@@ -139,7 +139,8 @@ class Training:
         """EXITED, ABORTED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
         if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
-        if status in ABORTS and self.coordinator.is_syncing and worker.name in self.coordinator.generation.members:
+        members = self.coordinator.generation.members if self.coordinator.is_syncing else ()
+        if status in ABORTS and worker.name in members and len(members) > 1:
             return Event.ABORTED
         kind = worker.error.get("kind") if worker.error else None
         passing = PASSING | PASSING_LATER if self._committed else PASSING

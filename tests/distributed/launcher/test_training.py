@@ -399,6 +399,19 @@ def test_an_abort_while_a_group_forms_is_no_failure():
     assert [lost["given_up"] for lost in run.of("lost")] == [False] * 5
 
 
+def test_an_abort_of_a_worker_that_is_alone_is_a_failure():
+    """It has no group, so no stranger can have done that: a run would be tried again for ever."""
+
+    def body(toy):
+        toy._take = lambda message: toy.exit(-signal.SIGABRT)
+        toy.train()
+
+    run = Run(body)
+    with pytest.raises(RunError, match="signal 6"):
+        run.run()
+    assert [lost["given_up"] for lost in run.of("lost")] == [False, False, True]
+
+
 def test_memory_that_runs_out_in_training_each_time_is_a_failure():
     """The others form a group with it each time, and lose what they have trained of the round."""
 
