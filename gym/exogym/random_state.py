@@ -70,14 +70,18 @@ def same_draws(device: torch.device) -> tuple[AbstractContextManager, AbstractCo
     By itself it keeps the generators of CPU and CUDA only. On mps dropout drew other masks in the backward pass: wrong
     gradients, without a word (pytorch 127676, open in torch 2.14).
     """
-    return nullcontext(), _drawn_from(_torch_state(device), device)
+    return nullcontext(), _DrawnFrom(_torch_state(device), device)
 
 
-@contextmanager
-def _drawn_from(state: dict[str, Any], device: torch.device) -> Iterator[None]:
-    now = _torch_state(device)
-    _set_torch_state(state, device)
-    try:
-        yield
-    finally:
-        _set_torch_state(now, device)
+class _DrawnFrom(AbstractContextManager):
+    """Entered once for each backward pass."""
+
+    def __init__(self, state: dict[str, Any], device: torch.device):
+        self.state, self.device = state, device
+
+    def __enter__(self) -> None:
+        self.now = _torch_state(self.device)
+        _set_torch_state(self.state, self.device)
+
+    def __exit__(self, *error: object) -> None:
+        _set_torch_state(self.now, self.device)

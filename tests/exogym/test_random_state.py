@@ -17,8 +17,11 @@ def test_on_mps_a_second_pass_draws_what_the_first_drew(monkeypatch):
         drawn.append(torch.rand(100, generator=generator))
         return (weight * drawn[-1]).square().sum()
 
-    checkpoint(loss, weight, use_reentrant=False, context_fn=partial(same_draws, torch.device("mps"))).backward()
-    first, second = drawn
-    assert torch.equal(first, second) and torch.equal(weight.grad, 2 * first.square())
+    total = checkpoint(loss, weight, use_reentrant=False, context_fn=partial(same_draws, torch.device("mps")))
+    total.backward(retain_graph=True)
+    total.backward()
+    first, second, third = drawn
+    assert torch.equal(first, second) and torch.equal(first, third)
+    assert torch.equal(weight.grad, 4 * first.square())
     following = torch.rand(100, generator=generator)  # as if nothing had been computed twice
     assert torch.equal(torch.stack([first, following]), torch.rand(2, 100, generator=generator.manual_seed(1)))
