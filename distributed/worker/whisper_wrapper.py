@@ -17,7 +17,7 @@ from exogym.random_state import same_draws
 from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
-from whisper_tuner.model.base_model import checkpoint_gradients, encode, whisper_of
+from whisper_tuner.model.base_model import encode, whisper_of
 from whisper_tuner.model.padding_free import decoder_options, encode_joined
 from whisper_tuner.model.tied_weights import TiedWeights
 
@@ -82,10 +82,18 @@ class WhisperModelWrapper(nn.Module):
 
     def checkpoint_gradients(self) -> bool:
         """Compute activations again in the backward pass instead of keeping them. False if that is so already."""
-        return checkpoint_gradients(self.model, self._same_draws)
+        if self._whisper.model.encoder.gradient_checkpointing:
+            return False
+        self._whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs=self._again)
+        return True
 
     def _same_draws(self) -> tuple[AbstractContextManager, AbstractContextManager]:
         return same_draws(self.device)
+
+    @property
+    def _again(self) -> dict[str, Any]:
+        """For torch's checkpoint: with the same dropout."""
+        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
 
     def train(self, mode: bool = True) -> WhisperModelWrapper:
         """An encoder that is not trained has no dropout either: it says the same of a clip each time."""
@@ -126,8 +134,7 @@ class WhisperModelWrapper(nn.Module):
         if len(parts) == 1:
             return part_loss(*parts[0])
         # Dropout may be in an adapter of the output layer.
-        again = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
-        return sum(checkpoint(part_loss, *part, **again) for part in parts)
+        return sum(checkpoint(part_loss, *part, **self._again) for part in parts)
 
     @property
     def _whisper(self) -> WhisperForConditionalGeneration:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,8 +29,6 @@ from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.check import LAYOUT, check_kind
 from whisper_tuner.paths import expanded
-
-ContextFn = Callable[[], tuple[AbstractContextManager, AbstractContextManager]]
 
 
 def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
@@ -66,19 +63,6 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     if profile.method == "decoder":
         model.model.encoder.requires_grad_(False)
     return model
-
-
-def checkpoint_gradients(model: nn.Module, contexts: ContextFn) -> bool:
-    """Compute activations again in the backward pass instead of keeping them. False if that is so already.
-
-    contexts: see torch.utils.checkpoint's context_fn. They have to see to it that dropout is the same again.
-    """
-    whisper = whisper_of(model)
-    if whisper.model.encoder.gradient_checkpointing:
-        return False
-    settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
-    whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-    return True
 
 
 def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:

@@ -14,9 +14,9 @@ import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import noop_context_fn
 
-from whisper_tuner.model.base_model import checkpoint_gradients, encode, prepare, whisper_of
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from whisper_tuner.model.base_model import encode, prepare, whisper_of
 
 TABLE = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
 # By what these run on mps: they stand in the table as made of others, for every device.
@@ -110,7 +110,7 @@ def train_one_step(model, precision: str) -> None:
 def test_a_training_step_needs_no_kernel_that_mps_lacks(multilingual, profile_of, method, checkpointing, precision):
     model = prepare(multilingual[0], profile_of(method=method, dropout=0.1, lora_dropout=0.1)).train()
     if checkpointing:
-        checkpoint_gradients(model, noop_context_fn)
+        WhisperModelWrapper(model, None, "cpu").checkpoint_gradients()
     config = whisper_of(model).config
     config.apply_spec_augment, config.mask_time_prob, config.mask_feature_prob = True, 0.3, 0.3
     with Recorded() as recorded, sdpa_kernel(SDPBackend.MATH):  # as on mps
