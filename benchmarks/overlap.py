@@ -29,7 +29,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 from benchmarks.results import current_commit, table, write_section  # noqa: E402
 from exogym import AllReduceStrategy, LoopSettings, TrainNode  # noqa: E402
 from exogym.comm.comm import Comm  # noqa: E402
-from exogym.comm.process_group import ProcessGroupComm, open_store  # noqa: E402
+from exogym.comm.process_group import ProcessGroupComm, local_store  # noqa: E402
 from lab import Lab  # noqa: E402
 
 WIDTH, LAYERS = 384, 16
@@ -54,7 +54,7 @@ def be_rank(rank: int, address: str, master: str, port: int, batch: int, blocks:
     """Prints the store's port on rank 0, and at the end, as JSON, (step, waiting) seconds of each kind's steps."""
     torch.set_num_threads(1)
     if rank == 0:
-        store = open_store(master, TIMEOUT_S)
+        store = local_store(TIMEOUT_S, master)
         print(store.port, flush=True)
     else:
         store = TCPStore(master, port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))

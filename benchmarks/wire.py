@@ -16,7 +16,7 @@ from benchmarks.digits import LARGE, NODES, new_net
 from benchmarks.results import current_commit, listed, table, write_section
 from benchmarks.strategy_settings import Entry
 from benchmarks.wire_rank import WAIT_S, WireSpec
-from exogym.comm.process_group import open_store
+from exogym.comm.process_group import local_store
 from exogym.membership.coordinator import Coordinator
 from lab import Lab, LabError, LabHost
 from lab.network import GATEWAY, INTERFACE, in_namespace
@@ -48,7 +48,7 @@ class Meeting:
     """The coordinator, as a launcher has it, and a thread for each rank that listens to it."""
 
     def __init__(self, names: Sequence[str], address: str):
-        self.store = open_store(address, WAIT_S)
+        self.store = local_store(WAIT_S, address)
         self.results: dict[str, dict] = {}
         self._listener = socket.create_server((address, 0))
         self._coordinator = Coordinator(names, self._send, lambda event: None, clock=time.monotonic)

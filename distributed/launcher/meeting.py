@@ -42,13 +42,11 @@ class Meeting:
         return f"not all hosts reach each other by {before}: they meet at {address} now"
 
     def _move(self, connected: Iterable[str]) -> str:
-        others = []
         with contextlib.suppress(HostError):  # the network may be on its way up
-            others = self._others(connected)
-        if not others:
-            return ""
-        self.address, self.line = others[0], json.dumps({"type": "meeting", "address": others[0]})
-        return others[0]
+            for address in self._others(connected):
+                self.address, self.line = address, json.dumps({"type": "meeting", "address": address})
+                return address
+        return ""
 
     def _others(self, connected: Iterable[str]) -> list[str]:
         """Of the host first in the file, or where the run began; the best first."""

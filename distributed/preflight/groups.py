@@ -36,12 +36,7 @@ class Groups:
 
     def form(self) -> list[Problem]:
         pairs = self._pairs()
-        try:
-            failed = self._failed(pairs) if pairs else {}
-        except HostError as error:
-            failed = {}
-            self.untried[error.args[0]].append(self.links.looks[0].name)
-        for what, those in failed.items():
+        for what, those in (self._failed(pairs) if pairs else {}).items():
             self._explain(what, those)
         for reason, names in self.untried.items():
             what = f"no gloo group was tried with {', '.join(names)}: {reason}"
@@ -53,48 +48,38 @@ class Groups:
         for look in self.links.looks.values():
             if look.facts.torch == {"late": True}:
                 self.untried["importing torch took too long (the next time is quicker)"].append(look.name)
-        links = self.links.pairs
-        able = [number for number, look in self.links.looks.items() if self._is_able(number, look)]
-        if 0 not in able:
-            return []
+        looks, links = self.links.looks, self.links.pairs
+        able = [number for number, look in looks.items() if look.facts.has_torch and self._is_alike(look)]
         return [(a, b) for a in able for b in able if a < b and {links[a, b].failed, links[b, a].failed} == {None}]
 
-    def _is_able(self, number: int, look: Look) -> bool:
-        """Whether it reaches the master, and has its system: unlike ones are refused in any case."""
-        if number == 0:
-            return look.facts.has_torch
-        way, master = self.links.pairs.get((number, 0)), self.links.looks.get(0)
-        is_alike = master and look.facts.facts["system"] == master.facts.facts["system"]
-        return bool(look.facts.has_torch and is_alike and way and way.failed is None)
+    def _is_alike(self, look: Look) -> bool:
+        """Whether it has the first one's system: unlike ones are refused in any case."""
+        return look.facts.facts["system"] == next(iter(self.links.looks.values())).facts.facts["system"]
 
     def _failed(self, pairs: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
-        """By what went wrong, the pairs. Raises HostError if there is no time left."""
-        seconds = self.deadline - time.monotonic() - ANSWER_S
+        """By what went wrong, the pairs."""
+        seconds, looks = self.deadline - time.monotonic() - ANSWER_S, self.links.looks
+        numbers = sorted({number for pair in pairs for number in pair})
         if seconds < LEAST_S:
-            raise HostError(self.links.looks[0].name, "there was no time left")
-        begin = {}
-        for number in sorted({number for pair in pairs for number in pair}):
+            self.untried["there was no time left"] += [looks[number].name for number in numbers]
+            return {}
+        begin, form = {}, {}
+        for number in numbers:
             peers = [a + b - number for a, b in pairs if number in (a, b)]
-            about = {"me": number, "address": self.links.places[number]["address"]}
-            begin[number] = {**about, "peers": peers, "seconds": seconds}
+            at = self.links.places[number]["address"]
+            begin[number] = {"me": number, "address": at, "peers": peers, "seconds": seconds}
         told = self._ask("begin_groups", begin, "told", self.deadline - seconds / 2)
         seconds = self.deadline - time.monotonic() - ANSWER_S
-        form = {
-            number: {
-                "told": [[one, *words] for one in told for peer, *words in told[one] if peer == number],
-                "seconds": seconds,
-            }
-            for number in told
-        }
-        said = {
-            number: dict(groups) for number, groups in self._ask("form_groups", form, "groups", self.deadline).items()
-        }
+        for number in told:
+            news = [[one, *words] for one in told for peer, *words in told[one] if peer == number]
+            form[number] = {"told": news, "seconds": seconds}
+        said = {number: dict(of) for number, of in self._ask("form_groups", form, "groups", self.deadline).items()}
         failed = defaultdict(list)
         for a, b in pairs:
             if a in said and b in said and (what := _clearer(said[a].get(b, ""), said[b].get(a, ""))):
                 failed[what].append((a, b))
         if seconds < AMPLE_S and (slow := failed.pop(SILENT, None)):
-            names = dict.fromkeys(self.links.looks[number].name for pair in slow for number in pair)
+            names = dict.fromkeys(looks[number].name for pair in slow for number in pair)
             self.untried[f"there were only {seconds:.1f} s for it"] += names
         return failed
 

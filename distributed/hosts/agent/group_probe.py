@@ -67,6 +67,8 @@ def gather(deadline, count):
 
 def form(me, peer, address, seconds):
     """In a thread of its own."""
+    import torch
+    import torch.distributed as dist
 
     def told(key):
         said, value = begun[peer].get(timeout=seconds)
@@ -74,29 +76,23 @@ def form(me, peer, address, seconds):
             raise RuntimeError(f"it has told {said}, not {key}")
         return value
 
-    try:
-        reduce_with(me, peer, address, RelayedStore(lambda key, value: news.put((peer, key, value)), told), seconds)
-        news.put((peer, "", ""))
-    except queue.Empty:
-        news.put((peer, "", "the other one did not come"))
-    except Exception as error:
-        news.put((peer, "", brief(error)))
-
-
-def reduce_with(me, peer, address, store, seconds):
-    import torch
-    import torch.distributed as dist
-
     pair, wait = sorted((me, peer)), timedelta(seconds=seconds)
-    options = dist.ProcessGroupGloo._Options()
-    options._timeout = wait
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    group = dist.ProcessGroupGloo(store, pair.index(me), 2, options)
-    kept.append(group)
-    flat = torch.full((1024,), float(me))
-    group.allreduce([flat]).wait(wait)
-    if set(flat.tolist()) != {float(me + peer)}:
-        raise RuntimeError("all_reduce gave a wrong sum")
+    store, failed = RelayedStore(lambda key, value: news.put((peer, key, value)), told), ""
+    try:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = wait
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        group = dist.ProcessGroupGloo(store, pair.index(me), 2, options)
+        kept.append(group)
+        flat = torch.full((1024,), float(me))
+        group.allreduce([flat]).wait(wait)
+        if set(flat.tolist()) != {float(me + peer)}:
+            failed = "all_reduce gave a wrong sum"
+    except queue.Empty:
+        failed = "the other one did not come"
+    except Exception as error:
+        failed = brief(error)
+    news.put((peer, "", failed))
 
 
 def brief(error):

@@ -33,8 +33,10 @@ POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 WHOLE_BYTES, PIECE_BYTES, PIECE_S = 1 << 20, 16 << 20, 300.0
 MEETING_BYTES = 4  # float32
 SWAPS, PROOFS = 1, 2  # tags of what two ranks send each other at once
-NONCE = DIGEST = 32  # bytes, of SHA-256
-PROVE_S = 20.0  # once one rank has joined, the others are about to: all have told where they listen
+PROOF_BYTES = 32  # of SHA-256, and of a nonce
+# Once one rank has joined, the others are about to, for all have told where they listen. On its way to a host that may
+# wait behind audio, for as long as the host goes on without a word from its launcher: 23 s.
+PROVE_S = 30.0
 Start = Callable[[Tensor, float], "dist.Work | _Works"]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
 
@@ -86,26 +88,22 @@ class ProcessGroupComm(Comm):
 
     def _prove(self, key: bytes) -> None:
         """Over each connection by itself, for a stranger may have taken only one. Raises PeerLost."""
-        own = secrets.token_bytes(NONCE)
-        theirs = self._tell_each(dict.fromkeys(self._others, own), NONCE)
+        own, others = secrets.token_bytes(PROOF_BYTES), [rank for rank in range(self.world_size) if rank != self.rank]
+        theirs = self._tell_each(dict.fromkeys(others, own))
 
         def proof(sender: int, receiver: int, sent: bytes, received: bytes) -> bytes:
             return hmac.digest(key, b"%d %d " % (sender, receiver) + sent + received, "sha256")
 
-        sent = {peer: proof(self.rank, peer, own, theirs[peer]) for peer in self._others}
-        for peer, came in self._tell_each(sent, DIGEST).items():
-            if not hmac.compare_digest(came, proof(peer, self.rank, theirs[peer], own)):
+        proofs = self._tell_each({peer: proof(self.rank, peer, own, theirs[peer]) for peer in others})
+        for peer in others:
+            if not hmac.compare_digest(proofs[peer], proof(peer, self.rank, theirs[peer], own)):
                 what = f"who answers rank {self.rank} of {self.world_size} as rank {peer} does not have the run's key"
                 raise Stranger(what)
 
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank != self.rank]
-
-    def _tell_each(self, sent: dict[int, bytes], size: int) -> dict[int, bytes]:
-        """Bytes to each of the others, while as many come of each."""
-        coming = {peer: torch.zeros(size, dtype=torch.uint8) for peer in sent}
+    def _tell_each(self, sent: dict[int, bytes]) -> dict[int, bytes]:
+        """PROOF_BYTES to each of the others, while as many come of each."""
         going = {peer: torch.tensor(list(part), dtype=torch.uint8) for peer, part in sent.items()}
+        coming = {peer: torch.zeros_like(part) for peer, part in going.items()}
 
         def start() -> _Works:
             works = [self._group.recv([part], peer, PROOFS) for peer, part in coming.items()]
@@ -389,22 +387,12 @@ def brief(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def local_store(timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:
-    """A store that only this machine reaches."""
-    return open_store(LOOPBACK, timeout)
-
-
-def open_store(address: str, timeout: float) -> dist.TCPStore:
+def local_store(timeout: float = DEFAULT_TIMEOUT, address: str = LOOPBACK) -> dist.TCPStore:
     """A store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
     listener = socket.create_server((address, 0), backlog=128)
-    return dist.TCPStore(
-        address,
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
-        master_listen_fd=listener.detach(),
-    )
+    port, wait = listener.getsockname()[1], timedelta(seconds=timeout)
+    about = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+    return dist.TCPStore(address, port, timeout=wait, **about)
 
 
 def join_local_store(port: int, timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:
