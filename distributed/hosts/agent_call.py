@@ -121,8 +121,8 @@ SHAPES: dict[str, Any] = {
     "connect": {"links": [(int, LINK)]},
     "heard": {"heard": [int]},
     "burst": {"sent": int},
-    "begin_groups": OneOf(({"failed": str}, {"told": [(int, str, str)]})),
-    "form_groups": OneOf(({"failed": str}, {"groups": [(int, str)]})),
+    "begin_groups": {"told": [(int, str, str)]},
+    "form_groups": {"groups": [(int, str)]},
 }
 ANSWER = {"id": int, "answer": dict}
 FAILURE = {"id": int, "error": str, "errno": int | None}

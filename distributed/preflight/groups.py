@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from whisper_tuner.errors import HostError
 
 from .links import Links
-from .look import Look
 from .report import WARNING, Problem
 
 LEAST_S = 1.0  # in which a healthy group forms, also between Macs that are busy
@@ -48,13 +47,12 @@ class Groups:
         for look in self.links.looks.values():
             if look.facts.torch == {"late": True}:
                 self.untried["importing torch took too long (the next time is quicker)"].append(look.name)
-        looks, links = self.links.looks, self.links.pairs
-        able = [number for number, look in looks.items() if look.facts.has_torch and self._is_alike(look)]
+        links = self.links.pairs
+        systems = {
+            number: look.facts.facts["system"] for number, look in self.links.looks.items() if look.facts.has_torch
+        }
+        able = [number for number in systems if systems[number] == systems[min(systems)]]  # others are refused anyway
         return [(a, b) for a in able for b in able if a < b and {links[a, b].failed, links[b, a].failed} == {None}]
-
-    def _is_alike(self, look: Look) -> bool:
-        """Whether it has the first one's system: unlike ones are refused in any case."""
-        return look.facts.facts["system"] == next(iter(self.links.looks.values())).facts.facts["system"]
 
     def _failed(self, pairs: list[tuple[int, int]]) -> dict[str, list[tuple[int, int]]]:
         """By what went wrong, the pairs."""
@@ -89,14 +87,9 @@ class Groups:
         asked = {number: looks[number].session.send(op, **request) for number, request in requests.items()}
         for number, request in asked.items():
             try:
-                answer = looks[number].session.answer(request, op, deadline)
-                what = answer.get("failed", "")
+                found[number] = looks[number].session.answer(request, op, deadline)[wanted]
             except HostError as error:
-                answer, what = {}, error.args[0].removeprefix(f"{looks[number].name}: ")
-            if wanted in answer:
-                found[number] = answer[wanted]
-            else:
-                self.untried[what].append(looks[number].name)
+                self.untried[error.args[0].removeprefix(f"{looks[number].name}: ")].append(looks[number].name)
         return found
 
     def _explain(self, failed: str, pairs: list[tuple[int, int]]) -> None:

@@ -31,8 +31,8 @@ def check_decoding(device: torch.device, tell: Tell) -> Finding:
     tell(f"{TOKENS} tokens")
     cached, at_once = map(max, zip(*(logit_errors(model, clips, device) for clips in CLIPS), strict=True))
     figures = without_inf({"limit": LOGITS_LIMIT, "cached": cached, "at_once": at_once})
-    off = f"{device}: logits are off by {cached:.1e} of their size with a cache, {at_once:.1e} all at once"
-    off = f"{off} (limit {LOGITS_LIMIT:g})"
+    off = f"logits are off by {cached:.1e} of their size with a cache, {at_once:.1e} all at once"
+    off = f"{device}: {off} (limit {LOGITS_LIMIT:g})"
     if at_once > LOGITS_LIMIT:
         return problem(f"{off}: no loss, WER or text can be trusted", DO_NOT_TRAIN, **figures)
     if cached > LOGITS_LIMIT:

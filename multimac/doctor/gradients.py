@@ -261,19 +261,18 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
 def compare_checkpointed(device: torch.device, tell: Tell) -> Finding:
     """Gradients with dropout, with and without computing activations again: from one seed they must be the same."""
     tell("with and without gradient_checkpointing")
-    model, found = small_whisper(dropout=0.1).to(device).train(), []
+    model, found = small_whisper(dropout=0.1).to(device), []
     batch = make_batch(model, _shape(model, 4, SHORT_FRAMES))
     with random_state_kept(device):
-        for is_again in (False, True):
-            if is_again:
-                model.checkpoint_gradients()
+        for prepare_model in (model.train, model.checkpoint_gradients):
+            prepare_model()
             seed_all(0, device)
             found.append(gradients(model, batch, device, "float32")[1])
     kept, again = found
     name, error = max(((name, deviation(kept[name], again.get(name))) for name in kept), key=lambda each: each[1])
     limit = GRADIENT_LIMIT["float32"]
-    off = f"{error:.2g} times its size (limit {limit:g}) in {name.removeprefix('model.model.')}"
-    off = f"{device}: with dropout, gradient_checkpointing changes a gradient by up to {off}"
+    off = f"up to {error:.2g} times its size (limit {limit:g}) in {name.removeprefix('model.model.')}"
+    off = f"{device}: with dropout, gradient_checkpointing changes a gradient by {off}"
     figures = without_inf({"worst_error": error, "limit": limit})
     if error > limit:
         return problem(off, "Train with dropout = 0 and lora_dropout = 0, or with device = cpu.", **figures)

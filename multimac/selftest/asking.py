@@ -183,7 +183,7 @@ class Asking:
 
     def ask_all(self, probe: str, **request: Any) -> list[dict]:
         """Of every machine, asked at once: `host`, and `answer` or `failed`."""
-        return self.on_all(lambda place: self.ask(place, probe, **request))
+        return self.on_all(lambda place: self.ask(place, probe, device=place.host.device, **request))
 
     def on_all(self, work: Callable[[Place], Any], places: Sequence[Place] | None = None) -> list[dict]:
         def one(place: Place) -> dict:

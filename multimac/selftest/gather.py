@@ -182,10 +182,6 @@ def process_group(asks: Asking) -> list[dict]:
     return asks.on_all(one)
 
 
-def arithmetic(asks: Asking) -> list[dict]:
-    return asks.on_all(lambda each: asks.ask(each, "arithmetic", device=each.host.device))
-
-
 def shapes(asks: Asking) -> list[dict]:
     return _with_model(asks, "shapes")
 

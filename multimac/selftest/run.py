@@ -56,7 +56,7 @@ CHECKS = [
     Check("process group", 40, gather.process_group, judge_machine.process_group),
     Check("kill of a zombie", 20, asked("zombie"), judge_machine.zombie),
     Check("services", 40, asked("services"), judge_machine.services),
-    Check("arithmetic", 60, gather.arithmetic, judge_machine.arithmetic),
+    Check("arithmetic", 60, asked("arithmetic"), judge_machine.arithmetic),
     Check("changing shapes", 120, gather.shapes, judge_machine.shapes),
     Check("memory", 60, gather.memory, judge_machine.memory),
     Check("doctor", 180, gather.doctor, judge_machine.doctor),

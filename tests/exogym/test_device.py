@@ -27,6 +27,8 @@ def test_the_environment_names_a_device_where_no_setting_does(monkeypatch):
     assert devices.choose().type == "mps"
     monkeypatch.setenv("EXOGYM_DEVICE", "cpu")
     assert [devices.choose(name).type for name in (None, "auto", "mps")] == ["cpu", "cpu", "mps"]
+    monkeypatch.setenv("EXOGYM_DEVICE", "")
+    assert devices.choose().type == "mps"
     monkeypatch.setenv("EXOGYM_DEVICE", "gpu")
     with pytest.raises(SettingError, match="device gpu: not known; use mps, cuda or cpu"):
         devices.choose()

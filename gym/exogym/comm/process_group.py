@@ -76,9 +76,10 @@ class ProcessGroupComm(Comm):
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
         wait = timedelta(seconds=timeout)
         try:
-            self._group: dist.ProcessGroupGloo | None = _gloo(store, rank, world_size, wait, address)
+            group = dist.ProcessGroupGloo(store, rank, world_size, gloo_options(wait, address) or wait)
         except RuntimeError as error:
             raise PeerLost(f"rank {rank} of {world_size} could not join the group: {brief(error)}") from error
+        self._group: dist.ProcessGroupGloo | None = group
         if key is not None:
             try:
                 self._prove(key)
@@ -316,12 +317,6 @@ class ProcessGroupComm(Comm):
 def _meeting(flat: Tensor) -> int:
     """Bytes of the value with which ranks wait for each other before a tensor travels in pieces; 0 if it does not."""
     return MEETING_BYTES if flat.nbytes > WHOLE_BYTES else 0
-
-
-def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo:
-    if address is None:
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    return dist.ProcessGroupGloo(store, rank, size, gloo_options(timeout, address))
 
 
 def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo._Options | None:
