@@ -182,10 +182,8 @@ def _waiting(worker: Liveness, event: Event, now: float, timeouts: Timeouts, *, 
     back_off = timeouts.back_off_s
     if event is Event.FAILED:
         return replace(worker, due=now + back_off[min(worker.tries, len(back_off)) - 1])
-    if event is Event.SHORT_OF_MEMORY:
-        return replace(worker, due=now + back_off[-1])
-    if event is Event.ABORTED:  # no failure of its own: a stranger could have every host given up
-        return replace(worker, due=now + back_off[2])
+    if event in (Event.SHORT_OF_MEMORY, Event.ABORTED):  # by an abort a stranger could have every host given up
+        return replace(worker, due=now + back_off[2 if event is Event.ABORTED else -1])
     if not failed:  # its loss has been told already
         return replace(worker, due=now)
     failures = worker.failures + 1

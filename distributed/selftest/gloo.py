@@ -83,14 +83,9 @@ def _joined(request: dict) -> ProcessGroupComm:
             raise PeerLost(f"the other one has set {said['key']}, not {name}")
         return said["value"]
 
-    return ProcessGroupComm(
-        rank=request["rank"],
-        world_size=2,
-        store=RelayedStore(lambda name, value: send_event({"type": "set", "key": name, "value": value}), told),
-        address=request["address"],
-        timeout=request["timeout_s"],
-        key=key,
-    )
+    store = RelayedStore(lambda name, value: send_event({"type": "set", "key": name, "value": value}), told)
+    about = {"rank": request["rank"], "address": request["address"], "timeout": request["timeout_s"]}
+    return ProcessGroupComm(world_size=2, store=store, key=key, **about)
 
 
 def _agreed(comm: ProcessGroupComm) -> int:

@@ -87,16 +87,10 @@ class RankTrainer(Trainer):
             lambda key, value: send_event({"type": "set", "generation": number, "key": key, "value": value}),
             lambda key: client.wait_for_told(number, key, JOIN_S),
         )
+        key = hmac.digest(bytes.fromhex(self.spec.rendezvous.key), generation.prefix.encode(), "sha256")
+        about = {"rank": rank, "world_size": len(generation.members), "timeout": COLLECTIVE_S, "key": key}
         try:
-            return ProcessGroupComm(
-                rank=rank,
-                world_size=len(generation.members),
-                store=store,
-                address=self._route().address,
-                timeout=COLLECTIVE_S,
-                interrupted=interrupted,
-                key=hmac.digest(bytes.fromhex(self.spec.rendezvous.key), generation.prefix.encode(), "sha256"),
-            )
+            return ProcessGroupComm(store=store, address=self._route().address, interrupted=interrupted, **about)
         except (OSError, HostError) as error:
             raise PeerLost(f"cannot reach the others: {error}") from error
 

@@ -162,14 +162,8 @@ class LocalTrainer(Trainer):
         if self._num_nodes == 1:
             return SingleComm()
         store = join_local_store(self._port, self._timeout)
-        return ProcessGroupComm(
-            rank=rank,
-            world_size=self._num_nodes,
-            store=store,
-            address=LOOPBACK,
-            timeout=self._timeout,
-            key=self._key,
-        )
+        about = {"rank": rank, "world_size": self._num_nodes, "timeout": self._timeout, "key": self._key}
+        return ProcessGroupComm(store=store, address=LOOPBACK, **about)
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
         return Memory.of(device, usage=usage, sharing=self._num_nodes, available=self._available)
