@@ -258,11 +258,8 @@ def _print(console: Console, material: Material, found: Sequence[Finding], notes
     show(console, found)
     for note in notes:
         console.print(note)
-    console.print(f"{total(found)} in {len(material.rows) + _left_out(material):,} rows", style="bold")
-
-
-def _left_out(material: Material) -> int:
-    return sum(len(manifest.problems) for manifest in material.manifests.values())
+    rows = len(material.rows) + sum(len(manifest.problems) for manifest in material.manifests.values())
+    console.print(f"{total(found)} in {rows:,} rows", style="bold")
 
 
 def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.Corrections) -> dict[str, Path]:

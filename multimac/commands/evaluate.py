@@ -29,7 +29,7 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
-from whisper_tuner.eval.intervals import Difference, Interval, counts, wer_difference, wer_interval
+from whisper_tuner.eval.intervals import Interval, counts, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import (
     EMPTY,
     PREDICTIONS,
@@ -250,17 +250,14 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
         if one is reference or _ids(one) != _ids(reference):  # a clip that only one of them could read
             continue
         if found := wer_difference(counts(one.predictions), counts(reference.predictions)):
-            one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4), **_points(found)}
+            one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
+            one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
             lines.append(f"{one.model.name} on {one.manifest.path.name}: WER {found}, against {reference.model.name}")
     return lines
 
 
 def _ids(one: Measured) -> list[str]:
     return [row.sample.id for row in one.predictions]
-
-
-def _points(found: Difference) -> dict[str, float]:
-    return {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
 
 
 def _rounded(interval: Interval | None) -> list[float] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distributed.run_dir.figures import HostFigures, RunEvents
@@ -85,8 +84,8 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
             found.append((begun[0]["time"] if begun else 0.0, "the run is started again"))
         for event in attempt.of_type(*FAULTS, "back", "end"):
             view.lines.clear()
-            if event["type"] == "end":
-                view.lines += _end(event)
+            if event["type"] == "end":  # without what to do about it, which is past
+                view.lines += [] if event["status"] == ExitStatus.OK else event["message"].splitlines()[:1]
             elif event["type"] == "back":
                 view.lines.append(f"{event['host']} is back")
             else:
@@ -97,11 +96,6 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
             found.append((max(event["time"] for event in last), NO_LAST_WORD))
     shown = [Fault(when=moment(when), what=private.text(what)) for when, what in found[:FAULTS_SHOWN]]
     return shown, len(found) - len(shown)
-
-
-def _end(event: dict) -> Sequence[str]:
-    """Without what to do about it, which is past."""
-    return [] if event["status"] == ExitStatus.OK else event["message"].splitlines()[:1]
 
 
 def moment(when: float) -> str:

@@ -161,10 +161,6 @@ def _folders_of(run: RunSummary, asked: dict[str, Any]) -> list[Path]:
     return [Path(name).parent for name in named if isinstance(name, str) and name.startswith("/")]
 
 
-def _is_recovered(run: RunSummary, events: RunEvents) -> bool:
-    return bool(run.model) and not events.of_type("model")
-
-
 def _state(run: RunSummary, events: RunEvents) -> list[str]:
     steps = f"{run.steps:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.steps:,} steps"
     told = {
@@ -175,7 +171,7 @@ def _state(run: RunSummary, events: RunEvents) -> list[str]:
         RECOVERED: "What was asked and what happened is not in this run's folder.",
         BROKEN: "This run's folder is damaged or incomplete. The page shows what is left.",
     }
-    if _is_recovered(run, events):
+    if run.model and not events.of_type("model"):
         lines = ["The model was built from a host's checkpoint, by `runs recover`."]
         lines += [told[run.state]] if run.state != BROKEN else []
     else:

@@ -18,7 +18,8 @@ from .questions import Questions
 
 def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, Path]:
     """The manifests of the import, by kind; none where `source` can be used as it is. Raises DataError, ConfigError."""
-    why = questions.once("look", source, lambda: _why(source))
+    parts = questions.once("look", source, lambda: parts_of(source))
+    why = next((part.cut for part in parts.values() if part.cut), "")
     if not why:
         return {}
     console.print(f"{shown(source)}: {why}. They are written as clips of their own.", markup=False)
@@ -36,8 +37,3 @@ def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, 
         if not questions.confirm("outside", f"{found.args[0]}. May they be used?", False):
             raise
         return questions.once("cut", (source, out, found.folders), partial(cut, found.folders))
-
-
-def _why(source: Path) -> str:
-    """Why its audio cannot be used where it lies; "" if it can."""
-    return next((part.cut for part in parts_of(source).values() if part.cut), "")

@@ -151,11 +151,8 @@ def _show(draft: Draft, console: Console) -> None:
 
 def _command(draft: Draft) -> str:
     command = "distributed-train" if draft.group else "finetune"
-    return f"multimac {command} {draft.run_name}{_config(draft)}"
-
-
-def _config(draft: Draft) -> str:
-    return "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
+    config = "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
+    return f"multimac {command} {draft.run_name}{config}"
 
 
 def _run(draft: Draft, console: Console) -> ExitStatus:

@@ -29,7 +29,7 @@ def doubtful(train: Path, reading: Reading) -> dict[str, list[Path]]:
     """By kind, those of which `with_siblings` takes none, because any of them may be meant."""
     found = _beside(train)
     if Place(train).is_folder:
-        found = _each_of(train, _kind_of_subfolder) | found if _has_parts(train, reading) else found
+        found = _each_of(train, _kind_of_subfolder) | found if len(_parts(train, reading)) > 1 else found
     return {kind: paths for kind, paths in found.items() if len(paths) > 1}
 
 
@@ -54,10 +54,6 @@ def _inside(folder: Path, reading: Reading) -> dict[str, Path]:
     """Parts that have a path of their own; {} for a folder without any."""
     own = {kind: part.path for kind, part in _parts(folder, reading).items() if part.path != folder}
     return own if "train" in own else {}
-
-
-def _has_parts(folder: Path, reading: Reading) -> bool:
-    return len(_parts(folder, reading)) > 1
 
 
 def _parts(folder: Path, reading: Reading) -> Parts:

@@ -52,7 +52,7 @@ class Split:
 
 def split(samples: Sequence[Sample], kinds: Sequence[str]) -> Split:
     """`kinds` of validation and test get about a tenth of the clips each. Raises ValueError where they are too few."""
-    for by, group in (("speaker", _speaker), ("recording", _recording)):
+    for by, group in (("speaker", lambda sample: sample.speaker), ("recording", _recording)):
         groups = [group(sample) for sample in samples]
         if all(groups) and (parts := _dealt(samples, groups, kinds)) and _is_even(parts, kinds, len(samples)):
             return _without_repeated(parts, by)
@@ -82,10 +82,6 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
         f"{other.path.name}: {' and '.join(found)} of {len(other.samples)} are in {train.path.name}, too: "
         "what is measured will look better than it is"
     )
-
-
-def _speaker(sample: Sample) -> str:
-    return sample.speaker
 
 
 def _recording(sample: Sample) -> str:

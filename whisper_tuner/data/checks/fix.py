@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -114,7 +114,8 @@ def fixed(
     parts = Counter(sample_id for _, sample_id in {(row.part, row.sample.id) for row in rows})
     shared_ids = frozenset(sample_id for sample_id, count in parts.items() if count > 1)
     were_cut = {(row.part, row.sample.line): row for row in long if _pieces(cuts, row)}
-    changes = [_problem(found, cuts) for found in _without_id(findings) if (found.part, found.line) not in were_cut]
+    unread = [found for found in findings if found.kind.unusable and not found.id]
+    changes = [_problem(found, cuts) for found in unread if (found.part, found.line) not in were_cut]
     changes += [_cut(row, _pieces(cuts, row)) for row in were_cut.values()]
     samples: dict[str, list[Sample]] = {part: [] for part in material.manifests}
     for row in rows:
@@ -188,11 +189,6 @@ def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tupl
         if found.kind is duplicate_audio.SAME:
             reasons[found.part, found.line] = f"{found.kind.name}: {found.what}"
     return reasons, notes
-
-
-def _without_id(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Of rows that could not be read as samples."""
-    return (found for found in findings if found.kind.unusable and not found.id)
 
 
 def _problem(found: Finding, cuts: Cuts) -> Change:
