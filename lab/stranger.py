@@ -90,6 +90,8 @@ def take_part(host: str, port: int, number: int) -> None:
 
 
 def speak() -> None:
+
+    print("ready", flush=True)
     for line in sys.stdin:
         what, _, address = line.strip().partition(" ")
         host, _, port = address.rpartition(":")

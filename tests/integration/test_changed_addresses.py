@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from test_lost_hosts import Watched
+from test_lost_hosts import started
 from waiting import wait_until
+from watched import Watched
 
 from lab import faults
 from lab.keys import PRIVATE
@@ -67,7 +68,7 @@ def all_are_in_again(run: Watched, after: float) -> float:
 
 @pytest.mark.slow
 def test_a_host_with_another_address_is_found_by_its_name(runner, named):
-    run = Watched(runner, "h2", epochs=14)
+    run = started(runner, "h2", epochs=14)
     run.wait_for("commit", 2)
     begun = time.time()
     with named.moved("h2", announced_s=3.0):
@@ -80,7 +81,7 @@ def test_a_host_with_another_address_is_found_by_its_name(runner, named):
 
 @pytest.mark.slow
 def test_a_master_with_another_address_calls_its_hosts_together_there(runner, named):
-    run = Watched(runner, "h2", epochs=14)
+    run = started(runner, "h2", epochs=14)
     run.wait_for("commit", 2)
     begun = time.time()
     with named.moved("h1"):

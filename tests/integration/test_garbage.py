@@ -78,6 +78,7 @@ class Attack:
         self.hosts, self.what, self.over = [runner.lab[name] for name in ("h1", "h2")], "abort", threading.Event()
         command = [sys.executable, str(faults.STRANGER), "gloo"]
         self.stranger, self.said = runner.lab.popen("h3", command, stderr=subprocess.DEVNULL), []
+        assert self.stranger.stdout.readline() == "ready\n"
         self.workers: list[int] = []  # on h2: it connects, since its address is the higher one
         works = (self.look, self.tell, self.hear)
         self.threads = [threading.Thread(target=work, daemon=True) for work in works]
@@ -94,7 +95,7 @@ class Attack:
         for pid in self.workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-                threading.Timer(1.0, os.kill, [pid, signal.SIGCONT]).start()
+                threading.Timer(2.0, os.kill, [pid, signal.SIGCONT]).start()
 
     def tell(self) -> None:
         known: set[str] = set()
