@@ -19,7 +19,7 @@ from distributed.launcher.training import Training
 from distributed.preflight.session import Session
 from distributed.ssh.machine import Completed
 
-CHECKED = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000}
+CHECKED = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000, "taken": ""}
 ANSWER = {"id": 0, "answer": CHECKED}
 FAILURE = {"id": 0, "error": "/data: Permission denied", "errno": 13}
 BURST = {"event": "burst", "source": 1, "port": 4000, "bytes": 9000, "seconds": 0.5}

@@ -80,6 +80,7 @@ class Attack:
         self.stranger, self.said = runner.lab.popen("h3", command, stderr=subprocess.DEVNULL), []
         assert self.stranger.stdout.readline() == "ready\n"
         self.workers: list[int] = []  # on h2: it connects, since its address is the higher one
+        self.release = threading.Timer(0, self.send, [signal.SIGCONT])
         works = (self.look, self.tell, self.hear)
         self.threads = [threading.Thread(target=work, daemon=True) for work in works]
         for thread in self.threads:
@@ -91,11 +92,16 @@ class Attack:
             self.workers = [one.pid for one in found if "distributed.worker.main" in " ".join(one.command)]
 
     def hold_up(self) -> None:
-        """As a slow host does: so that the stranger is there first."""
+        """As a slow host does: so that the stranger is there first. A port that opens meanwhile makes it longer."""
+        self.release.cancel()
+        self.send(signal.SIGSTOP)
+        self.release = threading.Timer(2.0, self.send, [signal.SIGCONT])
+        self.release.start()
+
+    def send(self, number: signal.Signals) -> None:
         for pid in self.workers:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-                threading.Timer(2.0, os.kill, [pid, signal.SIGCONT]).start()
+                os.kill(pid, number)
 
     def tell(self) -> None:
         known: set[str] = set()

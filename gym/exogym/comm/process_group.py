@@ -76,7 +76,7 @@ class ProcessGroupComm(Comm):
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
         wait = timedelta(seconds=timeout)
         try:
-            group = dist.ProcessGroupGloo(store, rank, world_size, gloo_options(wait, address) or wait)
+            group = _gloo(store, rank, world_size, wait, address)
         except RuntimeError as error:
             raise PeerLost(f"rank {rank} of {world_size} could not join the group: {brief(error)}") from error
         self._group: dist.ProcessGroupGloo | None = group
@@ -317,6 +317,10 @@ class ProcessGroupComm(Comm):
 def _meeting(flat: Tensor) -> int:
     """Bytes of the value with which ranks wait for each other before a tensor travels in pieces; 0 if it does not."""
     return MEETING_BYTES if flat.nbytes > WHOLE_BYTES else 0
+
+
+def _gloo(store: dist.Store, rank: int, size: int, wait: timedelta, address: str | None) -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(store, rank, size, gloo_options(wait, address) or wait)
 
 
 def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo._Options | None:
