@@ -4,14 +4,16 @@
 and stays open, one stays open without a word. Only the last MOST_OPEN stay open. Prints the number made to each address
 as JSON, then waits until stdin ends.
 
-`python stranger.py gloo`: each line of stdin is WHAT ADDRESS:PORT. `keys` reads and prints those of a torch store;
-`abort` greets as each of the first peers that gloo may wait for there, and sends a message of a nonsense length; `join`
-greets likewise, takes part in whatever that peer would, and prints how long each message was that it could read.
+`python stranger.py gloo`: prints `ready`, then each line of stdin is WHAT ADDRESS:PORT. `keys` reads and prints those
+of a torch store; `abort` greets as each of the first peers that gloo may wait for there, and sends a message of a
+nonsense length; `join` greets likewise, takes part in whatever that peer would, and prints how long each message was
+that it could read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import random
 import socket
@@ -90,7 +92,7 @@ def take_part(host: str, port: int, number: int) -> None:
 
 
 def speak() -> None:
-
+    importlib.import_module("torch.distributed")  # takes seconds, and what is asked for is wanted at once
     print("ready", flush=True)
     for line in sys.stdin:
         what, _, address = line.strip().partition(" ")

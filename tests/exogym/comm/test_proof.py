@@ -93,6 +93,7 @@ def ranks():
 def stranger():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, str(STRANGER), "gloo"], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
         yield process
         process.kill()
 
