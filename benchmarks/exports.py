@@ -4,27 +4,24 @@
 
 MODEL is a trained model, a folder as a run's `final` or a base. Each format is exported at each of its precisions, and
 decodes the clips by its own runtime, as `multimac export --verify` does. What is done is kept in DIR (`--out`), so an
-interrupted benchmark goes on where it stopped. --quick: six clips, and of most formats the default precision alone;
-nothing is written. Needs the runtimes: sh tools/runtimes.sh.
+interrupted benchmark goes on where it stopped. Needs the runtimes: sh tools/runtimes.sh.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
 
-from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
+from benchmarks.base import Done, current_commit, listed, parser_of, publish, table  # noqa: E402
 from distributed.run_dir.folder import disk_use  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
-from whisper_tuner.errors import TunerError  # noqa: E402
-from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate  # noqa: E402
+from whisper_tuner.eval.evaluation import GREEDY, evaluate  # noqa: E402
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of  # noqa: E402
 from whisper_tuner.eval.intervals import Difference, counts, wer_difference, wer_interval  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
@@ -32,74 +29,83 @@ from whisper_tuner.export.formats import FORMATS, WHOLE  # noqa: E402
 from whisper_tuner.export.merged import Merged  # noqa: E402
 from whisper_tuner.text import size  # noqa: E402
 
-OUT = Path.home() / ".cache" / "multimac" / "bench-exports"
 QUICK_CLIPS = 6
 LONGEST_S = 30.0
 HERE = "before the export"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A model in one format and precision; before it is exported, `which` is None."""
+
+    model: str
+    which: str | None
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.model).parent.name}/{Path(self.model).name}: {self.which or HERE} {self.precision}"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "exports", "six clips, and of most formats the default precision alone")
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--language")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args()
-    samples = load_manifest(options.data, max_duration_s=LONGEST_S).samples[: QUICK_CLIPS if options.quick else None]
+    args = parser.parse_args()
+    samples = load_manifest(args.data, max_duration_s=LONGEST_S).samples[: QUICK_CLIPS if args.quick else None]
     lines, misses = [], []
-    for model in options.models:
-        rows, wrong = measured(model, samples, options)
-        head = ("runtime", "precision", "WER", "95 %", "points more", "95 %", "size", "s of audio a second")
-        lines += [f"{Path(model).parent.name}/{Path(model).name}", "", *table(head, rows), ""]
-        misses += [f"{Path(model).parent.name}: {one}" for one in wrong]
+    with tempfile.TemporaryDirectory() as folder:
+        done = Done(Path(folder) if args.quick else args.out / f"{current_commit()}-{args.data.stem}-{len(samples)}")
+        for model in args.models:
+            rows, wrong = measured(model, samples, done, args)
+            head = ("runtime", "precision", "WER", "95 %", "points more", "95 %", "size", "s of audio a second")
+            lines += [f"{Path(model).parent.name}/{Path(model).name}", "", *table(head, rows), ""]
+            misses += wrong
+    misses += [f"{task}: {why}" for task, why in done.failed.items()]
     seconds = sum(sample.duration_s for sample in samples)
     about = f"{len(samples)} clips, {seconds:.0f} s of audio, decoded greedily and without timestamps, on the CPU."
-    body = [about, "", *lines[:-1], *listed(misses)] if misses else [about, "", *lines, "No misses."]
-    print("\n".join(body))
-    if not options.quick:
-        write_section(f"exports: on {options.data.parent.name}/{options.data.name}", body)
+    body = [about, "", *lines[:-1], *listed(misses)]
+    publish(f"exports: on {args.data.parent.name}/{args.data.name}", body, write=not args.quick and args.more is None)
     return 0
 
 
-def measured(name: str, samples: Sequence[Sample], options: argparse.Namespace) -> tuple[list[tuple], list[str]]:
-    """A row for each export, and misses."""
+def measured(name: str, samples: Sequence[Sample], done: Done, args: argparse.Namespace) -> tuple[list, list[str]]:
+    """Return a row for each export, and misses."""
     model, processor = load_model(name)
     merged = Merged(model=model.eval(), processor=processor)
-    speech = speech_of(model, options.language, None)
-    kept = options.out / f"{current_commit()}-{Path(name).parent.name}-{Path(name).name}-{len(samples)}.json"
-    done = json.loads(kept.read_text()) if kept.exists() and not options.quick else {}
+    speech = speech_of(model, args.language, None)
+    here = Export(model=name, which=None, precision="float32")
+    exports = [
+        Export(model=name, which=which.name, precision=precision)
+        for which in FORMATS.values()
+        for precision in which.precisions[: 1 if args.quick and which.name != "transformers" else None]
+    ]
 
-    def keep(key: str, result: Evaluation, taken: int) -> None:
-        done[key] = {"counts": counts(result.rows), "speed": result.speed, "bytes": taken}
-        print(f"{name}: {key}: WER {100 * result.normalized.wer:.1f}", file=sys.stderr)
-        if not options.quick:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(done), encoding="utf-8")
+    def work(export: Export) -> dict:
+        if export.which is None:
+            asked = {"language": speech.language, "task": speech.task, "temperatures": GREEDY}
+            result, taken = evaluate(model, processor, samples, **asked), 0
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "exported"
+                FORMATS[export.which].write(merged, out, export.precision)
+                result, taken = decoded(FORMATS[export.which], out, samples, speech), disk_use(out)[0]
+        told = f"WER {100 * result.normalized.wer:.1f}"
+        return {"counts": counts(result.rows), "speed": result.speed, "bytes": taken, "told": told}
 
-    asked = {"language": speech.language, "task": speech.task, "temperatures": GREEDY}
-    if HERE not in done:
-        keep(HERE, evaluate(model, processor, samples, **asked), 0)
-    rows, misses = [row(HERE, "float32", done[HERE], None)], []
-    for which in FORMATS.values():
-        for precision in which.precisions[: 1 if options.quick and which.name != "transformers" else None]:
-            key, folder = f"{which.name} {precision}", options.out / "exported"
-            try:
-                if key not in done:
-                    which.write(merged, folder, precision)
-                    keep(key, decoded(which, folder, samples, speech), disk_use(folder)[0])
-            except TunerError as error:
-                misses.append(f"{key}: {error}".splitlines()[0])
-                continue
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            difference = wer_difference(done[key]["counts"], done[HERE]["counts"])
-            rows.append(row(which.runtime, precision, done[key], difference))
-            like = HERE if precision == "float32" else f"transformers {precision}"  # weights rounded alike
-            if precision in WHOLE:
-                off = wer_difference(done[key]["counts"], done[like]["counts"])
-                if is_off(off):
-                    misses.append(f"{key}: {off.points:+.1f} points from {like}, more than {LIMIT}")
+    done.run([here, *exports], work, args.more)
+    if here not in done:
+        return [], []
+    rows, misses = [row(HERE, "float32", done[here], None)], []
+    for export, found in done.found(exports):
+        difference = wer_difference(found["counts"], done[here]["counts"])
+        rows.append(row(FORMATS[export.which].runtime, export.precision, found, difference))
+        rounded_alike = Export(model=name, which="transformers", precision=export.precision)
+        like = here if export.precision == "float32" or rounded_alike not in done else rounded_alike
+        if export.precision in WHOLE:
+            off = wer_difference(found["counts"], done[like]["counts"])
+            if is_off(off):
+                misses.append(f"{export}: {off.points:+.1f} points from {like}, more than {LIMIT}")
     return rows, misses
 
 

@@ -1,7 +1,8 @@
-"""One run of the bundled model in a lab, and what happens to its hosts meanwhile; for faults.py."""
+"""One run of faults.py: what is to happen to its hosts, and a run of the bundled model in a lab, with all that."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -10,11 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fault_plan import REST_S, Plan
-from benchmarks.local_run import BUNDLED, PROJECT
-from benchmarks.results import current_commit
+from benchmarks.base import BUNDLED_DATA, BUNDLED_MODEL, PROJECT, config_text, current_commit, profile_of
 from distributed.run_dir.log import read_events
 from lab import Lab, faults, remains
 from lab.hosts import user_home
@@ -25,34 +25,79 @@ RECORD = "record.json"
 HOME = "hosts-in-trouble"  # on the lab's hosts, below their home, where this repository may lie too
 DISK = "192m"  # holds the project, the run and some checkpoints
 START_S, RUN_S, LEFT_S = 180.0, 900.0, 25.0
-SETTINGS = """
-[profile:bench]
-{bundled}
-{test}
-epochs = {epochs}
-batch_size = {batch}
-learning_rate = 1.5e-3
-seed = {seed}
-checkpoint_interval = 1
-runs_dir = runs
-[distributed:diloco]
-base_profile = bench
-shares = fixed
-communication_interval = {steps}
-wire = float32
-overlap_steps = 0
-[distributed:hidden]
-base_profile = bench
-shares = fixed
-checkpoint_interval = 3
-communication_interval = {steps}
-wire = int8
-overlap_steps = 3
-[distributed:allreduce]
-base_profile = bench
-shares = fixed
-strategy = allreduce
-"""
+BATCH, ROUND_STEPS = 4, 5
+STRATEGIES = ("diloco", "hidden", "diloco", "allreduce")  # hidden: DiLoCo whose exchanges travel beside its steps
+SHORT_S, LONG_S = (2.0, 9.0), (16.0, 28.0)  # a host comes back before it is given up, or after
+FIRST_S, GAP_S, REST_S = 3.0, (4.0, 12.0), 2.0
+
+
+# What is to happen, drawn by a seed.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run and what happens to it. After each leg but the last the launcher is killed, and a checkpoint damaged.
+
+    clocks are wrong during the whole run; a host of a `disk` fault has a small one.
+    """
+
+    number: int
+    hosts: tuple[str, ...]
+    strategy: str
+    seed: int
+    epochs: int
+    legs: tuple[tuple[Fault, ...], ...] = ((),)
+    damages: tuple[Fault, ...] = ()
+    clocks: tuple[Fault, ...] = ()
+    round_steps: int = ROUND_STEPS
+    batch: int = BATCH
+
+    def to_json(self) -> dict:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def round_samples(self) -> int:
+        """Of all hosts together. Each makes every step."""
+        return max(self.batch, len(self.hosts)) * (1 if self.strategy == "allreduce" else self.round_steps)
+
+    @property
+    def vain_rounds(self) -> int:
+        """Rounds of training that a fault may undo: the one under way, and the one whose exchange travels."""
+        return 2 if self.strategy == "hidden" else 1
+
+
+def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[str, int]) -> Plan:
+    """Run `number`: its kinds come from a deck that is dealt out over all runs, so that each comes as often."""
+    rng = random.Random(f"{seed} {number}")
+    decks = [random.Random(f"{seed} deck {n}").sample(kinds, len(kinds)) for n in range((number + 1) * count)]
+    mine = [kind for deck in decks for kind in deck][number * count : (number + 1) * count]
+    hosts = tuple(f"h{n}" for n in range(1, rng.choice((3, 4)) + 1))
+    strategy = STRATEGIES[number % len(STRATEGIES)]
+    legs, damages, clocks = [[]], [], []
+    at, free = FIRST_S, dict.fromkeys(hosts, 0.0)
+    for kind in mine:
+        host, own_seed = rng.choice(hosts), rng.randrange(1 << 32)
+        if kind == "clock":
+            host = rng.choice([h for h in hosts if h not in {clock.host for clock in clocks}])
+            clocks.append(Fault(at=0, host=host, kind=kind, seconds=0, seed=own_seed))
+        elif kind == "damage":
+            damages.append(Fault(at=0, host=host, kind=kind, seconds=0, seed=own_seed))
+            legs.append([])
+            at, free = FIRST_S, dict.fromkeys(hosts, 0.0)
+        else:
+            host = rng.choice([h for h in hosts if free[h] <= at] or [min(hosts, key=free.get)])
+            at = max(at, free[host])
+            lasts = 0.0 if kind == "kill" else rng.uniform(*rng.choice((SHORT_S, LONG_S)))
+            legs[-1].append(Fault(at=at, host=host, kind=kind, seconds=lasts, seed=own_seed))
+            free[host] = at + lasts + REST_S
+            at += rng.uniform(*GAP_S)
+    return Plan(
+        number=number, hosts=hosts, strategy=strategy, seed=seed + number, epochs=epochs[strategy],
+        legs=tuple(map(tuple, legs)), damages=tuple(damages), clocks=tuple(clocks),
+    )  # fmt: skip
+
+
+# A run.
 
 
 class Course:
@@ -93,9 +138,7 @@ class Course:
     def _prepare(self, undo: ExitStack) -> None:
         plan = self.plan
         self.home.mkdir(exist_ok=True)
-        test = f"test = {PROJECT}/bundled/data/test.csv" if plan.test else "test ="
-        values = {"batch": plan.batch, "steps": plan.round_steps, "epochs": plan.epochs, "seed": plan.seed}
-        (self.home / "config.ini").write_text(SETTINGS.format(bundled=BUNDLED, test=test, **values))
+        (self.home / "config.ini").write_text(config_text(sections_of(plan)))
         workers = [{"host": self.lab[n].address, "project_path": f"~/project-{n}"} for n in plan.hosts[1:]]
         settings = {"master": self.lab[MASTER].address, "workers": workers, "python_env": str(Path(sys.prefix))}
         (self.home / "hosts.json").write_text(json.dumps(settings))
@@ -235,10 +278,33 @@ class Course:
             return {"wrong": f"{type(error).__name__}: {error}", "digest": None}
 
     def _keep(self) -> None:
-        for name in ("events.jsonl", "launcher.log", "wer.json", "train.csv"):
+        for name in ("events.jsonl", "launcher.log", "train.csv"):
             path = self.lab[MASTER].path(self.run_dir or "nowhere") / name
             if path.exists():
                 shutil.copyfile(path, self.folder / name)
+
+
+def sections_of(plan: Plan) -> dict[str, dict[str, object]]:
+    """Make the profile of a run, and a distribution for its strategy."""
+    profile = profile_of(
+        BUNDLED_MODEL,
+        BUNDLED_DATA,
+        num_threads=1,
+        device="cpu",
+        epochs=plan.epochs,
+        batch_size=plan.batch,
+        learning_rate=1.5e-3,
+        seed=plan.seed,
+        checkpoint_interval=1,
+        runs_dir="runs",
+    )
+    rounds = {"base_profile": "bench", "shares": "fixed", "communication_interval": plan.round_steps}
+    return {
+        "profile:bench": profile,
+        "distributed:diloco": {**rounds, "wire": "float32", "overlap_steps": 0},
+        "distributed:hidden": {**rounds, "wire": "int8", "overlap_steps": 3, "checkpoint_interval": 3},
+        "distributed:allreduce": {"base_profile": "bench", "shares": "fixed", "strategy": "allreduce"},
+    }
 
 
 def wait(true: Callable[[], bool], seconds: float) -> bool:

@@ -3,7 +3,6 @@
     sudo python benchmarks/faults.py [--quick] [--runs 20] [--faults 100] [--seed 0] [--kinds kill,cut] [--out DIR]
     sudo python benchmarks/faults.py --only 7     do run number 7 again; RESULTS.md is left alone
     sudo python benchmarks/faults.py --goodput    samples a second with a fault each minute, against none
-    sudo python benchmarks/faults.py --seeds 3    WER with faults and without, so many seeds each
 
 What is done is kept in DIR, with each run's events, so an interrupted benchmark goes on where it stopped; all runs are
 judged anew each time, verdicts.py says by what. Needs Linux, root, and the system packages of `make test`.
@@ -22,17 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
 
-from benchmarks.fault_plan import LONG_S, SHORT_S, Plan, plan  # noqa: E402
-from benchmarks.fault_run import RECORD, Course  # noqa: E402
-from benchmarks.results import listed, table, write_section  # noqa: E402
+from benchmarks.base import listed, parser_of, publish, table  # noqa: E402
+from benchmarks.fault_run import LONG_S, RECORD, SHORT_S, Course, Plan, plan  # noqa: E402
 from benchmarks.verdicts import CRASH_S, LATE_S, SILENT, Story, differing, inexact  # noqa: E402
 from lab import Lab  # noqa: E402
 from lab.mischief import KINDS, Fault  # noqa: E402
 
-OUT = Path.home() / ".cache" / "multimac" / "bench-faults"
 RATE = "100mbit"
 SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more
 HOSTS = ("h1", "h2", "h3")
@@ -50,12 +46,7 @@ GOODPUT_HEAD = (
     "the last commit; away: the part of the hosts' time in which they were no members."
 )
 HEAD = (
-    "kind",
-    "faults",
-    "ended as defined",
-    "next generation, s: median",
-    "max",
-    "rounds undone, max",
+    *("kind", "faults", "ended as defined", "next generation, s: median", "max", "rounds undone, max"),
     "trained in vain, rounds, max",
 )
 
@@ -63,7 +54,7 @@ HEAD = (
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.args, self.out = args, args.out.resolve()
-        self.epochs = {"calm": 4, "troubled": 8, "wer": 4} if args.quick else {"calm": 16, "troubled": 88, "wer": 8}
+        self.epochs = {"calm": 4, "troubled": 8} if args.quick else {"calm": 16, "troubled": 88}
 
     def run(self, plan: Plan, folder: Path, cpus: float | None = None) -> dict:
         """Do a run, unless it was done before; then judge it."""
@@ -77,9 +68,7 @@ class Bench:
         return result
 
     def write(self, name: str, lines: Sequence[str], results: Sequence[dict]) -> None:
-        print("\n".join(lines))
-        if not self.args.quick:
-            write_section(name, lines, [result["commit"] for result in results])
+        publish(name, lines, [result["commit"] for result in results], write=not self.args.quick)
 
     # Do runs survive?
 
@@ -136,7 +125,7 @@ class Bench:
             "there the launcher compares every vote",
             f"- longest until nothing was left: {max(result['left_s'] for result in results):.0f} s",
             "",
-            f"`--seed {self.args.seed} --only RUN` repeats a run." if misses else "No misses.",
+            f"`--seed {self.args.seed} --only RUN` repeats a run.",
             *listed(misses),
         ]
 
@@ -169,29 +158,6 @@ class Bench:
         lines = [GOODPUT_HEAD, "", *table(head, rows), "", f"Median: {100 * statistics.median(ratios):.0f} %."]
         lines += listed(miss for result in results for miss in result["misses"])
         self.write("faults: goodput", lines, results)
-
-    def wer(self) -> None:
-        results: dict[str, list[dict]] = {"without": [], "with": []}
-        for number in range(self.args.seeds):
-            troubled = plan(self.args.seed, number, self.args.kinds, 5, dict.fromkeys(EPOCHS, self.epochs["wer"]))
-            troubled = replace(troubled, strategy="diloco", test=True)
-            calm = replace(troubled, legs=((),), damages=(), clocks=())
-            for name, each in (("without", calm), ("with", troubled)):
-                results[name].append(self.run(each, self.out / f"wer-{each.seed}-{name}"))
-        rows = []
-        for name, runs in results.items():
-            rates = [run["wer"] for run in runs if run["wer"] is not None]
-            spread = f"{statistics.stdev(rates):.1f}" if len(rates) > 1 else ""
-            mean = f"{statistics.mean(rates):.1f}" if rates else ""
-            rows.append([name, ", ".join(map(str, rates)), mean, spread, sum(len(run["verdicts"]) for run in runs)])
-        lines = [
-            f"WER on the bundled test set after {self.epochs['wer']} epochs of DiLoCo, {self.args.seeds} seeds; "
-            "the same hosts and order of clips with faults and without.",
-            "",
-            *table(("faults", "WER of each seed", "mean", "standard deviation", "faults in all"), rows),
-            *listed(f"seed {run['plan']['seed']}: {miss}" for run in results["with"] for miss in run["misses"]),
-        ]
-        self.write("faults: WER", lines, [run for runs in results.values() for run in runs])
 
 
 def every_minute(seed: int) -> tuple[Fault, ...]:
@@ -229,7 +195,6 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
         verdict["problems"] += [f"{count:.1f} {what}" for what, count in over.items() if count > plan.vain_rounds]
     times = [event["time"] for event in story.of("generation", "commit")]
     trained = sum(len(names) for commit in story.kept for by in commit["samples"].values() for names in by.values())
-    wer = json.loads((folder / "wer.json").read_text())["after"]["wer"] if (folder / "wer.json").exists() else None
     result = {
         "verdicts": verdicts,
         "status": story.end["status"],
@@ -240,7 +205,6 @@ def judge(record: dict, plan: Plan, folder: Path) -> dict:
         "of_nobody": [f"{event['host']} was lost without a fault: {event['reason']}" for event in story.of_nobody()],
         "speed": trained / max(1.0, max(times) - min(times)) if times else 0.0,
         "away": story.away(),
-        "wer": wer,
     }
     wrong = [verdict for verdict in verdicts if verdict["problems"]]
     found = [f"{v['kind']} of {v['host']} ({v['words']}): {'; '.join(v['problems'])}" for v in wrong]
@@ -279,17 +243,14 @@ def kinds(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "faults", "2 runs, 8 faults, few epochs")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--faults", type=int, default=100, help="at least; planned ones that find nothing do not count")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=kinds, default=list(KINDS), help=f"of {','.join(KINDS)}")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--quick", action="store_true", help="2 runs, 8 faults, few epochs; leaves RESULTS.md alone")
     parser.add_argument("--only", type=int, metavar="RUN", help="with the options of the benchmark that it is a run of")
     parser.add_argument("--goodput", action="store_true")
     parser.add_argument("--repeats", type=int, default=3, help="of --goodput")
-    parser.add_argument("--seeds", type=int, default=0, metavar="N")
     args = parser.parse_args()
     if args.quick:
         args.runs, args.faults, args.repeats = 2, 8, 1
@@ -298,8 +259,6 @@ def main() -> None:
         bench.only()
     elif args.goodput:
         bench.goodput()
-    elif args.seeds:
-        bench.wer()
     else:
         bench.survive()
 

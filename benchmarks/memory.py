@@ -3,80 +3,70 @@
     python benchmarks/memory.py [--rounds 2000] [--out DIR]
 
 Two local ranks train the bundled model with DiLoCo and H = 1: so every step is a round with its collective, vote and
-commit. Writes a table and a graph (memory.svg). --quick: 100 rounds, to see that it works; its slope means nothing.
+commit. Writes a table and a graph (memory.svg). --quick is there to see that it works; its slope means nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import psutil
 
-PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
 
-from benchmarks.local_run import BUNDLED, start_finetune  # noqa: E402
-from benchmarks.results import table, write_section  # noqa: E402
+from benchmarks.base import (  # noqa: E402
+    BUNDLED_DATA,
+    BUNDLED_MODEL,
+    ended,
+    parser_of,
+    profile_of,
+    publish,
+    start_finetune,
+    table,
+    watching,
+)
 
 GRAPH = Path(__file__).with_name("memory.svg")
-CONFIG = """
-[distributed:rounds]
-base_profile = tiny
-shares = fixed
-communication_interval = 1
-checkpoint_interval = 50
-max_steps = {rounds}
-[profile:tiny]
-test =
-{bundled}
-epochs = 1000
-batch_size = 2
-learning_rate = 1e-5
-"""
+SETTINGS = {"num_threads": 1, "device": "cpu", "epochs": 1000, "batch_size": 2, "learning_rate": 1e-5}
+ROUNDS = {"base_profile": "tiny", "shares": "fixed", "communication_interval": 1, "checkpoint_interval": 50}
 EVERY_S = 1.0
 WARM_UP = 0.25  # of the rounds: caches and the allocator fill up
 Series = dict[str, list[tuple[int, float]]]  # name of a process: (rounds, MB)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "memory", "100 rounds")
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--out", type=Path, help="folder of the run, kept [default: a temporary one]")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    rounds = 100 if options.quick else options.rounds
-    with tempfile.TemporaryDirectory(prefix="memory-") as folder:
-        series = measure(options.out or Path(folder), rounds)
-    lines = summary(series)
-    print("\n".join(lines))
-    if not options.quick:
-        GRAPH.write_text(svg(series), encoding="utf-8")
-        head = ["Two local ranks, the bundled model, DiLoCo with H = 1.", "", "![memory](memory.svg)", ""]
-        write_section(f"memory: {rounds:,} rounds", [*head, *lines])
+    args = parser.parse_args()
+    rounds = 100 if args.quick else args.rounds
+    series = measure(args.out.resolve() / "run", rounds)
+    head = ["Two local ranks, the bundled model, DiLoCo with H = 1.", "", f"![memory]({GRAPH.name})", ""]
+    publish(f"memory: {rounds:,} rounds", [*head, *summary(series)], write=not args.quick)
+    if not args.quick:
+        from benchmarks.charts import draw_memory
+
+        draw_memory(series, GRAPH)
     return 0
 
 
 def measure(folder: Path, rounds: int) -> Series:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.ini"
-    config.write_text(CONFIG.format(bundled=BUNDLED, rounds=rounds), encoding="utf-8")
     series: Series = {}
-    with (folder / "console.txt").open("wb") as console, start_finetune(config, "rounds", 2, console) as process:
-        while process.poll() is None:
-            time.sleep(EVERY_S)
-            events = max(folder.glob("runs/*/events.jsonl"), default=None)
-            if events and (done := rounds_of(events)):
-                for name, megabytes in resident(events.parent).items():
-                    series.setdefault(name, []).append((done, megabytes))
-                print(f"\r{done}/{rounds}", end="", file=sys.stderr)
-    if process.returncode:
-        raise SystemExit(f"the run failed: see {folder}")
+    profile = profile_of(BUNDLED_MODEL, BUNDLED_DATA, **SETTINGS)
+    sections = {"profile:tiny": profile, "distributed:rounds": {**ROUNDS, "max_steps": rounds}}
+
+    def look() -> None:
+        events = max(folder.glob("runs/*/events.jsonl"), default=None)
+        if events and (done := rounds_of(events)):
+            for name, megabytes in resident(events.parent).items():
+                series.setdefault(name, []).append((done, megabytes))
+            print(f"\r{done}/{rounds}", end="", file=sys.stderr)
+
+    process = start_finetune(folder, sections, "rounds", ranks=2)
+    with watching(look, EVERY_S):
+        ended(folder, process.wait())
     return series
 
 
@@ -88,7 +78,7 @@ def rounds_of(events: Path) -> int:
 
 
 def resident(run_dir: Path) -> dict[str, float]:
-    """MB by process: the launcher, and its workers in the order of their start."""
+    """Return the MB of each process: the launcher, and its workers in the order of their start."""
     for process in psutil.process_iter(["cmdline"]):
         if "distributed.launcher.main" in (process.info["cmdline"] or ()) and str(run_dir) in process.info["cmdline"]:
             workers = [child for child in process.children() if "distributed.worker.main" in child.cmdline()]
@@ -98,7 +88,7 @@ def resident(run_dir: Path) -> dict[str, float]:
 
 
 def summary(series: Series) -> list[str]:
-    """Least squares over the rounds after the warm-up."""
+    """Make a row for each process, with its slope by least squares over the rounds after the warm-up."""
     rows = []
     for name, points in sorted(series.items()):
         last = points[-1][0]
@@ -109,30 +99,6 @@ def summary(series: Series) -> list[str]:
         flat = "yes" if grown <= 2 * noise or grown < 0.01 * points[-1][1] else "no"
         rows.append((name, f"{points[-1][1]:.0f}", f"{1000 * slope:+.1f}", f"{noise:.1f}", flat))
     return table(("process", "MB at the end", "MB per 1,000 rounds", "noise, MB", "flat"), rows)
-
-
-def svg(series: Series) -> str:
-    """Rounds to the right, MB upwards from 0."""
-    width, height, margin = 720, 300, 50
-    most = max(megabytes for points in series.values() for _, megabytes in points) * 1.1
-    last = max(points[-1][0] for points in series.values())
-    colours = ("#222222", "#1f77b4", "#d62728", "#2ca02c")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<path d="M{margin} 10V{height - margin}H{width - 100}" fill="none" stroke="#888888"/>',
-        f'<text x="{margin - 8}" y="20" text-anchor="end">{most:.0f}</text><text x="10" y="{height / 2}">MB</text>',
-        f'<text x="{width - 110}" y="{height - margin + 20}" text-anchor="end">{last} rounds</text>',
-    ]
-    for colour, (name, points) in zip(colours, sorted(series.items()), strict=False):
-        xy = [
-            (margin + (width - 100 - margin) * done / last, (height - margin) - (height - margin - 10) * mb / most)
-            for done, mb in points
-        ]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in xy)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-        parts.append(f'<text x="{xy[-1][0] + 6:.0f}" y="{xy[-1][1] + 4:.0f}" fill="{colour}">{name}</text>')
-    return "\n".join([*parts, "</svg>\n"])
 
 
 if __name__ == "__main__":

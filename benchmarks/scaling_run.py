@@ -1,4 +1,4 @@
-"""A case of scaling.py in a lab: the product's own command, or Seq2SeqTrainer under torchrun, and what was counted."""
+"""A case of scaling.py in a lab, by the product's own command; its steady speed, where its time goes, and its WERs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
-from benchmarks.local_run import PROJECT
-from benchmarks.scaling_figures import Point, Sample, times_of_agreements
+from benchmarks.base import PROJECT, RunFailed, config_text, watching
 from distributed.preflight.speed import REMEMBERED
 from distributed.run_dir.log import read_events
 from lab import Lab, cpu
@@ -25,56 +25,38 @@ EVERY_S = 0.25  # between two looks at the counters
 RUN_S = 7200.0  # for a case to end
 MEASURING = "measuring three training steps"  # as distributed-train says it
 TRAINS = ("distributed.worker.main", "distributed.worker.speed")
-PORT = 29500  # of torchrun's store
 ENV = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}", "OMP_NUM_THREADS": "1"}
 
 
 class Meter:
-    """Looks at the counters of all hosts of a lab, while it is open. Hosts go by their addresses, as in events."""
+    """Keeps the counters of all hosts of a lab. Hosts go by their addresses, as in events."""
 
     def __init__(self, lab: Lab):
         self.samples: list[Sample] = []
-        self._lab, self._over = lab, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._lab = lab
 
-    def __enter__(self) -> Meter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            self.samples.append(self._look())
-            if self._over.wait(EVERY_S):
-                return
-
-    def _look(self) -> Sample:
-        traffic = {host.address: interface(host.pid) for host in self._lab.hosts.values()}
+    def look(self) -> None:
         times = psutil.cpu_times()  # what the hypervisor takes away counts as used by others
-        return Sample(
+        sample = Sample(
             time=time.time(),
-            sent={host: sent for host, (_, sent) in traffic.items()},
-            received={host: received for host, (received, _) in traffic.items()},
+            sent={host.address: bytes_sent(host.pid) for host in self._lab.hosts.values()},
             hosts=sum(map(cpu_seconds, self._lab.hosts)),
             machine=sum(times) - times.idle - times.iowait - times.guest - times.guest_nice,
         )
+        self.samples.append(sample)
 
 
-def interface(pid: int) -> tuple[int, int]:
-    """Bytes received and sent, as the network namespace of a process has them."""
+def bytes_sent(pid: int) -> int:
+    """Read what the interface in the network namespace of a process has sent."""
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == INTERFACE:
-            values = numbers.split()
-            return int(values[0]), int(values[8])
+            return int(numbers.split()[8])
     raise ValueError(f"process {pid} sees no {INTERFACE}")
 
 
 def cpu_seconds(host: str) -> float:
-    """Of the processes that a host has now, and of their children that have ended."""
+    """Add up the CPU seconds of the processes that a host has now, and of their children that have ended."""
     found = 0.0
     for pid in cpu.pids(cpu.group(host)):
         try:
@@ -85,8 +67,8 @@ def cpu_seconds(host: str) -> float:
 
 
 class Product:
-    """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when they begin to train, be it
-    for the time of a step.
+    """A run of `distributed-train` in a lab that is up. Hosts get their share of a core when they begin to train, even
+    for the three steps that are measured.
 
     cpus: of each host, or with `whole`, what a host has, of the threads that train.
     until: the step after which it is stopped; 0: it goes on to its end.
@@ -97,7 +79,7 @@ class Product:
         self,
         lab: Lab,
         cpus: Sequence[float],
-        config: str,
+        sections: Mapping[str, Mapping[str, object]],
         folder: Path,
         *,
         until: int,
@@ -107,32 +89,33 @@ class Product:
         self.lab, self.cpus, self.whole = lab, cpus, whole
         self.folder, self.until, self.keeps = folder, until, keeps
         self.kept = folder / "kept"
-        (folder / "config.ini").write_text(config, encoding="utf-8")
+        (folder / "config.ini").write_text(config_text(sections), encoding="utf-8")
         workers = [{"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]]
         hosts = {"master": lab["h1"].address, "workers": workers, "python_env": sys.prefix}
         (folder / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
 
     def run(self) -> tuple[list[dict], list[Sample]]:
-        """Its events and what was counted. Raises RuntimeError if it fails."""
+        """Return its events and what was counted. Raises RunFailed."""
         command = [sys.executable, str(PROJECT / "cli_typer.py"), "distributed-train", "bench"]
         command += ["--config", str(self.folder / "config.ini"), "--hosts", str(self.folder / "hosts.json")]
         REMEMBERED.unlink(missing_ok=True)  # of hosts with the same addresses, and other shares
-        with Meter(self.lab) as meter, (self.folder / "console.txt").open("w") as console:
+        meter = Meter(self.lab)
+        with watching(meter.look, EVERY_S), (self.folder / "console.txt").open("w") as console:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": subprocess.STDOUT}
             process = self.lab.popen("h1", command, cwd=str(PROJECT), env=ENV, **quiet)
             is_stopped = self._follow(process)
         if process.returncode and not is_stopped:
             said = (self.folder / "console.txt").read_text()[-2000:]
-            raise RuntimeError(f"distributed-train ended with status {process.returncode}: {said}")
+            raise RunFailed(f"{said}\ndistributed-train ended with status {process.returncode}")
         return read_events(self.run_dir / "events.jsonl")[0], meter.samples
 
     @property
     def run_dir(self) -> Path:
-        """It may not be there yet."""
+        """Return the folder of the run, which may not be there yet."""
         return next(self.folder.glob("runs/*/events.jsonl"), self.folder / "runs" / "none" / "events.jsonl").parent
 
     def _follow(self, process: subprocess.Popen) -> bool:
-        """Until it ends. Whether it was stopped."""
+        """Wait until it ends, and return whether it was stopped."""
         limited, is_stopped, read, deadline = False, False, 0, time.monotonic() + RUN_S
         made: dict[str, int] = {}  # steps, by host
         while process.poll() is None:
@@ -159,7 +142,7 @@ class Product:
         return is_stopped
 
     def _keep_checkpoints(self) -> None:
-        """Whole ones have an index."""
+        """Link the checkpoints that are whole: those have an index."""
         for index in self.run_dir.glob("checkpoints/*/*.json"):
             folder = self.kept / index.parent.name
             if not folder.exists():
@@ -168,7 +151,7 @@ class Product:
                     os.link(file, folder / file.name)
 
     def curve(self, unseen: Path, language: str) -> list[Point]:
-        """WER of each checkpoint that was kept, and of the final model, by `evaluate` on the whole machine."""
+        """Measure each checkpoint that was kept, and the final model, by `evaluate` on the whole machine."""
         events = read_events(self.run_dir / "events.jsonl")[0]
         kept = sorted((int(path.name) for path in self.kept.iterdir()), reverse=True) if self.kept.exists() else []
         # Odd ones are states inside a round, and hold those of the agreement before it as well.
@@ -178,8 +161,13 @@ class Product:
         steps = [event for event in events if event["type"] == "step"]
         began = min(event["time"] - event["seconds"] for event in steps)
         places.append((max(s["step"] for s in steps), max(s["time"] for s in steps) - began))
-        models = [*self._exported(numbers), self.run_dir / "final"]
-        rates = wers(models, unseen, language, self.folder)
+        models = [str(folder) for folder in (*self._exported(numbers), self.run_dir / "final")]
+        command = [sys.executable, "cli_typer.py", "evaluate", *models, "--data", str(unseen), "--no-base"]
+        command += ["--no-fallback", "--json", "--out", str(self.folder / "evaluation"), "--language", language]
+        done = subprocess.run(command, cwd=PROJECT, env=os.environ | ENV, capture_output=True, text=True)
+        if done.returncode:
+            raise RunFailed(f"{done.stderr[-2000:]}\nevaluate ended with status {done.returncode}")
+        rates = [record["wer"] for record in json.loads(done.stdout)]
         return [Point(step=s, seconds=t, wer=wer) for (s, t), wer in zip(places, rates, strict=True)]
 
     def _exported(self, numbers: Sequence[int]) -> list[Path]:
@@ -213,41 +201,122 @@ class Product:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def wers(models: Sequence[Path], unseen: Path, language: str, folder: Path) -> list[float]:
-    command = [sys.executable, "cli_typer.py", "evaluate", *map(str, models), "--data", str(unseen), "--no-base"]
-    command += ["--no-fallback", "--json", "--out", str(folder / "evaluation"), "--language", language]
-    env = os.environ | {"PYTHONPATH": ENV["PYTHONPATH"]}
-    done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"evaluate ended with status {done.returncode}: {done.stderr[-2000:]}")
-    return [record["wer"] for record in json.loads(done.stdout)]
+# What is made of events and counters.
+
+MB = 1e6
 
 
-def run_recipe(
-    lab: Lab, cpus: Sequence[float], options: dict[str, object], model: Path, train: Path, folder: Path
-) -> tuple[dict, list[Sample]]:
-    """seq2seq_recipe.py on all hosts: what rank 0 told, and what was counted. Raises RuntimeError if it fails."""
-    for name, share in zip(lab.hosts, cpus, strict=True):
-        lab.set_cpus(name, share)
-    words = [f"--{name}={value}" for name, value in options.items()]
-    script, env = str(PROJECT / "benchmarks" / "seq2seq_recipe.py"), ENV | {"GLOO_SOCKET_IFNAME": INTERFACE}
-    processes: list[subprocess.Popen] = []
-    with Meter(lab) as meter:
-        for rank, host in enumerate(lab.hosts.values()):
-            between = ["-m", "torch.distributed.run", f"--nnodes={len(cpus)}", "--nproc-per-node=1"]
-            between += [f"--node-rank={rank}", f"--master-addr={lab['h1'].address}", f"--master-port={PORT}"]
-            between += [f"--local-addr={host.address}"]
-            command = [sys.executable, *(between if len(cpus) > 1 else []), script, str(model), str(train)]
-            with (folder / f"{host.name}.txt").open("w") as errors:
-                out = {"stdin": subprocess.DEVNULL, "stderr": errors, "cwd": str(PROJECT), "env": env}
-                processes.append(lab.popen(host.name, [*command, str(folder / host.name), *words], **out))
-        try:
-            told = [process.communicate(timeout=RUN_S)[0] for process in processes]
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"it had not ended after {RUN_S:.0f} s: see {folder}") from None
-    if any(process.returncode for process in processes):
-        said = "\n".join((folder / f"{name}.txt").read_text()[-1000:] for name in lab.hosts)
-        raise RuntimeError(f"seq2seq_recipe.py failed: {said}")
-    for name in lab.hosts:
-        shutil.rmtree(folder / name)
-    return json.loads(told[0].strip().splitlines()[-1]), meter.samples
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What was counted until `time`. sent: bytes by host. hosts, machine: CPU seconds of these and of all."""
+
+    time: float
+    sent: dict[str, int]
+    hosts: float
+    machine: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """Figures of some steps. rate: clips a second of all hosts. computing, waiting (for others) and exchanging: shares
+    of the hosts' time; the rest is mostly waiting for batches. counted, sent: bytes by host, by our counter and by the
+    interface. others: cores that something else used. cores: of all hosts, with what is not training.
+    """
+
+    rate: float
+    clips: int
+    seconds: float
+    computing: float
+    waiting: float
+    exchanging: float
+    counted: dict[str, int]
+    sent: dict[str, float]
+    others: float
+    cores: float
+
+    def mb_per_1000(self, bytes_by_host: Mapping[str, float]) -> float:
+        """Return the MB of a host, on average, for 1,000 clips that all hosts train."""
+        return sum(bytes_by_host.values()) / len(bytes_by_host) / MB / self.clips * 1000
+
+
+def steady(events: Iterable[dict], samples: Sequence[Sample], window: tuple[int, int]) -> Steady:
+    """Make the figures of the steps after `window[0]` up to `window[1]`, of the hosts that are in the samples.
+
+    Each host's clips by its own time: hosts that never wait for each other make their steps at different times.
+    """
+    first, last = window
+    of_host: dict[str, dict[int, dict]] = {name: {} for name in samples[0].sent}
+    for event in events:
+        if event["type"] == "step" and first <= event["step"] <= last:
+            of_host[event["host"]][event["step"]] = event
+    if missing := [name for name, steps in of_host.items() if {first, last} - set(steps)]:
+        raise ValueError(f"no steps {first} and {last} of {', '.join(missing)}")
+    times = {name: (steps.pop(first)["time"], steps[last]["time"]) for name, steps in of_host.items()}
+    seconds = {name: end - begin for name, (begin, end) in times.items()}
+    clips = {name: sum(step["samples"] for step in steps.values()) for name, steps in of_host.items()}
+    total = sum(seconds.values())
+    steps = [step for steps in of_host.values() for step in steps.values()]
+    exchanges = _exchanges(of_host)
+    spent = sum(step.get("seconds_exchanging") or 0.0 for step in steps)
+    at, begin, end = [s.time for s in samples], min(b for b, _ in times.values()), max(e for _, e in times.values())
+
+    def grown(counter: Sequence[float], between: tuple[float, float]) -> float:
+        before, after = np.interp(between, at, counter)
+        return float(after - before)
+
+    def cores(counter: Sequence[float]) -> float:
+        return grown(counter, (begin, end)) / (end - begin)
+
+    return Steady(
+        rate=sum(clips[name] / seconds[name] for name in times),
+        clips=sum(clips.values()),
+        seconds=total / len(times),
+        computing=(sum(step["seconds"] for step in steps) - spent) / total,
+        waiting=(spent - exchanges) / total,
+        exchanging=exchanges / total,
+        counted={name: sum(step.get("bytes") or 0 for step in steps.values()) for name, steps in of_host.items()},
+        sent={name: grown([s.sent[name] for s in samples], times[name]) for name in times},
+        others=cores([s.machine - s.hosts for s in samples]),
+        cores=cores([s.hosts for s in samples]),
+    )
+
+
+def _exchanges(of_host: Mapping[str, Mapping[int, dict]]) -> float:
+    """Add up the seconds in exchanges, over all hosts: each is as long as for who comes last and waits for nobody."""
+    by_step: dict[int, list[float]] = {}
+    for steps in of_host.values():
+        for number, step in steps.items():
+            by_step.setdefault(number, []).append(step.get("seconds_exchanging") or 0.0)
+    return sum(len(seconds) * min(seconds) for seconds in by_step.values() if len(seconds) > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A model that a run had after `seconds` of training."""
+
+    step: int
+    seconds: float
+    wer: float
+
+
+def time_to(curve: Sequence[Point], wer: float) -> float | None:
+    """Return the seconds until it is as good, along straight lines between the points; None: never."""
+    for before, point in zip([None, *curve], curve, strict=False):
+        if point.wer <= wer:
+            if before is None:
+                return point.seconds
+            part = (before.wer - wer) / (before.wer - point.wer)
+            return before.seconds + part * (point.seconds - before.seconds)
+    return None
+
+
+def times_of_agreements(events: Sequence[dict], agreements: Iterable[int]) -> dict[int, tuple[int, float]]:
+    """Return (step, seconds since the first step began) of each: a round, or where there are none, a step."""
+    steps = [event for event in events if event["type"] == "step"]
+    began = min(event["time"] - event["seconds"] for event in steps)
+    rounds = [(event["round"], event) for event in events if event["type"] == "round"]
+    found: dict[int, tuple[int, float]] = {}
+    for number, event in rounds or [(step["step"], step) for step in steps]:
+        step, seconds = found.get(number, (0, 0.0))
+        found[number] = (max(step, event["step"]), max(seconds, event["time"] - began))
+    return {number: found[number] for number in agreements}

@@ -9,12 +9,12 @@ the machine reaches on one large product, measured just before and just after. W
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,11 +22,9 @@ import torch
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
-from benchmarks.performance_chart import draw_steps  # noqa: E402
-from benchmarks.results import current_commit, listed, table, write_section  # noqa: E402
+from benchmarks.base import Done, RunFailed, names, parser_of, publish, table  # noqa: E402
 
 CHART = PROJECT / "docs" / "performance.svg"
-OUT = Path.home() / ".cache" / "multimac" / "bench-step-cost"
 SHAPES = {
     "tiny": "openai/whisper-tiny",
     "base": "openai/whisper-base",
@@ -49,43 +47,38 @@ PARTS = ("encoder", "decoder", "output layer and loss", "optimizer")
 HEAD = ("shape", "way", "ms a clip", "times as fast as padded", "of the matmul rate, %")
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: the step of a model of this shape, trained in this way."""
+
+    shape: str
+    way: str
+    repeats: int
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.way}"
+
+
 def measure(shape: str, way: str, device: torch.device, repeats: int) -> dict:
-    """Seconds and floating-point operations of a clip, and the rate of a large matrix product."""
+    """Return seconds and floating-point operations of a clip, the rate of a large matrix product, and seconds by part.
+
+    A part's seconds are differences of medians: one below the noise would be negative, and is 0. The optimizer's are
+    those of a batch divided by its clips, and not in `seconds`.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    keep_memory(device)
-    model = wrapper_of(shape, way).to(device).train()
-    clips = AT_ONCE.get(way, CLIPS)
-    batch = batch_of(model, way, clips, device)
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        loss, tokens = model(batch)
-        (loss * tokens).backward()
-
-    before = matmul_rate(device)
-    seconds = timed(step, repeats, device)
-    after = matmul_rate(device)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:  # others are not counted on a CPU
-        step()
-    about = {"seconds": seconds / clips, "flops": counted.get_total_flops() / clips}
-    return {**about, "matmul": statistics.mean((before, after)), "device": name_of(device)}
-
-
-def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> dict:
-    """Seconds of a clip in each part of a step; the optimizer's are those of a batch divided by its clips."""
+    from exogym import device as devices
     from exogym.config import AllReduceConfig
     from exogym.strategy.optim import inner_optimizer
     from whisper_tuner.model.padding_free import decoder_options
 
-    keep_memory(device)
+    if device.type == "cpu":
+        devices.keep_freed_memory()  # as a worker does
     model = wrapper_of(shape, way).to(device).train()
     clips = AT_ONCE.get(way, CLIPS)
     batch, whisper = batch_of(model, way, clips, device), model.model
     lengths = batch.get("lengths")
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = inner_optimizer(AllReduceConfig(), trained)
 
     def run(last: str) -> None:
         model.zero_grad(set_to_none=True)
@@ -101,21 +94,22 @@ def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> d
         if states.requires_grad:
             states.sum().backward()
 
-    ends = {
-        part: timed(lambda part=part: run(part), repeats, device) / clips for part in ("encoder", "decoder", "loss")
+    encoder, decoder = (timed(lambda end=end: run(end), repeats, device) / clips for end in ("encoder", "decoder"))
+    before = matmul_rate(device)
+    seconds = timed(lambda: run("loss"), repeats, device) / clips
+    after = matmul_rate(device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = timed(inner_optimizer(AllReduceConfig(), trained).step, repeats, device) / CLIPS
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:  # others are not counted on a CPU
+        run("loss")
+    parts = (encoder, decoder - encoder, seconds - decoder, optimizer)
+    return {
+        "seconds": seconds,
+        "flops": counted.get_total_flops() / clips,
+        "matmul": statistics.mean((before, after)),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "parts": {part: max(0.0, each) for part, each in zip(PARTS, parts, strict=True)},
     }
-    run("loss")
-    found = {"encoder": ends["encoder"], "decoder": ends["decoder"] - ends["encoder"]}
-    found |= {"output layer and loss": ends["loss"] - ends["decoder"]}
-    return found | {"optimizer": timed(optimizer.step, repeats, device) / CLIPS}
-
-
-def keep_memory(device: torch.device) -> None:
-    """As a worker does."""
-    from exogym import device as devices
-
-    if device.type == "cpu":
-        devices.keep_freed_memory()
 
 
 def wrapper_of(shape: str, way: str) -> torch.nn.Module:
@@ -134,7 +128,7 @@ def wrapper_of(shape: str, way: str) -> torch.nn.Module:
 
 
 def batch_of(model, way: str, clips: int, device: torch.device) -> dict:
-    """As a worker makes it: on a CPU clips stand one after the other."""
+    """Make a batch as a worker does: on a CPU clips stand one after the other."""
     from whisper_tuner.data.batch_shapes import Lengths
 
     config = model.model.config
@@ -156,7 +150,7 @@ def batch_of(model, way: str, clips: int, device: torch.device) -> dict:
 
 
 def timed(work, repeats: int, device: torch.device) -> float:
-    """The median, after one that warms up."""
+    """Return the median seconds, after one that warms up."""
     from exogym import device as devices
 
     taken = []
@@ -169,25 +163,17 @@ def timed(work, repeats: int, device: torch.device) -> float:
 
 
 def matmul_rate(device: torch.device) -> float:
-    """Floating-point operations a second, float32."""
+    """Return the floating-point operations a second of a large product, float32."""
     size = 2048 if device.type == "cpu" else 8192
     one, other = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     return 2 * size**3 / timed(lambda: one @ other, 5, device)
 
 
-def name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def parts_of(done: dict[str, dict], shape: str, way: str) -> dict[str, float]:
-    """They are differences of medians: one below the noise may be negative."""
-    return {part: max(0.0, done[f"{shape} {way} parts"][part]) for part in PARTS}
-
-
-def report(done: dict[str, dict], shapes: list[str]) -> list[str]:
-    rows, misses = [], []
-    for shape in shapes:
-        found = {way: done[f"{shape} {way}"] for way in WAYS if f"{shape} {way}" in done}
+def report(done: Done, cells: list[Cell]) -> list[str]:
+    rows, misses, whole = [], [], {}
+    for cell, result in done.found(cells):
+        whole.setdefault(cell.shape, {})[cell.way] = result
+    for shape, found in whole.items():
         if len(found) < len(WAYS):
             continue
         s = {way: result["seconds"] for way, result in found.items()}
@@ -200,74 +186,61 @@ def report(done: dict[str, dict], shapes: list[str]) -> list[str]:
             misses.append(f"{shape}: stored is {s['padded'] / s['cached']:.1f} times as fast as padded, not 20")
         if shape == "small" and share["cropped"] < 100 * OF_MATMUL:
             misses.append(f"{shape}: {share['cropped']:.0f} % of the matmul rate, not {100 * OF_MATMUL:.0f}")
-    whole = [result for result in done.values() if "device" in result]
-    devices = sorted({result["device"] for result in whole})
-    rate = statistics.median(result["matmul"] for result in whole) / 1e9
+    results = [result for _, result in done.found(cells)]
     parts = [
-        [shape, WAYS[way], *(f"{1000 * seconds:.1f}" for seconds in parts_of(done, shape, way).values())]
-        for shape in shapes
-        for way in WAYS
-        if f"{shape} {way} parts" in done
+        [cell.shape, WAYS[cell.way], *(f"{1000 * seconds:.1f}" for seconds in result["parts"].values())]
+        for cell, result in done.found(cells)
     ]
+    rate = statistics.median(result["matmul"] for result in results) / 1e9 if results else 0.0
     return [
-        f"Forward and backward on {', '.join(devices)}, float32, no optimizer; {CLIPS} clips of {FRAMES / 100:g} s and "
-        f"{TOKENS} tokens, padded ones one at a time. A large matrix product: {rate:.0f} GFLOP/s (median).",
+        f"Forward and backward on {', '.join(sorted({result['device'] for result in results}))}, float32, no "
+        f"optimizer; {CLIPS} clips of {FRAMES / 100:g} s and {TOKENS} tokens, padded ones one at a time. A large "
+        f"matrix product: {rate:.0f} GFLOP/s (median).",
         "",
         *table(HEAD, rows),
         "",
         f"Where the time goes, ms a clip. The optimizer steps once for {CLIPS} clips.",
         "",
         *table(("shape", "way", *PARTS), parts),
-        *(listed(misses) or ["", "No misses."]),
+        *done.listed(cells, misses),
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser = parser_of(__doc__, "step-cost", "tiny alone, two repeats")
+    parser.add_argument("--shapes", default=list(SHAPES), type=names)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--quick", action="store_true", help="tiny alone, two repeats; leaves RESULTS.md alone")
-    parser.add_argument("--parts", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, metavar=("SHAPE", "WAY", "REPEATS"), help="print this cell as JSON")
     args = parser.parse_args()
-    device = torch.device(args.device)
     if args.one:
-        shape, way, repeats = args.one
-        print(json.dumps((measure_parts if args.parts else measure)(shape, way, device, int(repeats))))
+        shape, way, count = args.one
+        print(json.dumps(measure(shape, way, torch.device(args.device), int(count))))
         return 0
-    shapes = ["tiny"] if args.quick else args.shapes.split(",")
-    kept = args.out / f"{args.device}{'-quick' if args.quick else ''}.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    done = json.loads(kept.read_text()) if kept.exists() else {}
-    cells = [f"{shape} {way}" for shape in shapes for way in WAYS]
-    cells += [f"{shape} {way} parts" for shape in shapes if shape in CHARTED for way in WAYS]
-    for cell in cells:
-        if cell in done:
-            continue
-        shape, way, *parts = cell.split()
-        repeats = "2" if args.quick else str(REPEATS.get(shape, 3))
-        command = [sys.executable, __file__, "--device", args.device, "--one", shape, way, repeats]
-        command += [f"--{part}" for part in parts]
-        said = subprocess.run(command, capture_output=True, text=True)
-        if said.returncode:
-            print(f"{cell}: failed: {said.stderr[-1000:]}", flush=True)
-            continue
-        done[cell] = json.loads(said.stdout.strip().splitlines()[-1]) | {"commit": current_commit()}
-        kept.write_text(json.dumps(done, indent=2))
-        times = [
-            f"{name} {1000 * value:.1f}" for name, value in done[cell].items() if name in PARTS or name == "seconds"
-        ]
-        print(f"{cell}: ms a clip: {', '.join(times)}", flush=True)
-    lines = report(done, shapes)
-    print("\n".join(lines))
-    if not args.quick:
-        commits = [result["commit"] for result in done.values()]
-        write_section(f"step cost on {args.device}", lines, commits)
-        if args.device == "cpu":
-            whole = [shape for shape in CHARTED if all(f"{shape} {way} parts" in done for way in WAYS)]
-            draw_steps({shape: {way: parts_of(done, shape, way) for way in WAYS} for shape in whole}, CHART)
-    return 0
+    shapes = ["tiny"] if args.quick else args.shapes
+    repeats = {shape: 2 if args.quick else REPEATS.get(shape, 3) for shape in shapes}
+    cells = [Cell(shape, way, repeats[shape]) for shape in shapes for way in WAYS]
+
+    def work(cell: Cell) -> dict:
+        command = [sys.executable, __file__, "--device", args.device, "--one", cell.shape, cell.way, str(cell.repeats)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode:
+            raise RunFailed(ended.stderr[-1000:])
+        result = json.loads(ended.stdout.strip().splitlines()[-1])
+        return {**result, "told": f"{1000 * result['seconds']:.1f} ms a clip"}
+
+    done = Done(args.out, f"{args.device}{'-quick' if args.quick else ''}.jsonl")
+    done.run(cells, work, args.more)
+    write = not (args.quick or done.left(cells))
+    publish(f"step cost on {args.device}", report(done, cells), done.commits(cells), write=write)
+    if write and args.device == "cpu":
+        from benchmarks.charts import draw_steps
+
+        bars: dict[str, dict] = {}
+        for cell, result in done.found(cells):
+            if cell.shape in CHARTED:
+                bars.setdefault(cell.shape, {})[cell.way] = result["parts"]
+        draw_steps(bars, CHART)
+    return int(bool(done.failed))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import scaling_cases
-from benchmarks.scaling import BUNDLED, Bench
-from benchmarks.scaling_cases import LINKS, RECIPE, SETS, SHARED, Case, H, Result, cases, cpus_of, left, window
-from benchmarks.scaling_figures import Point, Sample, Steady, steady, steady_recipe, time_to, times_of_agreements
-from benchmarks.scaling_report import missed, missed_wers, speed_rows, wer_rows
+from benchmarks.base import BUNDLED_DATA, BUNDLED_MODEL
+from benchmarks.scaling import Bench
+from benchmarks.scaling_cases import (
+    LINKS,
+    SETS,
+    Case,
+    H,
+    Result,
+    cases,
+    cpus_of,
+    missed,
+    missed_wers,
+    speed_rows,
+    wer_rows,
+    window,
+)
+from benchmarks.scaling_run import Point, Sample, Steady, steady, time_to, times_of_agreements
 
 # Two hosts, rounds of two steps. The second round ends with step 4, to which b comes 2 s after a; it then takes 1 s.
 EVENTS = [
@@ -35,16 +48,10 @@ EVENTS = [
     {"type": "round", "host": "a", "round": 2, "step": 4, "time": 28.1},
 ]
 SAMPLES = [
-    Sample(time=0.0, sent={"a": 0, "b": 0}, received={"a": 0, "b": 0}, hosts=0.0, machine=100.0),
-    Sample(time=18.0, sent={"a": 0, "b": 0}, received={"a": 0, "b": 0}, hosts=10.0, machine=112.0),
-    Sample(
-        time=28.0,
-        sent={"a": 2_000_000, "b": 3_000_000},
-        received={"a": 3_000_000, "b": 2_000_000},
-        hosts=20.0,
-        machine=127.0,
-    ),
-    Sample(time=40.0, sent={"a": 9e9, "b": 9e9}, received={"a": 9e9, "b": 9e9}, hosts=50.0, machine=157.0),
+    Sample(time=0.0, sent={"a": 0, "b": 0}, hosts=0.0, machine=100.0),
+    Sample(time=18.0, sent={"a": 0, "b": 0}, hosts=10.0, machine=112.0),
+    Sample(time=28.0, sent={"a": 2_000_000, "b": 3_000_000}, hosts=20.0, machine=127.0),
+    Sample(time=40.0, sent={"a": 9e9, "b": 9e9}, hosts=50.0, machine=157.0),
 ]
 
 
@@ -55,7 +62,6 @@ def test_a_steady_speed_leaves_the_beginning_out_and_says_where_the_time_went():
     assert (found.computing, found.waiting, found.exchanging) == pytest.approx((12 / 16, 2 / 16, 2 / 16))
     assert found.counted == {"a": 1_000_000, "b": 1_000_000}
     assert found.sent == pytest.approx({"a": 1_600_000, "b": 2_400_000})  # of 10 s the last 8
-    assert found.received == pytest.approx({"a": 2_400_000, "b": 1_600_000})
     assert found.mb_per_1000(found.sent) == pytest.approx(2.0 / 16 * 1000)
     assert found.others == pytest.approx(0.5) and found.cores == pytest.approx(1.0)
 
@@ -76,13 +82,6 @@ def test_a_run_that_lacks_the_steps_is_no_result():
         steady(EVENTS, SAMPLES, (2, 9))
 
 
-def test_the_recipe_is_measured_without_its_first_step():
-    told = {"steps": 3, "clips": 24, "began": 10.0, "taken": [8.0, 4.0, 4.0], "seconds": 16.0}
-    found = steady_recipe(told, SAMPLES, 1)
-    assert found.rate == pytest.approx(16 / 8) and found.counted is None and found.computing is None
-    assert found.sent["a"] == pytest.approx(1_600_000)
-
-
 def test_time_to_a_wer_lies_between_two_models():
     curve = [Point(step=s, seconds=t, wer=w) for s, t, w in ((10, 60.0, 50.0), (20, 120.0, 30.0), (25, 150.0, 34.0))]
     assert time_to(curve, 60.0) == 60.0 and time_to(curve, 30.0) == 120.0
@@ -101,9 +100,13 @@ def test_sets_of_hosts():
     assert cpus_of("2x0.5of1") == [0.5, 0.5] and cpus_of("0.8+0.4of0.9") == [0.8, 0.4]
 
 
-def all_cases(**changes) -> list[Case]:
-    asked = {"methods": ["lora", "full"], "sets": SETS, "links": LINKS, "wer_links": ["100mbit"]}
-    return cases(**asked | {"ways": ["diloco", "plain", "allreduce", "fixed"], "seeds": 2, "clips": 400} | changes)
+OPTIONS = {"methods": ["lora", "full"], "sets": SETS, "links": LINKS, "wer_links": ["100mbit"]}
+OPTIONS |= {"seeds": 2, "rounds": 0, "repeats": 1, "batch": 8, "quick": False}
+PLAIN = {"diloco": {}, "plain": {"wire": "float32"}, "allreduce": {"strategy": "allreduce"}}
+
+
+def all_cases(*, ways=PLAIN, **changes) -> list[Case]:
+    return cases(SimpleNamespace(**OPTIONS | changes), ways, clips=400)
 
 
 def test_every_case_stands_beside_its_references_and_is_measured_over_whole_rounds():
@@ -112,60 +115,61 @@ def test_every_case_stands_beside_its_references_and_is_measured_over_whole_roun
     speed = [case for case in found if case.kind == "speed"]
     for case in speed:
         beside = {other.way for other in speed if (other.hosts, other.method) == (case.hosts, case.method)}
-        assert {"one", RECIPE} <= beside and ("apart" in beside or case.hosts == "1x0.5")
-        assert 0 < case.first < case.last <= case.steps
-        if case.way in ("diloco", "plain", "fixed"):
-            assert case.first % H == case.last % H == 0 and case.last < case.steps
-        assert (case.way == "fixed") <= ("+" in case.hosts and case.first >= SHARED)
+        assert "one" in beside and ("apart" in beside or case.hosts == "1x0.5")
+        assert 0 < case.first < case.last < case.steps and case.first % H == case.last % H == 0
         assert len(case.cpus) == 1 if case.way == "one" else case.cpus == cpus_of(case.hosts)
     names = [str(case) for case in found if case.kind == "wer"]
     assert "wer/full/1x0.5/-/one/1" in names and "wer/lora/2x0.5/100mbit/allreduce/0" in names
-    assert not any("+" in name or "wer/full/2x0.5/100mbit/allreduce" in name for name in names)
+    assert not any("+" in name for name in names)
 
 
-def test_other_rounds_are_measured_as_a_whole(monkeypatch):
-    monkeypatch.setitem(scaling_cases.WAYS, "long", {"communication_interval": "25"})
-    assert window("long", "lora", "1gbit", 7, quick=False) == (100, 25, 75)
-    assert window("diloco", "lora", "1gbit", 7, quick=False) == (90, 30, 80)
-    assert window("apart", "lora", "-", 7, quick=False) == (90, 30, 80)
+def test_other_rounds_are_measured_as_a_whole():
+    assert window({"communication_interval": "25"}, 7) == (100, 25, 75)
+    assert window({}, 7) == (90, 30, 80)
+    assert window({"communication_interval": "1000000"}, 7) == (90, 30, 80)
 
 
-def result_of(case: Case, *, rate: float = 2.0, wers: tuple[float, ...] = (), status: int = 0) -> Result:
-    figures = {"clips": 500, "seconds": 9.0, "computing": 0.8, "waiting": 0.05, "exchanging": 0.15, "others": 0.0}
-    figures |= {
-        "cores": len(case.cpus) * 0.5,
-        "counted": {"a": 1_000_000},
-        "sent": {"a": 1_100_000.0},
-        "received": {"a": 0.0},
-    }
-    figures |= {"computing": None, "waiting": None, "exchanging": None, "counted": None} if case.way == RECIPE else {}
+def result_of(case: Case, *, rate: float = 2.0, wers: tuple[float, ...] = ()) -> Result:
+    steady = Steady(
+        rate=rate,
+        clips=500,
+        seconds=9.0,
+        computing=0.8,
+        waiting=0.05,
+        exchanging=0.15,
+        counted={"a": 1_000_000},
+        sent={"a": 1_100_000.0},
+        others=0.0,
+        cores=len(case.cpus) * 0.5,
+    )
     curve = tuple(Point(step=10 * n, seconds=60.0 * n, wer=wer) for n, wer in enumerate(wers, 1))
-    return Result(case=case, status=status, steady=Steady(rate=rate, **figures), curve=curve, seconds=1.0, commit="abc")
+    return Result(case=case, steady=steady, curve=curve)
 
 
 def test_speeds_are_compared_with_the_references_beside_them():
-    of_two = all_cases(methods=["lora"], sets=["2x0.5"], links=["1gbit"], ways=["diloco"], seeds=0)
-    rates = {"one": 2.0, "apart": 4.0, "diloco": 3.0, RECIPE: 0.5}
+    of_two = all_cases(methods=["lora"], sets=["2x0.5"], links=["1gbit"], ways={"diloco": {}}, seeds=0)
+    rates = {"one": 2.0, "apart": 4.0, "diloco": 3.0}
     rows = {row[2]: row for row in speed_rows([result_of(case, rate=rates[case.way]) for case in of_two])}
     assert rows["diloco"] == [
         *("2x0.5", "1gbit", "diloco", "3.00", "", "1.50", "75%", "80%", "5%", "15%", "2.2", "2.0", "0.50", "0.00")
     ]
-    assert rows[RECIPE][3:] == ["0.50", "", "0.25", "12%", "", "", "", "2.2", "", "0.50", "0.00"]
 
 
 def test_equal_hosts_are_compared_with_one_of_them_whichever_set_it_stands_beside():
-    found = all_cases(methods=["lora"], sets=["2x0.5", "4x0.5", "4x0.25"], links=["1gbit"], ways=["diloco"], seeds=0)
+    found = all_cases(
+        methods=["lora"], sets=["2x0.5", "4x0.5", "4x0.25"], links=["1gbit"], ways={"diloco": {}}, seeds=0
+    )
     measured = [case for case in found if case.way == "diloco" or (case.hosts, case.way) == ("4x0.5", "one")]
     rows = {row[0]: row for row in speed_rows([result_of(case, rate=3.0) for case in measured]) if row[2] == "diloco"}
     assert [rows[hosts][5] for hosts in ("2x0.5", "4x0.5", "4x0.25")] == ["1.00", "1.00", ""]
 
 
 def test_repeated_speeds_are_told_by_their_medians():
-    found = all_cases(methods=["lora"], sets=["2x0.5"], links=["1gbit"], ways=["diloco"], seeds=0, repeats=3)
+    found = all_cases(methods=["lora"], sets=["2x0.5"], links=["1gbit"], ways={"diloco": {}}, seeds=0, repeats=3)
     assert [str(case) for case in found if case.way == "one"] == [
         f"speed/lora/2x0.5/-/one{at}" for at in ("", "/1", "/2")
     ]
-    rates = {"one": [2.0, 1.0, 3.0], "apart": [4.0, 9.0, 4.4], "diloco": [4.0, 3.0, 3.3], RECIPE: [0.5] * 3}
+    rates = {"one": [2.0, 1.0, 3.0], "apart": [4.0, 9.0, 4.4], "diloco": [4.0, 3.0, 3.3]}
     results = [result_of(case, rate=rates[case.way][case.seed]) for case in found]
     rows = {row[2]: row for row in speed_rows(results)}
     assert rows["diloco"][3:7] == ["3.30", "3.00 to 4.00 of 3", "1.65", "75%"]
@@ -173,7 +177,7 @@ def test_repeated_speeds_are_told_by_their_medians():
 
 
 def test_slower_than_promised_is_a_miss():
-    known = {"methods": ["full"], "links": ["100mbit", "20mbit"], "ways": ["diloco"], "seeds": 0}
+    known = {"methods": ["full"], "links": ["100mbit", "20mbit"], "ways": {"diloco": {}}, "seeds": 0}
     found = all_cases(sets=["1x0.5", "2x0.5", "1+0.5"], **known)
     rates = {("1x0.5", "one"): 2.0, ("2x0.5", "apart"): 4.0, ("1+0.5", "one"): 4.0}
     results = [result_of(case, rate=rates.get((case.hosts, case.way), 3.5)) for case in found if case.hosts != "2x0.5"]
@@ -209,49 +213,42 @@ def test_time_to_what_one_host_reaches_over_seeds():
 
 @pytest.fixture
 def bench_of(tmp_path):
-    lists = {"methods": ["lora"], "sets": ["1x0.5", "2x0.5"], "links": ["1gbit"], "wer_links": ["1gbit"]}
-    about = {
-        "ways": ["diloco"],
-        "seeds": 1,
-        "rounds": 3,
-        "repeats": 1,
-        "batch": 8,
-        "wer": None,
-        "language": "",
-        "quick": False,
-        "cases": ["*"],
-    }
-    paths = {"model": BUNDLED / "model", "data": BUNDLED / "data", "out": tmp_path}
-    return lambda **changes: Bench(SimpleNamespace(**lists | about | paths | changes))
+    options = {"methods": ["lora"], "sets": ["1x0.5", "2x0.5"], "links": ["1gbit"], "wer_links": ["1gbit"]}
+    options |= {"also": [], "seeds": 1, "rounds": 3, "wer": None, "language": "", "cases": ["*"]}
+    paths = {"model": BUNDLED_MODEL, "data": BUNDLED_DATA, "out": tmp_path}
+    return lambda **changes: Bench(SimpleNamespace(**OPTIONS | options | paths | changes))
 
 
 def test_checkpoints_of_a_wer_case_are_a_twentieth_of_its_run_apart(bench_of):
-    bench = bench_of(seeds=1, ways=["diloco", "allreduce"])
+    bench = bench_of(also=[("allreduce", {"strategy": "allreduce"})])
     found = {str(case): bench.between_checkpoints(case) for case in bench.cases}
     # 240 clips, 8 epochs: 240 steps
     assert (found["wer/lora/2x0.5/1gbit/diloco/0"], found["wer/lora/2x0.5/1gbit/allreduce/0"]) == (5, 25)
     assert found["speed/lora/2x0.5/-/apart"] > 10_000 and found["speed/lora/2x0.5/1gbit/diloco"] == 0
 
 
-def test_what_is_done_is_not_done_again_and_what_failed_is(bench_of, monkeypatch):
+def test_what_is_done_is_not_done_again_and_what_failed_is(bench_of):
     asked = []
 
-    def measure(self, case, folder):
+    def measure(case: Case) -> dict:
         asked.append(str(case))
         if asked.count(str(case)) == 1 and case.way == "apart":
             raise RuntimeError("no such luck")
-        done = result_of(case, wers=(40.0,) if case.kind == "wer" else ())
-        return {"status": 0, "steady": done.steady, "curve": done.curve}
+        done = result_of(case, wers=(40.0,) if case.is_wer else ())
+        return {"steady": asdict(done.steady), "curve": [*map(asdict, done.curve)]}
 
-    monkeypatch.setattr(Bench, "measure", measure)
-    bench_of(cases=["speed/lora/2x0.5/-/*"]).run(None)
+    def run(patterns: list[str], most: int | None = None) -> Bench:
+        bench = bench_of(cases=patterns)
+        bench.done.run(bench.chosen(), measure, most)
+        return bench
+
+    failed = run(["speed/lora/2x0.5/-/*"])
     assert asked == ["speed/lora/2x0.5/-/one", "speed/lora/2x0.5/-/apart"]
-    assert "- speed/lora/2x0.5/-/apart: failed" in bench_of().report()
-    bench_of(cases=["*/apart", "speed/*/one"]).run(1)
-    bench_of().run(None)
-    bench = bench_of()
+    assert "- speed/lora/2x0.5/-/apart: the run failed: RuntimeError: no such luck" in failed.report()
+    run(["*/apart", "speed/*/one"], 1)
+    bench = run(["*"])
     assert len(asked) == len(set(asked)) + 1 and set(asked) == set(map(str, bench.cases))
-    assert not left(bench.cases, bench.results) and bench.report()[-2:] == [
+    assert not bench.done.left(bench.cases) and bench.report()[-2:] == [
         "- speed/lora/2x0.5/1gbit/diloco: 1.00 times one host, not 1.8",
         "- wer/lora/2x0.5/1gbit/diloco: 1.00 times as soon at 40.0 as one host, not 1.8",
     ]
