@@ -22,8 +22,7 @@ import psutil
 from lab.machine import lacking
 
 PROJECT = Path(__file__).resolve().parent.parent
-BUNDLED = PROJECT / "bundled"
-BUNDLED_MODEL, BUNDLED_DATA = BUNDLED / "model", BUNDLED / "data"
+BUNDLED_MODEL, BUNDLED_DATA = PROJECT / "bundled" / "model", PROJECT / "bundled" / "data"
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Results
 
@@ -43,12 +42,13 @@ class RunFailed(Exception):
     """A run ended with an error; the message says what it said last."""
 
 
-def parser_of(doc: str, name: str, quick: str) -> argparse.ArgumentParser:
-    """Make a parser with the options that all benchmarks have; `quick` says what --quick leaves out."""
+def parser_of(doc: str, name: str, quick: str, *, more: bool = True) -> argparse.ArgumentParser:
+    """Make a parser with the options that all benchmarks have; `quick` says what --quick does. more: can do a part."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     kept = Path.home() / ".cache" / "multimac" / f"bench-{name}"
     parser.add_argument("--out", type=Path, default=kept, metavar="DIR", help="where what is done is kept")
-    parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
+    if more:
+        parser.add_argument("--more", type=int, metavar="N", help="do no more than N runs now")
     parser.add_argument("--quick", action="store_true", help=f"{quick}; leaves RESULTS.md alone")
     return parser
 

@@ -15,7 +15,6 @@ NODES = 4
 BATCH = 8  # images of one node in an optimizer step; 34 steps of all nodes are an epoch
 SPLIT_SEED = 0
 PARTS = {"train": 1077, "validation": 360, "test": 360}  # of scikit-learn's 1,797 images of 8x8 pixels
-
 WIDTHS = (64, 128, 128, 10)
 LAYERS = (64, 128, 64)  # without biases: every parameter is in a layer of 64x64 or more. Classes 10 to 63 stay empty
 

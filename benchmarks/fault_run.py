@@ -57,17 +57,17 @@ class Plan:
 
     @property
     def round_samples(self) -> int:
-        """Of all hosts together. Each makes every step."""
+        """Return the samples of a round, of all hosts together; each host makes every step."""
         return max(self.batch, len(self.hosts)) * (1 if self.strategy == "allreduce" else self.round_steps)
 
     @property
     def vain_rounds(self) -> int:
-        """Rounds of training that a fault may undo: the one under way, and the one whose exchange travels."""
+        """Return how many rounds of training a fault may undo: the one under way, and one whose exchange travels."""
         return 2 if self.strategy == "hidden" else 1
 
 
 def plan(seed: int, number: int, kinds: Sequence[str], count: int, epochs: dict[str, int]) -> Plan:
-    """Run `number`: its kinds come from a deck that is dealt out over all runs, so that each comes as often."""
+    """Draw run `number`. Kinds come from a deck that is dealt out over all runs, so that each comes as often."""
     rng = random.Random(f"{seed} {number}")
     decks = [random.Random(f"{seed} deck {n}").sample(kinds, len(kinds)) for n in range((number + 1) * count)]
     mine = [kind for deck in decks for kind in deck][number * count : (number + 1) * count]
@@ -114,7 +114,7 @@ class Course:
         self._known = set(self.home.glob("runs/*"))
 
     def run(self) -> dict:
-        """Everything that is to be known of it; also written to `folder`, with the run's events and log."""
+        """Return all that is to be known of it; also write that to `folder`, with the run's events and log."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         with ExitStack() as undo:
@@ -152,7 +152,7 @@ class Course:
             self._note(fault, time.time(), f"{seconds:+.0f} s")
 
     def _leg(self, number: int, leg: Sequence[Fault], damage: dict | None, undo: ExitStack) -> dict | None:
-        """From a start to the end of the run, or of its launcher: then returns what was damaged, for it to resume."""
+        """Go from a start to the end of the run; or of its launcher, then return what was damaged, for it to resume."""
         front = self._start(bool(number))
         if damage:
             damage["undone"] = time.time()
@@ -167,7 +167,9 @@ class Course:
             with ExitStack() as mischief:
                 doing = [mischief.enter_context(Mischief(self.lab, group, aim)) for aim, group in by_aim(leg)]
                 victim = "" if last else self.plan.damages[number].host
-                self._wait(front, RUN_S, lambda: not last and time.monotonic() > calm and self._checkpoints(victim) > 1)
+                self._wait(
+                    front, RUN_S, lambda: not last and time.monotonic() > calm and len(self._indices(victim)) > 1
+                )
             for one in doing:
                 self._take_deeds(one)
             if not last and front.poll() is None:
@@ -198,11 +200,8 @@ class Course:
         words = undo.enter_context(faults.damaged(path, seed=fault.seed, cut=rng.random() < 0.5))
         return self._note(fault, began, f"launcher killed; {path.parent.name}/{words}")
 
-    def _checkpoints(self, host: str) -> int:
-        return len(self._indices(host))
-
     def _indices(self, host: str) -> list[Path]:
-        """Of whole checkpoints."""
+        """List the indices of the checkpoints that are whole."""
         return list(self.lab[host].path(runs_of(host)).glob("*/checkpoints/*/*.json"))
 
     def _note(self, fault: Fault, began: float, words: str, undone: float | None = None) -> dict:
@@ -220,7 +219,7 @@ class Course:
 
     @property
     def run_dir(self) -> Path | None:
-        """As the master knows it."""
+        """Return the folder of the run as the master knows it."""
         new = set(self.home.glob("runs/*")) - self._known
         return user_home() / HOME / "runs" / new.pop().name if new else None
 
@@ -228,7 +227,7 @@ class Course:
         return read_events(self.lab[MASTER].path(self.run_dir) / "events.jsonl")[0] if self.run_dir else []
 
     def _all_train(self, launchers: int) -> bool:
-        """Since the last of so many launchers started, every host has made a step."""
+        """Tell whether every host has made a step since the last of so many launchers started."""
         stepped: set[str] = set()
         for event in self.events():
             if event["type"] == "phase" and "hosts" in event:
@@ -238,12 +237,12 @@ class Course:
         return len(stepped) == len(self.plan.hosts) and launchers == 0
 
     def _wait(self, front: subprocess.Popen, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Whether `until` came true; without it, whether the command ended."""
+        """Wait until the command ends or `until` comes true, and return whether one of these has happened."""
         wait(lambda: front.poll() is not None or until(), seconds)
         return until() or front.poll() is not None
 
     def _wait_until_nothing_is_left(self) -> float:
-        """Seconds that it took."""
+        """Return the seconds that it took."""
         folders = [f"{HOME}/runs", *(f"project-{name}" for name in self.plan.hosts[1:])]
         begin = time.monotonic()
         if not wait(lambda: not remains.everything(self.lab, *folders), LEFT_S):
@@ -323,7 +322,7 @@ def disk_of(host: str) -> str:
 
 
 def by_aim(leg: Sequence[Fault]) -> list[tuple[Aim, list[Fault]]]:
-    """What the faults of a leg hit: garbage also the launcher, which is not to be killed."""
+    """Sort the faults of a leg by what they hit: garbage also hits the launcher, which is not to be killed."""
 
     def aim(fault: Fault) -> Aim:
         process = "distributed." if fault.kind == "garbage" else "distributed.worker.main"

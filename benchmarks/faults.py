@@ -91,7 +91,7 @@ class Bench:
         self.write("faults: hosts in trouble, the bundled model", self._table(results), results)
 
     def _more(self, results: Sequence[dict]) -> bool:
-        """Some faults find nothing to hit: then there are more runs."""
+        """Tell whether more runs are needed, since some faults found nothing to hit."""
         return sum(len(r["verdicts"]) for r in results) < self.args.faults and len(results) < 2 * self.args.runs
 
     def _table(self, results: Sequence[dict]) -> list[str]:
@@ -161,7 +161,7 @@ class Bench:
 
 
 def every_minute(seed: int) -> tuple[Fault, ...]:
-    """Each kind once."""
+    """Plan a fault of each kind, one a minute."""
     rng = random.Random(f"goodput {seed}")
     planned = []
     for number, kind in enumerate(rng.sample(AMID, len(AMID))):
@@ -173,7 +173,7 @@ def every_minute(seed: int) -> tuple[Fault, ...]:
 
 
 def judge(record: dict, plan: Plan, folder: Path) -> dict:
-    """What became of the faults of a run, and what was wrong with it."""
+    """Find what became of the faults of a run, and what was wrong with it."""
     text = (folder / "events.jsonl").read_text() if (folder / "events.jsonl").exists() else ""
     for address, name in record["addresses"].items():
         text = text.replace(f'"{address}"', f'"{name}"')
@@ -243,7 +243,7 @@ def kinds(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "faults", "2 runs, 8 faults, few epochs")
+    parser = parser_of(__doc__, "faults", "2 runs, 8 faults, few epochs", more=False)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--faults", type=int, default=100, help="at least; planned ones that find nothing do not count")
     parser.add_argument("--seed", type=int, default=0)

@@ -131,7 +131,7 @@ class Bench:
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "finetune", f"{QUICK_STEPS} steps, {QUICK_CLIPS} test clips")
+    parser = parser_of(__doc__, "finetune", f"{QUICK_STEPS} steps, {QUICK_CLIPS} test clips", more=False)
     parser.set_defaults(out=PROJECT / ".lab" / "bench-finetune")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)

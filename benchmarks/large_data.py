@@ -1,10 +1,11 @@
 """How long do `multimac data import` and `data check` take for 100,000 clips, and how much memory?
 
-    python benchmarks/large_data.py [--quick] [--clips N]
+    python benchmarks/large_data.py [--quick] [--clips N] [--out DIR]
 
 Each clip is a piece out of one bundled clip and then out of another, so that few are alike; its text is a word of each.
 They are listed as a Common Voice release, imported, imported again, checked, and checked again: the second time each
-command finds what it knows of the files in .multimac/cache. Times of the CPU are of all cores together. Needs 5 GB.
+command finds what it knows of the files in .multimac/cache. Times of the CPU are of all cores together. Needs 5 GB in
+DIR (`--out`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ HEAD = ("command", "s", "clips a second", "s of the CPU", "peak memory, MB")
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "large-data", f"{QUICK_CLIPS} clips")
+    parser = parser_of(__doc__, "large-data", f"{QUICK_CLIPS} clips", more=False)
     parser.add_argument("--clips", type=int, default=CLIPS)
     args = parser.parse_args()
     clips = QUICK_CLIPS if args.quick else args.clips
+    args.out.mkdir(parents=True, exist_ok=True)
     rows, misses = [], []
-    with tempfile.TemporaryDirectory(prefix="multimac-large-data-") as name:
+    with tempfile.TemporaryDirectory(dir=args.out) as name:
         release, out = Path(name) / "release", Path(name) / "imported"
         write_release(release, clips)
         bring_in = ["data", "import", str(release), "--out", str(out), "--language", "en"]
@@ -55,9 +57,7 @@ def main() -> int:
             misses += [f"{what}: {peak / 1e6:.0f} MB, not {MEMORY_MB:g}"] * (peak > 1e6 * MEMORY_MB)
             print(rows[-1], flush=True)
     hours = 2 * PIECE_S * clips / 3600
-    about = (
-        f"{clips:,} clips, {hours:.1f} h of speech, u-law WAV of 16 kHz, as a Common Voice release; `multimac data`."
-    )
+    about = f"{clips:,} clips, {hours:.1f} h of speech, u-law WAV of 16 kHz, as a Common Voice release."
     body = [about, "", *table(HEAD, rows), *listed(misses)]
     publish(f"large data: {clips:,} clips", body, write=not args.quick)
     return int(bool(misses))

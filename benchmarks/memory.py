@@ -38,7 +38,7 @@ Series = dict[str, list[tuple[int, float]]]  # name of a process: (rounds, MB)
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "memory", "100 rounds")
+    parser = parser_of(__doc__, "memory", "100 rounds", more=False)
     parser.add_argument("--rounds", type=int, default=2000)
     args = parser.parse_args()
     rounds = 100 if args.quick else args.rounds

@@ -25,7 +25,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
 
 from benchmarks.base import (  # noqa: E402
-    BUNDLED,
     BUNDLED_DATA,
     BUNDLED_MODEL,
     Done,
@@ -74,7 +73,7 @@ class Bench:
         self.unseen_clips = min(len(samples), QUICK_CLIPS) if args.quick else len(samples)
         write_manifest(self.unseen, samples[: self.unseen_clips])
         self.clips = len(load_manifest(self.data / "train.csv", check_audio=False).samples)
-        self.settings = BUNDLED_SETTINGS if self.model.is_relative_to(BUNDLED) else SETTINGS
+        self.settings = BUNDLED_SETTINGS if self.model == BUNDLED_MODEL else SETTINGS
         self.ways = {"diloco": {}, **dict(args.also)}
         self.cases = cases(args, self.ways, self.clips)
 

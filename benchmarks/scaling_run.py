@@ -203,8 +203,6 @@ class Product:
 
 # What is made of events and counters.
 
-MB = 1e6
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -225,7 +223,6 @@ class Steady:
 
     rate: float
     clips: int
-    seconds: float
     computing: float
     waiting: float
     exchanging: float
@@ -236,7 +233,7 @@ class Steady:
 
     def mb_per_1000(self, bytes_by_host: Mapping[str, float]) -> float:
         """Return the MB of a host, on average, for 1,000 clips that all hosts train."""
-        return sum(bytes_by_host.values()) / len(bytes_by_host) / MB / self.clips * 1000
+        return sum(bytes_by_host.values()) / len(bytes_by_host) / 1e6 / self.clips * 1000
 
 
 def steady(events: Iterable[dict], samples: Sequence[Sample], window: tuple[int, int]) -> Steady:
@@ -270,7 +267,6 @@ def steady(events: Iterable[dict], samples: Sequence[Sample], window: tuple[int,
     return Steady(
         rate=sum(clips[name] / seconds[name] for name in times),
         clips=sum(clips.values()),
-        seconds=total / len(times),
         computing=(sum(step["seconds"] for step in steps) - spent) / total,
         waiting=(spent - exchanges) / total,
         exchanging=exchanges / total,

@@ -2,8 +2,9 @@
 
     python benchmarks/seq2seq_recipe.py MODEL TRAIN.csv OUT [--method lora] [--epochs 3] [--seed 0]
 
-Log-mels are computed before the clock starts. Prints one line of JSON: steps, clips, and the seconds from the beginning
-of the first step to the end of the last. OUT gets the model, or the adapter, and the processor.
+Log-mels are computed before the clock starts. Prints one line of JSON: clips that were trained, the seconds from the
+beginning of the first step to the end of the last, and the slowest step over the median. OUT gets the model, or the
+adapter, and the processor.
 """
 
 from __future__ import annotations
@@ -116,11 +117,10 @@ def main() -> None:
     trainer.train()
     model.save_pretrained(args.out)
     processor.save_pretrained(args.out)
-    steps = trainer.state.global_step
-    seen = steps * args.batch_size if args.max_steps > 0 else args.epochs * len(clips)
+    seen = trainer.state.global_step * args.batch_size if args.max_steps > 0 else args.epochs * len(clips)
     taken = [end - begin for begin, end in pairwise(clock.ends)]
     seconds, slowest = clock.ends[-1] - clock.ends[0], max(taken) / statistics.median(taken)
-    print(json.dumps({"steps": steps, "clips": seen, "seconds": seconds, "slowest": slowest}))
+    print(json.dumps({"samples": seen, "seconds": seconds, "slowest": slowest}))
 
 
 if __name__ == "__main__":

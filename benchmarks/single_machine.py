@@ -94,8 +94,8 @@ class Bench:
         self.done = Done(self.out)
 
     def work(self, task: Task) -> dict:
-        """Return clips and seconds of all steps; memory in bytes, the most that one process held, and what ours had
-        foreseen; slowest: a step's time over the median; clips: those of the transcribed ones.
+        """Return what a run came to. samples, seconds: of all steps. memory: bytes, the most that one process held;
+        foreseen: what ours said before. slowest: a step's time over the median. clips: those that were transcribed.
         """
         folder = self.out / f"{task.method}-{task.seed}-{task.way}{'-short' if task.short else ''}"
         trained, result = (self.train if task.way == "ours" else self.train_recipe)(task, folder)
@@ -153,28 +153,20 @@ class Bench:
         if status:
             raise RunFailed(f"{said[-2000:]}\nstatus {status}")
         told = json.loads(said.strip().splitlines()[-1])
-        about = {"samples": told["clips"], "seconds": told["seconds"], "slowest": told["slowest"]}
-        return folder / "model", {**about, "memory": peak.bytes, "foreseen": 0}
+        return folder / "model", {**told, "memory": peak.bytes, "foreseen": 0}
 
-    def _of(self, method: str, *, short: bool) -> list[list[dict]]:
-        """Return the results of both ways, as many of one as of the other."""
-        runs = [
-            [
-                r
-                for task, r in self.done.found(self.tasks)
-                if (task.method, task.way, task.short) == (method, way, short)
-            ]
-            for way in WAYS
-        ]
-        return [own[: min(map(len, runs))] for own in runs]
+    def _of(self, method: str, way: str, *, short: bool) -> list[dict]:
+        about = (method, way, short)
+        return [r for task, r in self.done.found(self.tasks) if (task.method, task.way, task.short) == about]
 
     def report(self) -> list[str]:
         rows, misses = [], []
         for method in self.methods:
-            (ours, recipe), turns = self._of(method, short=False), self._of(method, short=True)
-            if not turns[0] or len(ours) < self.seeds:
+            ours, recipe = (self._of(method, way, short=False) for way in WAYS)
+            turns = [self._of(method, way, short=True) for way in WAYS]
+            if not all(turns) or min(len(ours), len(recipe)) < self.seeds:
                 continue
-            ratios = [a["rate"] / b["rate"] for a, b in zip(*turns, strict=True)]
+            ratios = [a["rate"] / b["rate"] for a, b in zip(*turns, strict=False)]
             faster = statistics.median(ratios)
             worse, is_worse = "", False
             if ours:
@@ -182,7 +174,7 @@ class Bench:
             times = f"{faster:.1f} ({min(ratios):.1f} to {max(ratios):.1f})"
             rows.append([method, "ours", *self._cells(ours, turns[0], times), worse])
             rows.append([method, "recipe", *self._cells(recipe, turns[1], ""), ""])
-            memory = [a["memory"] / b["memory"] for a, b in zip(ours, recipe, strict=True)]  # a turn has no peak
+            memory = [a["memory"] / b["memory"] for a, b in zip(ours, recipe, strict=True)]  # a turn is too short
             slowest = max(run["slowest"] for run in ours or turns[0])
             off_by = max(abs(run["memory"] / run["foreseen"] - 1) for run in ours or turns[0])
             if faster < self.args.wanted:

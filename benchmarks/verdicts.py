@@ -23,7 +23,7 @@ LOSING = {"kill", "damage", *SILENT}
 
 
 def ledger(events: Iterable[dict]) -> tuple[list[dict], list[tuple[float, dict]]]:
-    """Commits that hold in the end; and those that do not, with the time at which another took their place."""
+    """Return the commits that hold in the end; and those that do not, with the time when another took their place."""
     kept, undone = [], []
     for event in (event for event in events if event["type"] == "commit"):
         while kept and kept[-1]["round"] >= event["round"]:
@@ -33,7 +33,7 @@ def ledger(events: Iterable[dict]) -> tuple[list[dict], list[tuple[float, dict]]
 
 
 def inexact(kept: Sequence[dict], ids: Sequence[str], epochs: int) -> str:
-    """What is wrong with a ledger that should hold each sample once in each epoch; "" if nothing is."""
+    """Tell what is wrong with a ledger that should hold each sample once in each epoch; "" if nothing is."""
     trained = Counter(
         (int(epoch), name)
         for commit in kept
@@ -50,7 +50,7 @@ def inexact(kept: Sequence[dict], ids: Sequence[str], epochs: int) -> str:
 
 
 def differing(events: Iterable[dict]) -> tuple[int, list[int]]:
-    """Number of rounds whose weights were compared, and those in which ranks differ."""
+    """Return the number of rounds whose weights were compared, and the rounds in which ranks differ."""
     seen: dict[tuple[int, int], set] = {}
     life, latest = 0, 0  # rounds may come again after everybody was lost, or after a resume
     for event in events:
@@ -63,7 +63,7 @@ def differing(events: Iterable[dict]) -> tuple[int, list[int]]:
 
 
 def in_vain(events: Iterable[dict]) -> list[tuple[float, str, int]]:
-    """(time, host, samples) that were trained and not committed, whenever that shows.
+    """Return (time, host, samples) that were trained and not committed, whenever that shows.
 
     Steps wait for their commit, that of a hidden round while the next one's are made. Lost are those that a host makes
     anew, those of one that comes back without them, and what is left in the end.
@@ -124,7 +124,7 @@ class Story:
         return [event for event in self.events if event["type"] in kinds]
 
     def judge(self) -> list[dict]:
-        """Each fault with `outcome`, `problems` (none: it ended as defined), `recovery`, `undone_rounds`, `in_vain`."""
+        """Return each fault with `outcome`, `problems` (none: as defined), `recovery`, `undone_rounds`, `in_vain`."""
         verdicts = [{**fault, **self._judge(fault)} for fault in self.faults]
         for verdict in verdicts:
             verdict |= {"undone_rounds": 0, "in_vain": 0}
@@ -138,7 +138,7 @@ class Story:
         return verdicts
 
     def _blame(self, verdicts: list[dict], time: float, host: str, write) -> None:
-        """The latest fault before; of those that may lose a host if there are any, or even this one."""
+        """Hand it to the latest fault before: of those that may lose a host, or this host, if there are any."""
         before = [verdict for verdict in verdicts if verdict["began"] <= time]
         losing = [verdict for verdict in before if verdict["kind"] in LOSING]
         felt = [verdict for verdict in losing if host in self.affected(verdict)]
@@ -153,7 +153,7 @@ class Story:
         return self._judge_blind(fault) if fault in self.blind else self._judge_losing(fault)
 
     def _judge_losing(self, fault: dict) -> dict:
-        """Its hosts must leave in time, and the run must go on without them; or they come back before."""
+        """Demand that its hosts leave in time and the run goes on without them; or that they come back before."""
         kill, members = fault["kind"] == "kill", self.members(fault["began"])
         gone = self.affected(fault) & members
         # A crash that the launcher cannot be told of is one more silence.
@@ -197,7 +197,7 @@ class Story:
         return [f"{sorted(missing)} not back {BACK_S:.0f} s after the fault's end"] if missing else []
 
     def _judge_blind(self, fault: dict) -> dict:
-        """The launcher itself stood still: all that can be asked is that the run goes on."""
+        """Demand that the run goes on: no more can be asked where the launcher itself stood still."""
         stuck = self.last_commit <= fault["undone"] and self.end["status"] != 0
         return verdict("the launcher went on", "nothing was committed any more" if stuck else "")
 
@@ -220,7 +220,7 @@ class Story:
         return verdict(f"went on after round {first} of {committed}, {took:.0f} s after --resume", problem)
 
     def members(self, time: float) -> set[str]:
-        """Who trains, as far as the launcher knows."""
+        """Return who trains, as far as the launcher knows."""
         members: set[str] = set()
         for event in self.events:
             if event["time"] > time:
@@ -234,7 +234,7 @@ class Story:
         return members
 
     def away(self) -> float:
-        """The part of all hosts' time, from the first generation to the last commit, in which they were no members."""
+        """Return the part of hosts' time, from first generation to last commit, in which they were no members."""
         called = [event for event in self.of("generation") if event["time"] <= self.last_commit]
         times = [*(event["time"] for event in called), self.last_commit]
         missing = [len(self.hosts) - len(event["hosts"]) for event in called]
@@ -244,7 +244,7 @@ class Story:
         return gone / (len(self.hosts) * max(1.0, times[-1] - times[0]))
 
     def affected(self, fault: dict) -> set[str]:
-        """Hosts that the launcher, which is on the master, may lose by it."""
+        """Return the hosts that the launcher, which is on the master, may lose by it."""
         if fault["kind"] == "damage" or (fault["host"] == MASTER and fault["kind"] in CUTTING) or self._blinds(fault):
             return set(self.hosts) - {MASTER}
         return {fault["host"]}
@@ -259,7 +259,7 @@ class Story:
         return fault["kind"] in LOSING and in_time and lost["host"] in who
 
     def _responsible(self, lost: dict) -> dict | None:
-        """Of the faults that should lose nobody, the latest that this host must have felt."""
+        """Return the latest fault that this host must have felt, of those that should lose nobody."""
         felt = [
             fault
             for fault in self.faults
@@ -270,7 +270,7 @@ class Story:
         return max(felt, key=lambda fault: fault["began"], default=None)
 
     def of_nobody(self) -> list[dict]:
-        """Hosts that were lost although nothing had been done to them."""
+        """List the losses of hosts to which nothing had been done."""
         return [event for event in self.unexplained if self._responsible(event) is None]
 
     def _generation_after(self, time: float, fits) -> dict | None:
