@@ -113,7 +113,7 @@ class Done:
                 result = work(task)
             except Exception as error:  # hours of other tasks may be left
                 told = str(error) if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}"
-                self.failed[str(task)] = told.strip().splitlines()[-1]
+                self.failed[str(task)] = told.strip().rpartition("\n")[2]
                 print(f"{task}: failed: {told}", flush=True)
                 continue
             self.keep(task, result, commit)
