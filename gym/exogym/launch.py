@@ -26,8 +26,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from exogym.comm.process_group import LOOPBACK, brief
 from exogym.config import at_least
 from exogym.errors import ExogymError, NodeFailed, PeerLost, SettingError
-from exogym.launched import BACKEND, check_backend, init
-from exogym.rank_script import end_with_parent
+from exogym.local.launched import BACKEND, check_backend, init
+from exogym.local.rank_script import end_with_parent
 
 __all__ = ["init", "launch", "main"]
 
@@ -161,7 +161,7 @@ def _run_as_rank_script(options: argparse.Namespace) -> None:
     if not options.module and not Path(script).is_file():
         raise SettingError(f"there is no script {script!r}")
     options.training_script_args = [*(["-m"] if options.module else []), script, *options.training_script_args]
-    options.training_script, options.module = "exogym.rank_script", True
+    options.training_script, options.module = "exogym.local.rank_script", True
 
 
 def _number_of_processes(options: argparse.Namespace) -> int:

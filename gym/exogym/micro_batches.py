@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from exogym import device as devices
-from exogym.batches import Batch, count_samples, sample_ids, tensors, to_device
 from exogym.flat import FlatParameters
-from exogym.mean import Mean
+from exogym.logger.event import Mean
+from exogym.samplers.batches import Batch, count_samples, sample_ids, tensors, to_device
 
 
 class Forward:

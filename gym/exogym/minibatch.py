@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exogym import device as devices
-from exogym.batches import DatasetSamples
+from exogym.device import random_state_kept
 from exogym.errors import ExogymError, OutOfMemory, SettingError
 from exogym.micro_batches import Forward
-from exogym.random_state import random_state_kept
+from exogym.samplers.batches import DatasetSamples
 
 USAGE = 0.8  # of the memory available, unless somebody says how much
 GROWTH = 1.15  # of what a sample takes, from the first step to later ones, when freed memory lies in pieces

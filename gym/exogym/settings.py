@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exogym.comm.process_group import DEFAULT_TIMEOUT
+from exogym.comm.comm import DEFAULT_TIMEOUT
 from exogym.config import at_least, check_keys, one_of, refuse
 from exogym.device import PRECISIONS
 from exogym.errors import SettingError

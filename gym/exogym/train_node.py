@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from exogym import device as devices
-from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
 from exogym.config import refuse
-from exogym.correlation import mean_correlation
-from exogym.elastic_sampler import sampler_of
 from exogym.errors import ExogymError, Rejoined
 from exogym.flat import digest
-from exogym.hidden_rounds import HiddenRounds, Spent
 from exogym.logger import Events, NullLogger
-from exogym.mean import Mean
+from exogym.logger.event import Mean
 from exogym.membership.messages import CORRELATION, END, ROUND
 from exogym.micro_batches import Forward, accumulate
-from exogym.progress import NonFiniteGuard, Progress, waited_for
+from exogym.rounds.hidden import HiddenRounds, Spent
+from exogym.rounds.progress import NonFiniteGuard, Progress, waited_for
+from exogym.rounds.shares import Shares
+from exogym.rounds.validation import Validation, mean_correlation, modes_kept
+from exogym.samplers.batches import Batch, BatchSource
+from exogym.samplers.elastic import sampler_of
 from exogym.settings import LoopSettings
-from exogym.shares import Shares
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position, RunLength
@@ -31,7 +31,6 @@ from exogym.state.saved_states import RESCUE_S, SavedStates
 from exogym.state.state_sync import Synced, remove_drift, sync_state
 from exogym.strategy import communicate
 from exogym.strategy.strategy import StepResult, Strategy
-from exogym.validation import Validation, modes_kept
 
 
 @dataclass(frozen=True, kw_only=True)

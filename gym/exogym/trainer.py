@@ -1,35 +1,32 @@
-"""From a model and datasets to trained weights: what is the same wherever the ranks run, and the local case."""
+"""From a model and datasets to trained weights: what is the same wherever the ranks run."""
 
 from __future__ import annotations
 
 import copy
-import secrets
-import sys
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Subset
 
 from exogym import device as devices
-from exogym.batches import BatchSource, DatasetSamples
 from exogym.comm.comm import Comm
-from exogym.comm.process_group import DEFAULT_TIMEOUT, LOOPBACK, ProcessGroupComm, join_local_store, local_store
-from exogym.comm.single import SingleComm
-from exogym.data_source import DataSource, samples_of
-from exogym.elastic_sampler import ElasticSampler
+from exogym.config import refuse
 from exogym.errors import SettingError
-from exogym.local_nodes import run_nodes
-from exogym.logger import ConsoleLogger, Events, NullLogger
+from exogym.logger.event import Events, NullLogger
 from exogym.minibatch import USAGE, Memory, Trial, samples_at_once
-from exogym.random_state import random_state_kept, seed_all
-from exogym.settings import FitSettings, fit_settings
+from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
+from exogym.samplers.elastic import ElasticSampler
+from exogym.settings import FitSettings
 from exogym.state.checkpoint import Checkpoints
-from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
+
+# A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
+DataSource = Dataset | BatchSource | Callable[[int, int, bool], Dataset | BatchSource]
 
 
 class Trainer(ABC):
@@ -63,7 +60,7 @@ class Trainer(ABC):
         try:
             device = devices.choose(settings.device_of(rank), local_rank=comm.rank)
             settings = replace(settings, device=str(device), devices=None)
-            seed_all(settings.seed + rank, device)
+            devices.seed_all(settings.seed + rank, device)
             here = comm.rank, comm.world_size, settings
             train = samples_of(self.train_dataset, *here, training=True)
             val = samples_of(self.val_dataset, *here, training=False)
@@ -117,90 +114,69 @@ def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSo
     return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
 
-class LocalTrainer(Trainer):
-    """Ranks are processes of this machine, or this process itself where there is only one.
-
-    result: rank 0's figures of the last `fit`; results: those of all ranks. None before it, and if it failed.
-    """
-
-    result: TrainResult | None = None
-    results: list[TrainResult] | None = None
-    _num_nodes = 1
-    _port, _key = 0, b""
-    _timeout = DEFAULT_TIMEOUT
-    _available: int | None = None  # bytes of memory, before the nodes were started
-
-    def fit(
-        self,
-        strategy: Strategy,
-        *,
-        logger: Events | None = None,
-        log_interval: int | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        **settings: Any,
-    ) -> nn.Module:
-        """Train the model, and return it: the very one that the trainer was given, where it was, with new weights.
-
-        `settings` are the fields of FitSettings, with `autocast` (True, "bf16" or False) for its `precision`. A second
-        `fit` goes on from the trained model. The ranks train copies: after an exception the model is as it was.
-        logger gets all ranks' events (see TrainNode), and is closed at the end if it has `close`. Without one, what
-        happens is shown where standard output is a terminal, or log_interval is given. `should_stop` and logger are
-        called in this process.
-        Model, data sets and strategy are sent to the ranks' processes with cloudpickle, so they may be defined in a
-        script or a notebook. Raises SettingError, or NodeFailed with the first failed rank's traceback; no process
-        outlives the call.
-        """
-        parsed = fit_settings({"strategy": strategy, **settings})
-        self.result = self.results = None
-        with _open_logger(logger, log_interval) as events:
-            run = self._fit_here if parsed.num_nodes == 1 else self._fit_in_processes
-            self.results = run(parsed, events, should_stop)
-        self.result = self.results[0]
-        return self.model
-
-    def _build_connection(self, rank: int) -> Comm:
-        if self._num_nodes == 1:
-            return SingleComm()
-        store = join_local_store(self._port, self._timeout)
-        about = {"rank": rank, "world_size": self._num_nodes, "timeout": self._timeout, "key": self._key}
-        return ProcessGroupComm(store=store, address=LOOPBACK, **about)
-
-    def _memory(self, device: torch.device, usage: float) -> Memory:
-        return Memory.of(device, usage=usage, sharing=self._num_nodes, available=self._available)
-
-    def _fit_here(self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
-        node = copy.copy(self)
-        node.model = copy.deepcopy(self.model)
-        with random_state_kept(devices.choose(settings.device_of(0))):
-            result = node.run_rank(0, settings, events=events, should_stop=should_stop)
-        self.model.load_state_dict(node.model.state_dict())
-        return [result]
-
-    def _fit_in_processes(
-        self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]
-    ) -> list[TrainResult]:
-        store = local_store(settings.timeout)
-        node = copy.copy(self)
-        node._num_nodes, node._port, node._timeout = settings.num_nodes, store.port, settings.timeout
-        node._key = secrets.token_bytes(32)  # the job is read by this user alone; the store, by anybody on this machine
-        node._available = devices.available_memory()
-        results, weights = run_nodes((node, settings), settings.num_nodes, events, should_stop)
-        self.model.load_state_dict(weights)
-        return results
+def is_factory(data: Any) -> bool:
+    """A data set may be callable too; a class is a factory, since calling it makes a data set."""
+    if not callable(data) or (isinstance(data, (Dataset, BatchSource)) and not isinstance(data, type)):
+        return False
+    return isinstance(data, type) or not hasattr(data, "__getitem__")
 
 
-@contextmanager
-def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Events]:
-    """The logger to use, closed afterwards if it can be."""
-    if logger is None:
-        is_wanted = log_interval is not None or sys.stdout.isatty()
-        logger = ConsoleLogger() if is_wanted else NullLogger()
+def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, training: bool) -> Any:
+    """By keyword where it declares the names, else by place. It may leave `train_dataset` out."""
+    places, last = (rank, num_nodes), {"train_dataset": training}
+    names = {"rank": rank, "num_nodes": num_nodes}
     try:
-        if log_interval is not None:
-            if not hasattr(logger, "log_interval"):
-                raise SettingError(f"log_interval would not be used: {type(logger).__name__} has none")
-            logger.log_interval = log_interval
-        yield logger
-    finally:
-        if close := getattr(logger, "close", None):
-            close()
+        declared = inspect.signature(factory)
+    except ValueError:  # not every function that is written in C tells
+        return factory(*places, training)
+    for args, kwargs in (((), names | last), (places, last), ((*places, training), {}), ((), names), (places, {})):
+        try:
+            declared.bind(*args, **kwargs)
+        except TypeError:
+            continue
+        return factory(*args, **kwargs)
+    raise SettingError(f"a factory of data sets takes (rank, num_nodes, train_dataset), not {declared}")
+
+
+def samples_of(
+    data: DataSource | None, rank: int, num_nodes: int, settings: FitSettings, *, training: bool
+) -> DatasetSamples | BatchSource | None:
+    """What rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
+    name, own = "train_dataset" if training else "val_dataset", is_factory(data)
+    if own:
+        data = call_factory(data, rank, num_nodes, training)
+    if data is None and not (own or training):
+        refuse("without val_dataset", val_size=settings.val_size)
+        return None
+    if data is None:
+        raise SettingError(f"{name} is None, or its factory returned None")
+    if isinstance(data, BatchSource):
+        _refuse_sizes(data, settings, training=training)
+        return data
+    kind = DatasetBatches if own else DatasetSamples
+    more = {"may_be_lengthened": training} if own else {}
+    samples = kind(
+        data if training else _part(data, settings.val_size),
+        batch_size=settings.batch_size,
+        minibatch_size=settings.samples_at_once,
+        shuffle=training and settings.shuffle,
+        seed=settings.seed,
+        tells_epoch=training,
+        **more,
+    )
+    if not len(samples) and not own:
+        raise SettingError(f"{name} is empty: {type(data).__name__} has no sample")
+    return samples
+
+
+def _part(data: Dataset, size: int | None) -> Dataset:
+    """`size` samples, spread evenly: what is sorted by class is not cut off then."""
+    if size is None or not hasattr(data, "__len__") or size >= len(data):
+        return data
+    return Subset(data, [n * len(data) // size for n in range(size)])
+
+
+def _refuse_sizes(data: BatchSource, settings: FitSettings, *, training: bool) -> None:
+    """A BatchSource makes its batches itself."""
+    sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
+    refuse(f"{type(data).__name__} makes its own batches", **{name: getattr(settings, name) for name in sizes})

@@ -1,4 +1,4 @@
-"""What ranks say to each other, whatever carries it.
+"""Collectives of a group of ranks, whatever carries them, and the group of one rank.
 
 All tensors are flat, contiguous and on the CPU: strategy/communicate.py takes others. Every rank must make the same
 calls in the same order.
@@ -10,14 +10,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from exogym.comm.among import check_ranks, exchange, reduce_among_
 from exogym.comm.background import Background, in_background
-from exogym.errors import RanksDiverged
+from exogym.errors import ExogymError, RanksDiverged
+
+DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 
 T = TypeVar("T")
 
@@ -35,7 +37,7 @@ class Member(Protocol):
 class Comm(ABC):
     """Collectives among `world_size` ranks.
 
-    bytes_sent: what this rank has sent to others in them, without headers, see traffic.py. A collective that failed
+    bytes_sent: what this rank has sent to others in them, without headers. A collective that failed
     counts as a whole.
     seconds: time spent in them, waiting for slower ranks included; of those in a Background, what `wait` took.
     """
@@ -76,12 +78,22 @@ class Comm(ABC):
         """Replace `flat` on each of `ranks` by the sum over them, with the same bits on all of these.
 
         ranks: in ascending order, this one among them. The others take no part; they may do the same elsewhere.
+        Each of them sums one part, in rank order, and hands it out.
         """
-        check_ranks(self, ranks)
+        is_sorted = list(ranks) == sorted({*ranks})
+        if not is_sorted or self.rank not in ranks or not 0 <= ranks[0] <= ranks[-1] < self.world_size:
+            raise ExogymError(f"rank {self.rank} of {self.world_size} cannot exchange among the ranks {list(ranks)}")
         if len(ranks) == self.world_size:
             self.all_reduce_(flat)
-        else:
-            reduce_among_(self, flat, ranks)
+            return
+        parts = flat.tensor_split(len(ranks))
+        own = parts[ranks.index(self.rank)]
+        first, *others = exchange(self, parts, ranks)
+        total = first.clone()
+        for other in others:
+            total += other
+        own.copy_(total)
+        _exchange_in_pairs(self, ranks, sent=[own] * len(ranks), received=parts)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -181,3 +193,81 @@ class Comm(ABC):
             yield
         finally:
             self.seconds += time.perf_counter() - started
+
+
+class SingleComm(Comm):
+    """A group of one."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce_(self, flat: Tensor) -> None:
+        pass
+
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        pass
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        return [flat.clone()]
+
+    def send(self, flat: Tensor, dst: int) -> None:
+        raise ExogymError("a group of one has nobody to send to")
+
+    def recv(self, flat: Tensor, src: int) -> None:
+        raise ExogymError("a group of one has nobody to receive from")
+
+
+def exchange(comm: Comm, parts: Sequence[Tensor], ranks: Sequence[int]) -> list[Tensor]:
+    """Return what each of `ranks` has for this one, in rank order, where `parts` are what this one has for each.
+
+    Made of send and receive, so that the other ranks of `comm` need not take part. All have a part of the same size for
+    the same rank. The result's own part is that of `parts` itself.
+    """
+    own = parts[ranks.index(comm.rank)]
+    received = [part if part is own else own.new_empty(own.shape) for part in parts]
+    _exchange_in_pairs(comm, ranks, parts, received)
+    return received
+
+
+def _exchange_in_pairs(comm: Comm, ranks: Sequence[int], sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+    """Send each other rank its own of `sent`, and fill its own of `received`; what is empty is not sent.
+
+    The pairs of ranks meet one after another, (0, 1), (0, 2), (1, 2) and so on. In each pair the lower rank sends
+    first, so all wait for an earlier pair only, and never in a circle.
+    """
+
+    def send(place: int) -> None:
+        if sent[place].numel():
+            comm.send(sent[place], ranks[place])
+
+    def receive(place: int) -> None:
+        if received[place].numel():
+            comm.recv(received[place], ranks[place])
+
+    for lower, upper in combinations(range(len(ranks)), 2):
+        if comm.rank == ranks[lower]:
+            send(upper)
+            receive(upper)
+        elif comm.rank == ranks[upper]:
+            receive(lower)
+            send(lower)
+
+
+# What a rank sends in each collective, in bytes without headers, where one rank's tensor has `size` bytes. By the
+# algorithms of gloo, which depend on the number of ranks alone: see gloo/allreduce.cc, allgather.cc and broadcast.cc.
+
+
+def all_reduce_bytes(size: int, ranks: int) -> int:
+    """In a ring, N - 1 of N parts go on to be summed, and then N - 1 sums go to everybody."""
+    return 2 * size * (ranks - 1) // ranks
+
+
+def all_gather_bytes(size: int, ranks: int) -> int:
+    """In a ring, a rank sends its own tensor and, of those that it has received, all but its successor's own."""
+    return size * (ranks - 1)
+
+
+def broadcast_bytes(size: int, ranks: int, rank: int, src: int) -> int:
+    """In a binomial tree, those who have the tensor double with each turn, 1, 2, 4 and so on, counted from `src`."""
+    place, turns = (rank - src) % ranks, (ranks - 1).bit_length()
+    return size * sum(place < 2**turn and place + 2**turn < ranks for turn in range(turns))

@@ -15,9 +15,8 @@ from exogym.comm.background import in_background
 from exogym.comm.comm import Comm, Member
 from exogym.comm.process_group import POLL
 from exogym.errors import PeerLost, Rejoined, Stranger
-from exogym.membership.client import CoordinatorClient
+from exogym.membership.client import CoordinatorClient, Wait
 from exogym.membership.messages import STATE_SYNC, Generation
-from exogym.membership.waiting import Wait
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0

@@ -20,11 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exogym.comm import traffic
-from exogym.comm.comm import Comm
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.errors import ExogymError, PeerLost, Stranger
 
-DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 LOOPBACK = "127.0.0.1"
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # A collective that was given up keeps its group and its buffers until gloo's own time-out, which on a Mac is the only
@@ -114,7 +112,7 @@ class ProcessGroupComm(Comm):
         return {peer: bytes(part.tolist()) for peer, part in coming.items()}
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(traffic.all_reduce(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
+        with self._counted(all_reduce_bytes(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "all_reduce", self._reduce, meet=self._reduce)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
@@ -123,20 +121,20 @@ class ProcessGroupComm(Comm):
             options.rootRank, options.rootTensor = src, 0
             return self._group.broadcast([part], options)
 
-        sent = traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)
+        sent = broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)
         with self._counted(sent + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "broadcast", cast, meet=self._reduce)
 
     def _reducing_to_meet(self, flat: Tensor) -> int:
         """Bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
-        return traffic.all_reduce(_meeting(flat), self.world_size)
+        return all_reduce_bytes(_meeting(flat), self.world_size)
 
     def _reduce(self, part: Tensor, limit: float) -> dist.Work:
         return self._group.allreduce([part], _with_limit(dist.AllreduceOptions(), limit))
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
-        sent = traffic.all_gather(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)
+        sent = all_gather_bytes(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)
         with self._counted(sent):
             if flat.nbytes <= WHOLE_BYTES:
                 self._gather(flat, gathered, self.timeout)
@@ -167,7 +165,7 @@ class ProcessGroupComm(Comm):
         self._wait(start, "all_gather", limit, mine, *gathered)
 
     def all_to_all(self, flat: Tensor) -> Tensor:
-        with self._counted(traffic.all_to_all(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
+        with self._counted(flat.nbytes // self.world_size * (self.world_size - 1) + self._reducing_to_meet(flat)):
             received, limit = torch.empty_like(flat), self.timeout
             if _meeting(flat):
                 met, limit = torch.zeros(1), min(self.timeout, PIECE_S)

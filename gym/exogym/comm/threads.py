@@ -8,8 +8,7 @@ import threading
 import torch
 from torch import Tensor
 
-from exogym.comm import traffic
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.errors import ExogymError, PeerLost
 
 
@@ -30,15 +29,15 @@ class ThreadComm(Comm):
         return [cls(rank, shared) for rank in range(size)]
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(traffic.all_reduce(flat.nbytes, self.world_size)):
+        with self._counted(all_reduce_bytes(flat.nbytes, self.world_size)):
             flat.copy_(torch.stack(self._exchange(flat)).sum(0))
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        with self._counted(traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)):
+        with self._counted(broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)):
             flat.copy_(self._exchange(flat)[src])
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        with self._counted(traffic.all_gather(flat.nbytes, self.world_size)):
+        with self._counted(all_gather_bytes(flat.nbytes, self.world_size)):
             return [other.clone() for other in self._exchange(flat)]
 
     def send(self, flat: Tensor, dst: int) -> None:

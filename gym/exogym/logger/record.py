@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from exogym.mean import Mean
+from exogym.logger.event import Mean
 
 from .event import Event
 
@@ -25,7 +25,7 @@ class Record:
     bytes_per_step, bytes_total: sent by all ranks together in exchanges, since this process began; the first weights,
     validation and checks are apart.
     bandwidth: bytes a second that one rank sent on average while it was in an exchange, waiting included.
-    memory: bytes, of the rank that held most. correlation: see correlation.py.
+    memory: bytes, of the rank that held most. correlation: see mean_correlation.
     """
 
     kind: str

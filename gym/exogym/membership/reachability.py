@@ -1,6 +1,6 @@
 """Which hosts cannot reach each other, and who goes on then. Knows no sockets and never waits.
 
-A rank that waits asks its peers whether they are there (waiting.py). Who does not answer, though the launcher hears
+A rank that waits asks its peers whether they are there (client.py). Who does not answer, though the launcher hears
 them, is kept in `Reachability`, and `largest` chooses those who can train together.
 """
 

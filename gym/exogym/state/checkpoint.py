@@ -20,8 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from exogym.errors import CheckpointError
-from exogym.files import rename_durably, sync
 from exogym.state.tree import from_tree, to_tree
+
+if sys.platform == "darwin":
+    import fcntl
 
 FORMAT = 8
 
@@ -169,3 +171,26 @@ def _check(record: dict[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rename_durably(*renames: tuple[Path, Path]) -> None:
+    """Give each `part` of (part, path) its name once all parts are on the disk; then sync the names too."""
+    for part, _ in renames:
+        sync(part)
+    for part, path in renames:
+        part.replace(path)
+    for folder in dict.fromkeys(path.parent for _, path in renames):
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Write a file's content, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if sys.platform == "darwin":  # fsync leaves data in the drive's cache there
+            with contextlib.suppress(OSError):  # not every file system has that
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+                return
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from exogym.elastic_sampler import Sampler
+from exogym.device import random_state, set_random_state
 from exogym.flat import IntegerBuffers
-from exogym.mean import Mean
-from exogym.random_state import random_state, set_random_state
+from exogym.logger.event import Mean
+from exogym.samplers.elastic import Sampler
 from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
 from exogym.state.tree import fingerprint
 from exogym.strategy.strategy import Strategy

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exogym.elastic_sampler import Sampler
 from exogym.errors import SettingError
+from exogym.samplers.elastic import Sampler
 from exogym.strategy.optim import Schedule
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from exogym.comm.comm import Comm
-from exogym.elastic_sampler import Sampler
 from exogym.errors import CheckpointError
+from exogym.samplers.elastic import Sampler
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import NOT_BEGUN, Offer, Version

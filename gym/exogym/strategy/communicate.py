@@ -20,10 +20,8 @@ from functools import reduce as fold
 import torch
 from torch import Tensor
 
-from exogym.comm.among import exchange
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, SingleComm, exchange
 from exogym.comm.default_group import default_group
-from exogym.comm.single import SingleComm
 from exogym.config import one_of
 from exogym.errors import SettingError
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from exogym.comm.comm import Comm
-from exogym.elastic_sampler import ElasticSampler
 from exogym.membership.messages import SPEEDS
+from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position

@@ -1,4 +1,4 @@
-"""The loss on data that are not trained on, over all ranks."""
+"""What ranks measure together: the loss on data that are not trained on, and how alike their weights are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from exogym.batches import BatchSource
 from exogym.comm.comm import Comm
-from exogym.elastic_sampler import sampler_of
-from exogym.mean import Mean
+from exogym.flat import FlatParameters
+from exogym.logger.event import Mean
 from exogym.membership.messages import VALIDATION
 from exogym.micro_batches import Forward
-from exogym.progress import Progress
+from exogym.rounds.progress import Progress
+from exogym.samplers.batches import BatchSource
+from exogym.samplers.elastic import sampler_of
 from exogym.state.node_state import NodeState
 from exogym.state.state_sync import common_weights
+
+MOST_COMPARED = 1_000_000  # weights: 4 MB that each rank sends to each other; the correlation's error is about 1/1000
 
 
 class Validation:
@@ -122,3 +125,25 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def mean_correlation(comm: Comm, parameters: FlatParameters) -> float | None:
+    """Return the mean over all pairs of ranks of the Pearson correlation of their trained weights. All ranks call it.
+
+    Of a larger model the same MOST_COMPARED weights, drawn at random once and for all, are gathered and compared;
+    buffers are left out. None for one rank, and where a rank's weights are all equal or not finite. Raises PeerLost.
+    """
+    if comm.world_size == 1 or parameters.num_parameters < 2:
+        return None
+    vectors = torch.stack(comm.all_gather(sample(parameters.read()[: parameters.num_parameters]))).double()
+    among = torch.corrcoef(vectors)[*torch.triu_indices(comm.world_size, comm.world_size, offset=1)]
+    mean = among.mean().item()
+    return mean if among.isfinite().all() else None
+
+
+def sample(flat: Tensor) -> Tensor:
+    """Return `flat` [n], or MOST_COMPARED of its values, the same ones each time."""
+    if flat.numel() <= MOST_COMPARED:
+        return flat.contiguous()
+    generator = torch.Generator().manual_seed(0)
+    return flat[torch.randint(flat.numel(), (MOST_COMPARED,), generator=generator)]

@@ -1,6 +1,6 @@
-"""`python -m exogym.rank_script train.py [args]`: what `exogym.launch` starts for each rank, which then is that script.
+"""`python -m exogym.local.rank_script train.py [args]` runs a script as one rank; `exogym.launch` starts it for each.
 
-Beside running it, this writes down an exception for the launcher to show, and ends when the launcher is killed.
+It writes down an exception for the launcher to show, and ends when the launcher is killed.
 """
 
 from __future__ import annotations

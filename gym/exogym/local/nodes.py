@@ -39,7 +39,7 @@ BOOT = """
 import json, sys
 about = json.loads(sys.argv[1])
 sys.path[:], sys.argv[:] = about["path"], about["argv"]
-from exogym.local_nodes import node_main
+from exogym.local.nodes import node_main
 node_main(*about["node"])
 """
 

@@ -18,10 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from exogym.comm.comm import Comm
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
 from exogym.comm.default_group import leave_default_group
-from exogym.comm.process_group import DEFAULT_TIMEOUT, ProcessGroupComm, brief, gloo_options
-from exogym.comm.single import SingleComm
+from exogym.comm.process_group import ProcessGroupComm, brief, gloo_options
 from exogym.config import check_keys, one_of
 from exogym.errors import PeerLost, SettingError
 from exogym.logger import Events, NullLogger

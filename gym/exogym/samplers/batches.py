@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from exogym.device import random_state, set_random_state
 from exogym.errors import SettingError
-from exogym.random_state import random_state, set_random_state
 
 Batch = Any  # a tensor, or dicts, tuples and lists of them
 

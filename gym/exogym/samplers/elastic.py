@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
 from exogym.errors import PeerLost, SettingError
+from exogym.samplers.batches import Batch, BatchSource
 
 Plan = list[list[list[int]]]  # of an epoch: for each member, for each of its steps, numbers of samples
 Place = tuple[int, int]  # epoch, step in it
