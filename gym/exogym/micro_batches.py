@@ -44,12 +44,16 @@ class Forward:
 
 @dataclass
 class StepWork:
-    """What the micro-batches of one step came to. `not_finite`: those without a finite loss: why, and their ids."""
+    """What the micro-batches of one step came to.
+
+    not_finite: why some have no finite loss, and their ids. cost: about the work that it was, see Samples.cost.
+    """
 
     loss: Mean = field(default_factory=Mean)
     samples: int = 0
     ids: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
+    cost: float = 0.0
 
 
 def accumulate(

@@ -6,6 +6,7 @@ calls in the same order.
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,26 @@ from exogym.errors import ExogymError, RanksDiverged
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 
 T = TypeVar("T")
+_of_thread = threading.local()
+
+
+class use:
+    """From now on, the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
+
+    def __init__(self, comm: Comm | None):
+        self._before = comm_in_use()
+        _of_thread.comm = comm
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _of_thread.comm = self._before
+
+
+def comm_in_use() -> Comm | None:
+    """Return the communicator that was set with `use` in this thread."""
+    return getattr(_of_thread, "comm", None)
 
 
 class Member(Protocol):

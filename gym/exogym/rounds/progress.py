@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -21,8 +19,6 @@ from exogym.strategy.strategy import StepResult
 
 MOST_SKIPPED = 5  # steps in a row without a finite loss or gradient, before the run ends
 NAMED = 8  # clips at most in a message
-
-T = TypeVar("T")
 
 
 class Progress:
@@ -97,14 +93,6 @@ class Progress:
 
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)
-
-
-def waited_for(items: Iterable[T]) -> Iterator[tuple[T, float]]:
-    """Each item with the seconds until it came."""
-    began = time.perf_counter()
-    for item in items:
-        yield item, time.perf_counter() - began
-        began = time.perf_counter()
 
 
 class NonFiniteGuard:
