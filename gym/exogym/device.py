@@ -86,7 +86,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
 
 
 def repeat_bits(device: torch.device) -> None:
-    """For a process that trains: the same steps give the same bits, as they do on a CPU.
+    """Have the same steps of a process that trains give the same bits, as they do on a CPU.
 
     On CUDA the backward pass of attention, and others, otherwise add in an order that changes from time to time. An
     operation that has no other way then raises RuntimeError. Before the first matrix product of the process.
@@ -117,7 +117,7 @@ def empty_cache(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """For a process that trains on a CPU, with glibc: what torch frees stays with the process.
+    """Keep what torch frees with a process that trains on a CPU, with glibc.
 
     Otherwise each array of some MB is given back at once, and its pages are zeroed by the system the next time: a fifth
     of a step of whisper-tiny with 8 short clips, half of it with one. Arrays of more than 32 MB are given back all the
@@ -150,7 +150,7 @@ def most_terms(device: torch.device) -> int | None:
 
 
 def compiles_shapes(device: torch.device) -> bool:
-    """Whether each new shape of a batch costs time: mps compiles its graphs for it."""
+    """Say whether each new shape of a batch costs time: mps compiles its graphs for it."""
     return device.type == "mps"
 
 
@@ -188,7 +188,7 @@ def sharers(device: torch.device, processes: int) -> int:
 
 
 class PeakMemory:
-    """As a context: `bytes` is the most that this process held meanwhile, of what `memory_in_use` counts.
+    """A context whose `bytes` is the most that this process held meanwhile, of what `memory_in_use` counts.
 
     Of resident memory Linux keeps the highest value itself. Elsewhere it is sampled, and a machine that is busy with
     other things may see less. On mps what torch has taken stays until the cache is emptied, but what MPSGraph takes
@@ -247,7 +247,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def told_out_of_memory(error: BaseException) -> str:
-    """What an allocator's error says, without the advice to lift the limit, after which macOS may freeze."""
+    """Return what an allocator's error says, without the advice to lift the limit, after which macOS may freeze."""
     if found := MPS_FULL.search(str(error)):
         held, others, most, wanted = found.groups()
         limit = f" of {most} that it may take" if most else ""
@@ -267,7 +267,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Of every generator that a model may draw from on this rank (SpecAugment uses numpy's)."""
+    """Return the state of every generator that a model may draw from here (SpecAugment uses numpy's)."""
     name, keys, *rest = np.random.get_state()
     state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
     return state | _torch_state(device)
@@ -298,7 +298,7 @@ def _set_torch_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def seed_all(seed: int, device: torch.device) -> None:
-    """Every generator that a model may draw from on this rank, and none of another accelerator's."""
+    """Seed every generator that a model may draw from on this rank, and none of another accelerator's."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
@@ -311,7 +311,7 @@ def seed_all(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Afterwards the generators are as they were."""
+    """Put the generators back as they were."""
     state = random_state(device)
     try:
         yield

@@ -180,12 +180,12 @@ def digest(flat: Tensor) -> int:
 
 
 def is_finite(flat: Tensor) -> bool:
-    """Whether a CPU tensor holds neither NaN nor infinity."""
+    """Say whether a CPU tensor holds neither NaN nor infinity."""
     return not flat.numel() or all(map(math.isfinite, map(float, flat.aminmax())))  # NaN if there is one
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Where a buffer is found by `getattr`: its module, and its name there."""
+    """Return the module of a buffer, and its name there, as `getattr` takes them."""
     path, _, own = name.rpartition(".")
     return model.get_submodule(path), own
 

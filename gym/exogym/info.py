@@ -43,7 +43,7 @@ COLLECTIVES: dict[str, Callable[[Comm, Tensor], None]] = {
 
 
 class Info(dict[str, Any]):
-    """As text, a line for each of its values."""
+    """Shows a line for each of its values as text."""
 
     def __str__(self) -> str:
         lines = []
@@ -121,7 +121,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class CommunicationCheck:
-    """As text, a table."""
+    """Shows a table as text."""
 
     ranks: int
     timed: list[Timed]
@@ -195,7 +195,7 @@ def _timed(comm: Comm, name: str, megabytes: float, repeats: int) -> Timed:
 
 
 def _is_right(comm: Comm, name: str, count: int) -> bool:
-    """With whole numbers, whose sums are exact."""
+    """Check the result with whole numbers, whose sums are exact."""
     base = torch.arange(count).remainder(1021).float().to(comm.device)
     flat = base * (comm.rank + 1)
     COLLECTIVES[name](comm, flat)

@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """What torch.distributed.run makes of the options, the script and its arguments."""
+    """Have torch.distributed.run read the options, the script and its arguments."""
     options = run.get_args_parser().parse_args(argv)
     options.by_torch = options.no_python or options.run_path
     return options
@@ -198,7 +198,7 @@ def _as_rank(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def _environment(values: dict[str, str], defaults: dict[str, str]) -> Iterator[None]:
-    """What the processes inherit."""
+    """Change the environment that the processes inherit."""
     before = dict(os.environ)
     os.environ.update({**defaults, **os.environ, **values})
     try:
@@ -224,7 +224,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _told(error: ChildFailedError) -> str:
-    """The rank that failed first, and its traceback if it had one."""
+    """Tell which rank failed first, and its traceback if it had one."""
     failures = _failures(error)
     told = {rank: _traceback(failure) for rank, failure in failures.items()}
 
@@ -240,7 +240,7 @@ def _told(error: ChildFailedError) -> str:
 
 
 def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
-    """By rank. Also of ranks that were still on their way out, their exception written down, when another had ended."""
+    """Find failures by rank, also of ranks that were still on their way out when another had ended."""
     found = dict(error.failures)
     for rank, failure in error.failures.items():
         for file in Path(failure.error_file).parent.parent.glob("[0-9]*/error.json"):  # a folder for each local rank
@@ -252,7 +252,7 @@ def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
 
 
 def _exception(failure: ProcessFailure) -> dict[str, Any] | None:
-    """What the process wrote down of it."""
+    """Return what the process wrote down of its exception."""
     written = failure.error_file_data.get("message")
     return written if isinstance(written, dict) else None
 

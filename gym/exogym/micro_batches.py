@@ -44,7 +44,7 @@ class Forward:
 
 @dataclass
 class StepWork:
-    """What the micro-batches of one step came to.
+    """The sums over the micro-batches of one step.
 
     not_finite: why some have no finite loss, and their ids. cost: about the work that it was, see Samples.cost.
     """

@@ -32,7 +32,7 @@ LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What this rank may take of a device's memory: `most` bytes, of what device.memory_in_use counts.
+    """The part of a device's memory that this rank may take: `most` bytes, of what device.memory_in_use counts.
 
     told: how much that is, and of what.
     """
@@ -165,7 +165,7 @@ def _too_little(memory: Memory, one: int | None, later: int) -> OutOfMemory:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards the model and the random generators are as they were. Of its modules' attributes also the contents of
+    """Leave the model and the random generators as they were. Of its modules' attributes also the contents of
     plain dicts, lists and sets."""
     before = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -34,7 +34,7 @@ from exogym.strategy.strategy import StepResult, Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a rank can say at the end. Losses are means per target token (or per sample, see TrainNode).
+    """The figures of one rank at the end. Losses are means per target token (or per sample, see TrainNode).
 
     train_loss: this rank's, over its last epoch; val_loss: over all ranks, of the weights that the model has now; None
     if there was none. best_step: whose weights these are, with keep_best.

@@ -44,7 +44,7 @@ class Trainer(ABC):
         """The communicator of this process, which is rank `rank`."""
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
-        """What this rank may take: the part `usage` of what there is."""
+        """Return what this rank may take: the part `usage` of what there is."""
         return Memory.of(device, usage=usage)
 
     def run_rank(
@@ -122,7 +122,7 @@ def is_factory(data: Any) -> bool:
 
 
 def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, training: bool) -> Any:
-    """By keyword where it declares the names, else by place. It may leave `train_dataset` out."""
+    """Call it by keyword where it declares the names, else by place. It may leave `train_dataset` out."""
     places, last = (rank, num_nodes), {"train_dataset": training}
     names = {"rank": rank, "num_nodes": num_nodes}
     try:
@@ -141,7 +141,7 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
 def samples_of(
     data: DataSource | None, rank: int, num_nodes: int, settings: FitSettings, *, training: bool
 ) -> DatasetSamples | BatchSource | None:
-    """What rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
+    """Return what rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
     name, own = "train_dataset" if training else "val_dataset", is_factory(data)
     if own:
         data = call_factory(data, rank, num_nodes, training)

@@ -27,7 +27,7 @@ _of_thread = threading.local()
 
 
 class use:
-    """From now on, the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
+    """Have the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
 
     def __init__(self, comm: Comm | None):
         self._before = comm_in_use()
@@ -49,10 +49,10 @@ class Member(Protocol):
     """A rank as its communicator sees it."""
 
     def sync_state(self) -> tuple[int, bool]:
-        """Come to one state with the others. Its fingerprint, and whether it has replaced this rank's own."""
+        """Come to one state with the others. Returns its fingerprint, and whether it has replaced this rank's own."""
 
     def has_synced(self) -> None:
-        """All ranks have: their common state counts."""
+        """Learn that all ranks have: their common state counts."""
 
 
 class Comm(ABC):
@@ -143,18 +143,19 @@ class Comm(ABC):
         return work()
 
     def vote_ahead(self, kind: str, about: dict[str, Any]) -> None:  # noqa: B027
-        """From another thread, once the collectives of a joint action have run: this rank will take part in it as soon
-        as it comes to `commit_together`. So the others need not wait for that.
+        """Promise, once a joint action's collectives have run in another thread, that this rank will take part in it.
+
+        It does so as soon as it comes to `commit_together`; the others need not wait for that.
         """
 
     def ask_ahead(self, round_number: int, *, stopping: bool) -> None:  # noqa: B027
-        """Before a round's last step: put the question of `is_cut_short`, where the answer needs no other rank."""
+        """Put the question of `is_cut_short` before a round's last step, where the answer needs no other rank."""
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
-        """Whether ranks stop inside this round; the same for all of them. Each asks at the round's end, or earlier if
-        it wants to stop there. May raise Rejoined.
+        """Say whether ranks stop inside this round; the same for all of them. May raise Rejoined.
 
-        Here all wait for each other, and one that wants to stop is enough.
+        Each asks at the round's end, or earlier if it wants to stop there. Here all wait for each other, and one that
+        wants to stop is enough.
         """
         flag = torch.tensor([float(stopping)])
         self.all_reduce_(flag)
@@ -168,34 +169,34 @@ class Comm(ABC):
             raise RanksDiverged(f"after {where} the weights of rank {others} are not those of rank 0")
 
     def regroup(self) -> None:  # noqa: B027
-        """Between rounds: let in who is waiting."""
+        """Let in who is waiting, between rounds."""
 
     def check_for_call(self) -> None:  # noqa: B027
-        """Between steps. Raises Rejoined if the others have gone on without this rank, and now call it."""
+        """Raise Rejoined, between steps, if the others have gone on without this rank, and now call it."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that these ranks exchange can count any more: a joint action would lead to another group."""
+        """Say whether nothing that these ranks exchange can count any more: another group is about to form."""
         return False
 
     @property
     def is_regroup_due(self) -> bool:
-        """Whether `regroup` is going to form another group."""
+        """Say whether `regroup` is going to form another group."""
         return False
 
     def alive(self) -> None:  # noqa: B027
-        """This rank is at something that takes long, and makes progress."""
+        """Tell that this rank is at something that takes long, and makes progress."""
 
     def background(self) -> Background:
-        """For collectives that run while this rank computes. Until it has waited for them it starts no others."""
+        """Make a thread for collectives that run while this rank computes. Until it has waited it starts no others."""
         return Background(self.waiting, self.interrupt)
 
     def interrupt(self) -> None:  # noqa: B027
-        """From another thread: a collective that this rank is in raises PeerLost soon. Nothing but `close` follows."""
+        """Have this rank's collective raise PeerLost soon, from another thread. Nothing but `close` follows."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """This rank waits for what runs in its background."""
+        """Count what this rank waits for its background."""
         with self._counted():
             yield
 
@@ -204,7 +205,7 @@ class Comm(ABC):
 
     @contextmanager
     def _counted(self, sent: int = 0) -> Iterator[None]:
-        """Around a collective in which this rank sends so many bytes."""
+        """Count a collective in which this rank sends so many bytes."""
         self.bytes_sent += sent
         if in_background():
             yield
@@ -279,16 +280,14 @@ def _exchange_in_pairs(comm: Comm, ranks: Sequence[int], sent: Sequence[Tensor],
 
 
 def all_reduce_bytes(size: int, ranks: int) -> int:
-    """In a ring, N - 1 of N parts go on to be summed, and then N - 1 sums go to everybody."""
-    return 2 * size * (ranks - 1) // ranks
+    return 2 * size * (ranks - 1) // ranks  # in a ring: N - 1 of N parts to be summed, then N - 1 of the sums
 
 
 def all_gather_bytes(size: int, ranks: int) -> int:
-    """In a ring, a rank sends its own tensor and, of those that it has received, all but its successor's own."""
-    return size * (ranks - 1)
+    return size * (ranks - 1)  # in a ring: its own, and those that it has received but the one of its successor
 
 
 def broadcast_bytes(size: int, ranks: int, rank: int, src: int) -> int:
-    """In a binomial tree, those who have the tensor double with each turn, 1, 2, 4 and so on, counted from `src`."""
+    # In a binomial tree, those who have the tensor double with each turn, 1, 2, 4 and so on, counted from `src`.
     place, turns = (rank - src) % ranks, (ranks - 1).bit_length()
     return size * sum(place < 2**turn and place + 2**turn < ranks for turn in range(turns))

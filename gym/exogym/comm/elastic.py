@@ -124,7 +124,7 @@ class ElasticComm(Comm):
         self._send({"type": "round_end", "generation": self.generation, "round": round_number, "stop": stopping})
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
-        """As the first member that asks wants it: the coordinator answers at once, so nobody waits for others."""
+        """Do as the first member that asks wants it: the coordinator answers at once, so nobody waits for others."""
         while True:
             if stopping or self._asked != (self.generation, round_number):
                 self.ask_ahead(round_number, stopping=stopping)

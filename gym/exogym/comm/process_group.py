@@ -86,7 +86,7 @@ class ProcessGroupComm(Comm):
                 raise
 
     def _prove(self, key: bytes) -> None:
-        """Over each connection by itself, for a stranger may have taken only one. Raises PeerLost."""
+        """Prove and check over each connection by itself, for a stranger may have taken only one. Raises PeerLost."""
         own, others = secrets.token_bytes(PROOF_BYTES), [rank for rank in range(self.world_size) if rank != self.rank]
         theirs = self._tell_each(dict.fromkeys(others, own))
 
@@ -100,7 +100,7 @@ class ProcessGroupComm(Comm):
                 raise Stranger(what)
 
     def _tell_each(self, sent: dict[int, bytes]) -> dict[int, bytes]:
-        """PROOF_BYTES to each of the others, while as many come of each."""
+        """Send PROOF_BYTES to each of the others, and return as many of each."""
         going = {peer: torch.tensor(list(part), dtype=torch.uint8) for peer, part in sent.items()}
         coming = {peer: torch.zeros_like(part) for peer, part in going.items()}
 
@@ -143,7 +143,7 @@ class ProcessGroupComm(Comm):
         return gathered
 
     def _gather_in_pieces(self, flat: Tensor, gathered: list[Tensor]) -> None:
-        """As _in_pieces, one after another: what is given up in here are copies of one piece."""
+        """Gather one piece after another: what is given up in here are copies of one piece, see _in_pieces."""
         met = torch.zeros(1)
         self._wait(lambda: self._reduce(met, self.timeout), "all_gather", self.timeout, met)
         size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
@@ -178,7 +178,7 @@ class ProcessGroupComm(Comm):
         return received
 
     def _swap(self, part: Tensor, to: int, place: Tensor, of: int, what: str, limit: float) -> None:
-        """`part` to one rank while `place` comes of another, in pieces; what is given up in here are copies.
+        """Send `part` to one rank while `place` comes from another, in pieces; what is given up in here are copies.
 
         gloo's own all-to-all sends first. Between two ranks its word that it may be sent to then stands behind all that
         it sends, and the link carries one way at a time: half of the rate.
@@ -222,7 +222,7 @@ class ProcessGroupComm(Comm):
     def _in_pieces(
         self, flat: Tensor, what: str, start: Start, *, meet: Start, wait: Callable[..., None] | None = None
     ) -> None:
-        """What is given up in here holds little memory, or not for long, and never `flat` itself.
+        """Run a collective piece by piece: what is given up holds little memory, or not for long, and never `flat`.
 
         Ranks first wait for each other with a single value. Once all are there, a piece takes no longer than its way.
         While one travels, the one before it goes home, and the next one gets ready.
@@ -255,7 +255,7 @@ class ProcessGroupComm(Comm):
         self._poll(start, what, limit, buffers, lambda work: _finished(work, POLL))
 
     def _wait_whole(self, start: Callable[[], _Works], what: str, limit: float, *buffers: Tensor) -> None:
-        """For send and receive, where gloo cuts the connection when a wait ends early."""
+        """Wait in a thread for a send or receive: gloo cuts the connection when such a wait ends early."""
         outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
         def wait(works: _Works) -> None:
@@ -322,7 +322,7 @@ def _gloo(store: dist.Store, rank: int, size: int, wait: timedelta, address: str
 
 
 def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo._Options | None:
-    """For a group whose ranks listen on this address; None without one."""
+    """Return the options of a group whose ranks listen on this address; None without one."""
     if address is None:
         return None
     options = dist.ProcessGroupGloo._Options()
@@ -380,7 +380,7 @@ def _finished(work: dist.Work, poll: float) -> bool:
 
 
 def brief(error: Exception) -> str:
-    """The first line of what it says, as torch's errors go on for long."""
+    """Return the first line of an error, as torch's go on for long."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 

@@ -131,7 +131,7 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
 
 
 def meeting_store(timeout: float) -> dist.Store:
-    """Where the processes of the launch meet. Raises SettingError, RuntimeError."""
+    """Return the store where the processes of the launch meet. Raises SettingError, RuntimeError."""
     global _store
     if _store is None and world_size() == 1:
         _store = dist.HashStore()

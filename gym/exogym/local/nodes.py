@@ -85,7 +85,7 @@ class _Node:
             self.failure = f"ended without a word, {_told_status(self.process.returncode)}"
 
     def kill(self) -> None:
-        """With all that it has started: it leads a session of its own."""
+        """Kill it with all that it has started: it leads a session of its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -160,7 +160,7 @@ def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
 
 
 def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool]) -> None:
-    """Until all nodes have reported, or one has failed. Raises NodeFailed."""
+    """Listen until all nodes have reported, or one has failed. Raises NodeFailed."""
     give_up, has_stopped = float("inf"), False
     while (waiting := {n.pipe: n for n in nodes if not n.is_done}) and time.monotonic() < give_up:
         for pipe in wait(list(waiting), timeout=POLL):
@@ -195,7 +195,7 @@ def _tell_to_stop(nodes: list[_Node]) -> None:
 
 
 def _let_exit(nodes: list[_Node]) -> None:
-    """What users have registered with atexit may have something to do."""
+    """Wait a little for what users have registered with atexit."""
     until = time.monotonic() + GRACE
     for node in nodes:
         with contextlib.suppress(subprocess.TimeoutExpired):

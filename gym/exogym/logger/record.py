@@ -50,7 +50,7 @@ class Record:
     memory: int | None = None
 
     def figures(self) -> dict[str, float]:
-        """What is known, without kind and step."""
+        """Return what is known, without kind and step."""
         return {key: value for key, value in vars(self).items() if value is not None and key not in ("kind", "step")}
 
 

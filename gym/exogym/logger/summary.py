@@ -79,7 +79,7 @@ class Summary:
         return list(self._complete(self._slowest()))
 
     def finish(self) -> list[Record]:
-        """What is left, and the end; nothing if there was no event."""
+        """Return the records that are left, and that of the end; none if there was no event."""
         if self._began is None:
             return []
         records = list(self._complete(math.inf))
@@ -158,7 +158,7 @@ def _at(event: Event) -> dict[str, int]:
 
 
 def _validation(event: Event) -> dict[str, Any]:
-    """Where ranks have the same weights, the event says only one loss."""
+    """Read a validation's losses; there is only one where ranks have the same weights."""
     return of_losses(val_loss=event.get("loss"), local_val_loss=event.get("local_loss", event.get("loss")))
 
 

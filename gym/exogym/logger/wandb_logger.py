@@ -112,7 +112,7 @@ class WandbLogger(Logger):
 
 
 def _no_way_to(url: str) -> str:
-    """What is in the way of a connection; nothing, or not known, if empty."""
+    """Say what is in the way of a connection; empty if nothing is, or if it is not known."""
     server = urlsplit(url)
     if getproxies().get(server.scheme):
         return ""

@@ -56,18 +56,18 @@ class Coordinator:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether a generation has been called, and not all of it have come to one state yet."""
+        """Say whether a generation has been called, and not all of it have come to one state yet."""
         return self.generation is not None and self.state.vote == 0
 
     @property
     def is_apart(self) -> bool:
-        """Whether hosts that are there do not reach each other."""
+        """Say whether hosts that are there do not reach each other."""
         return bool(self.state.reach.told)
 
     # What the launcher tells.
 
     def ready(self, host: str, *, anew: bool = True) -> None:
-        """A process of this host has loaded what it needs, and waits to be called. anew: it has just started."""
+        """Take note that a process of this host waits to be called. anew: it has just started."""
         self.state.awaited.discard(host)
         self.state.present.add(host)
         if anew:
@@ -77,7 +77,7 @@ class Coordinator:
             self.send(host, {"type": "excluded"})
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
-        """It crashed, fell silent or was given up (for_good); or it never came."""
+        """Take note that a host crashed, fell silent or was given up (for_good), or never came."""
         self.state.awaited.discard(host)
         self.state.present.discard(host)
         self.state.reach.forget(host)
@@ -90,18 +90,18 @@ class Coordinator:
             self._gather()
 
     def stop(self) -> None:
-        """Somebody wants the run to end: wait for nobody any more."""
+        """Wait for nobody any more, as somebody wants the run to end."""
         self.state.stopping = True
         self.state.awaited.clear()
         self._gather()
 
     def stalled(self) -> None:
-        """No member has moved for longer than it should take: as trouble that none of them reports."""
+        """Take it as trouble that no member has moved for longer than it should take, though none reports any."""
         if self.generation is not None and not self.ended:
             self.state.trouble.report(self.clock(), None, "")
 
     def tick(self) -> Blame | None:
-        """To be called often. Names a member to give up, where one must be to blame."""
+        """Act on the time that has passed; call it often. Names a member to give up, where one must be to blame."""
         state, now = self.state, self.clock()
         if self.generation is None:
             state.trouble.clear()
@@ -134,7 +134,7 @@ class Coordinator:
                 self._count()
 
     def set(self, host: str, message: dict[str, Any]) -> None:
-        """What a member sets in the store of its generation is told to the others. Raises ValueError."""
+        """Tell the others what a member sets in the store of its generation. Raises ValueError."""
         if not self._is_member(host) or message["generation"] != self.generation.number:
             return
         told = {"type": "told", "generation": self.generation.number}
@@ -171,7 +171,7 @@ class Coordinator:
                 self.emit({"type": "warning", "what": f"{host}: {what}"})
 
     def reach(self, host: str, message: dict[str, Any], *, doubtful: Collection[str] = ()) -> None:
-        """Whom this host does not reach, as long as there is anybody, and then once more.
+        """Learn whom this host does not reach: told as long as there is anybody, and then once more.
 
         doubtful: hosts that may be lost as well, so that nothing new is learned of them. A member's report is of its
         present generation, or only says who is reached again.
@@ -302,7 +302,7 @@ class Coordinator:
             self._end_generation()
 
     def _difference(self, host: str) -> str | None:
-        """What this member's vote says that the first one's does not."""
+        """Tell what this member's vote says that the first one's does not."""
         first, vote = self.generation.members[0], self.state.votes[host]
         ours = self.state.votes[first]
         if vote["what"] != ours["what"]:

@@ -20,7 +20,7 @@ class Blame(NamedTuple):
 
 @dataclass
 class Trouble:
-    """What members say of a generation that does not come on, and who is given up if none does.
+    """Keeps what members say of a generation that does not come on, and finds whom to give up.
 
     fruitless: generations of the same members that ended by such reports. is_strangers: somebody was in it who is no
     member, for which none of them is to blame.
@@ -112,7 +112,7 @@ class CoordinatorState:
 
 
 def _listed(value: Any) -> Any:
-    """The same with sorted lists in place of sets."""
+    """Replace sets in a record by sorted lists."""
     if isinstance(value, set):
         return sorted(value)
     if isinstance(value, dict):

@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 
 @dataclass
 class Reachability:
-    """What each host says about the others. One side's report is enough: gloo needs both ways.
+    """Keeps what each host says about the others. One side's report is enough: gloo needs both ways.
 
     told: the pairs of which users have heard. waiting: who has to wait for them to reach each other.
     """
@@ -30,11 +30,11 @@ class Reachability:
         return cls(unreached, [(one, other) for one, other in record["told"]], record["waiting"])
 
     def says(self, host: str, unreached: Collection[str], *, new: Collection[str]) -> None:
-        """All whom this host does not reach; others than before only if they are among `new`."""
+        """Take in whom this host does not reach; others than before only if they are among `new`."""
         self.unreached[host] = set(unreached) & (self.unreached.get(host, set()) | set(new))
 
     def forget(self, host: str) -> None:
-        """What it said, and what others said of it."""
+        """Forget what a host said, and what others said of it."""
         self.unreached.pop(host, None)
         for others in self.unreached.values():
             others.discard(host)
@@ -42,7 +42,7 @@ class Reachability:
         self.waiting = [name for name in self.waiting if name != host]
 
     def pairs(self, hosts: Sequence[str]) -> list[Pair]:
-        """Those of `hosts` who do not reach each other, in their order."""
+        """Return the pairs of `hosts` who do not reach each other, in their order."""
         return [
             (one, other)
             for n, one in enumerate(hosts)
@@ -59,7 +59,7 @@ class Reachability:
         return is_news
 
     def reached_again(self) -> list[Pair]:
-        """Of the pairs that were told, once."""
+        """Return the pairs that were told and reach each other now, each once."""
         again = [pair for pair in self.told if not self.pairs(pair)]
         self.told = [pair for pair in self.told if pair not in again]
         return again

@@ -56,7 +56,7 @@ class HiddenRound(Round):
 
     @property
     def keeps_steps(self) -> bool:
-        """They are void where ranks have to begin at the agreed point."""
+        """Such steps are void where ranks have to begin at the agreed point."""
         comm, state = self._comm, self._state
         return state.is_ahead and not comm.is_regroup_due and state.sampler.is_shared_among(comm.members)
 

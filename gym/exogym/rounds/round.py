@@ -15,7 +15,7 @@ from exogym.strategy.strategy import StepResult
 
 
 class Spent(NamedTuple):
-    """What this rank has sent, and the seconds that communication took, up to a moment."""
+    """The bytes that this rank has sent, and the seconds that communication took, up to a moment."""
 
     bytes: int
     seconds: float
@@ -78,12 +78,12 @@ class Round:
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether this rank has made steps beside the exchange that has just counted, and goes on from them."""
+        """Say whether this rank has made steps beside the exchange that has just counted, and goes on from them."""
         return False
 
     @property
     def _end(self) -> Position:
-        """Where this rank's round ends."""
+        """The place where this rank's round ends."""
         return self._state.now
 
     def _spent(self) -> Spent:

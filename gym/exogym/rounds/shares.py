@@ -36,7 +36,7 @@ UNKNOWN = Measured(0.0, 0.0)
 
 
 class Speed:
-    """This rank's, over the last steps in which it had work.
+    """The speed of this rank, over the last steps in which it had work.
 
     They are put into blocks of steps that follow each other. Only the middle half of these counts, by speed: so a first
     step that compiles, or one in which the machine slept, does not.
@@ -66,14 +66,14 @@ class Speed:
         return Measured(speed, (fastest - slowest) / speed / math.sqrt(count - FEWEST + 1))
 
     def _blocks(self, steps: int) -> list[tuple[float, float]]:
-        """Cost and seconds of each block of so many steps; the newest steps are in one."""
+        """Return cost and seconds of each block of so many steps; the newest steps are in one."""
         own = list(self._steps)
         own = own[len(own) % steps :]
         return [tuple(map(sum, zip(*own[at : at + steps], strict=True))) for at in range(0, len(own), steps)]
 
 
 def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[float] | None:
-    """Weights of mean 1 in place of the `present` ones; None if those may stay.
+    """Return weights of mean 1 in place of the `present` ones; None if those may stay.
 
     A rank's speed grows with its share where part of a step costs the same whatever its size. So one dealing in
     proportion to speeds is too cautious, never too bold, and the next ones end where all ranks take equally long.
@@ -92,7 +92,7 @@ def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[
 
 
 def _factor(values: Sequence[float]) -> float:
-    """By which they differ at most."""
+    """Return the factor by which they differ at most."""
     return max(values) / min(values)
 
 
@@ -112,14 +112,15 @@ class Shares:
         self.speed = Speed()
 
     def is_comparison_due(self, at: Position) -> bool:
-        """At an agreed point: soon after the work was shared, and then in ever longer intervals."""
+        """Say whether speeds are to be compared: soon after the work was shared, then in ever longer intervals."""
         seldom = max(SELDOM, 4 * self._state.strategy.config.steps_in_round)  # ranks wait for each other there
         interval = min(max(OFTEN, at.compared_at - at.shared_at), seldom)
         return self._are_measured and self._comm.world_size > 1 and at.step >= at.compared_at + interval
 
     def compare(self) -> tuple[list[float], str] | None:
-        """The weights in proportion to which ranks should share the work from now on, and what to tell of them; None if
-        they should go on as they do. May raise Rejoined.
+        """Return the weights by which ranks should share the work from now on, and what to tell of them.
+
+        None if they should go on as they do. May raise Rejoined.
         """
         mine = torch.tensor(self.speed.measured(), dtype=torch.float64)
         gathered = self._comm.commit_together(SPEEDS, lambda: self._comm.all_gather(mine))
@@ -129,7 +130,7 @@ class Shares:
         return shares and (shares, told(members, shares, [speed for speed, _ in measured]))
 
     def kept(self, members: Sequence[str]) -> list[float]:
-        """Their present weights; one who has none gets the mean."""
+        """Return the present weights of members; one who has none gets the mean."""
         if not self._are_measured:
             return [1.0] * len(members)
         sampler = self._state.sampler

@@ -24,7 +24,7 @@ MOST_COMPARED = 1_000_000  # weights: 4 MB that each rank sends to each other; t
 
 
 class Validation:
-    """Of a run without validation data it does nothing."""
+    """Measures the loss on validation data; does nothing without them."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class Validation:
             self._sampler.follow(self._comm.members)
 
     def run(self) -> None:
-        """Where ranks differ: the loss of the mean of their weights, and `local_loss`, the mean of their own losses."""
+        """Validate, and tell the loss.
+
+        Where ranks differ it is that of the mean of their weights, and `local_loss` is the mean of their own losses.
+        """
         if not self._sampler:
             return
         strategy, loss, local, mean = self._state.strategy, self._loss(), {}, None
@@ -66,13 +69,13 @@ class Validation:
         self._progress.emit("validation", loss=loss, **local)
 
     def _is_best(self, loss: float | None) -> bool:
-        """Also where the best one was before weights were kept."""
+        """Say whether this loss is the lowest, or the first one whose weights can be kept."""
         state, best = self._state, self._state.now.best_loss
         is_first = best is None or (self._keep_best and state.best_weights is None)
         return loss is not None and (is_first or loss < best)
 
     def _common(self, mean: Tensor | None) -> Tensor:
-        """The weights that were validated, the same on all ranks to the last bit."""
+        """Return the weights that were validated, the same on all ranks to the last bit."""
         if mean is not None:
             return mean
         own = self._state.strategy.parameters.read()
@@ -86,7 +89,7 @@ class Validation:
         return Mean(*self._comm.commit_together(VALIDATION, sums).tolist()).value()
 
     def _loss_of(self, mean: Tensor, own: Tensor) -> float | None:
-        """Of these weights; the model then has its own again."""
+        """Return the loss of weights `mean` [numel]; the model then has its `own` again."""
         strategy = self._state.strategy
 
         def sums() -> Tensor:
@@ -100,7 +103,7 @@ class Validation:
         return self._agreed(sums)
 
     def _sums(self) -> Tensor:
-        """Over all ranks: the sum of the losses, and of their weights [2 float64]."""
+        """Return the sum of the losses over all ranks, and of their weights [2 float64]."""
         self.follow()
         mean = Mean()
         with modes_kept(self._model), torch.no_grad():

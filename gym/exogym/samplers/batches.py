@@ -145,7 +145,6 @@ class DatasetBatches(DatasetSamples):
         self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
 
     def fixed_settings(self) -> dict[str, Any]:
-        """See BatchSource."""
         return self.plan_settings() | self.describe()
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
@@ -156,9 +155,10 @@ class DatasetBatches(DatasetSamples):
 
 
 def described(dataset: Dataset) -> str:
-    """What tells one data set from another without reading it: its type, its length, and the first and the last sample
-    where these are the same each time that they are read. Floats are rounded, since they may have been computed on
-    another machine, and paths are left out.
+    """Describe a data set without reading it all, to tell it from others.
+
+    It gives type, length, and the first and the last sample where these are the same each time that they are read.
+    Floats are rounded, since they may have been computed on another machine, and paths are left out.
     """
     about = [type(dataset).__qualname__, len(dataset)]
     before = random_state(torch.device("cpu"))
@@ -193,7 +193,7 @@ def _told(value: Any) -> str:
 
 
 def spread(counts: Sequence[int], steps: int) -> list[list[int]]:
-    """For each member the sizes of its `steps` steps, which hold `count` samples in all and differ by one at most.
+    """Return for each member the sizes of its `steps` steps, which hold `count` samples and differ by one at most.
 
     All members take what is over in the same steps, as far as they have it, so that one rests where the others have
     less to do. Reversed bits (van der Corput) put these steps far from each other: a member has work in any
@@ -209,7 +209,7 @@ def spread(counts: Sequence[int], steps: int) -> list[list[int]]:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch with its tensors on `device`; what is not a tensor stays as it is."""
+    """Return the batch with its tensors on `device`; what is not a tensor stays as it is."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -230,7 +230,7 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def sample_ids(batch: Batch) -> list[str]:
-    """What `batch["ids"]` says of its samples, if it says anything."""
+    """Return `batch["ids"]`, the names of its samples, if it has any."""
     return list(batch.get("ids", ())) if isinstance(batch, Mapping) else []
 
 

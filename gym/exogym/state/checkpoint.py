@@ -53,7 +53,7 @@ class Checkpoints:
         return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors)).result()
 
     def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
-        """As save, from a copy of the state, and waits for an earlier one that is still being written.
+        """Write a copy of the state in a thread, once an earlier one has been written; see save.
 
         Later ones are void: they are of a course that was given up when this rank went on from an earlier state.
         """
@@ -104,7 +104,7 @@ class Checkpoints:
                     weights.parent.rmdir()
 
     def numbers(self) -> list[int]:
-        """Of all that are there, ascending; some of them may be damaged."""
+        """Return the numbers of all that are there, ascending; some of them may be damaged."""
         return [number for number in self._folders() if self._files(number)[1].is_file()]
 
     def good(self) -> list[int]:
@@ -120,7 +120,7 @@ class Checkpoints:
         return [number for number in found if number != FORMAT]
 
     def glance(self, number: int) -> dict[str, Any] | None:
-        """As load, with None in place of each tensor; None for one that is missing or damaged."""
+        """Load all but tensors, which become None; returns None for one that is missing or damaged."""
         record = self._read(number)
         return None if record is None else from_tree(record["state"], defaultdict(lambda: None))
 
@@ -149,7 +149,7 @@ class Checkpoints:
 
 
 def _yield_to_training() -> None:
-    """Where threads have priorities of their own: on few cores each of torch's threads waits for the slowest."""
+    """Give way, where threads have priorities: on few cores each of torch's threads waits for the slowest."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 

@@ -101,5 +101,5 @@ class Offer(NamedTuple):
 
     @property
     def state(self) -> tuple[Version, int]:
-        """What ranks must share to go on from it together."""
+        """The part that ranks must share to go on from it together."""
         return self.version, self.fingerprint

@@ -43,7 +43,7 @@ class SavedStates:
         return fixed_settings(self.state.strategy, self.state.sampler)
 
     def look_at_data(self) -> None:
-        """For `settings`, once: nothing else should read the data while they are trained on."""
+        """Read once what `settings` needs: nothing else should read the data while they are trained on."""
         if self.checkpoints:
             _ = self.settings
 
@@ -97,7 +97,7 @@ class SavedStates:
         return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
-        """All of it, in the background unless at_once."""
+        """Save all of the state, in the background unless at_once."""
         if not self.checkpoints:
             return
         self.note_written(at_once=True)
@@ -123,7 +123,7 @@ class SavedStates:
         self._emit("checkpoint", round=agreements, bytes=written, seconds=time.perf_counter() - started)
 
     def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
-        """From another thread, when this process must end: what ranks last agreed on.
+        """Save, from another thread as this process must end, what ranks last agreed on.
 
         False if what they have in common was changing all the time that it waited.
         """
@@ -145,7 +145,7 @@ class SavedStates:
         return True
 
     def _is_kept(self, number: int) -> bool:
-        """Of this term; then it also has what is this rank's own, and a later change of the count is not worth that."""
+        """Say whether this term's is kept: it also has what is this rank's own, which a later count is not worth."""
         kept = self.checkpoints.glance(number)
         return kept is not None and kept["agreed"]["version"][0] == self.state.version().term
 
@@ -154,7 +154,7 @@ class SavedStates:
 
 
 def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
-    """By name, as a checkpoint gives them back. Looks at the data."""
+    """Return the settings by name, as a checkpoint gives them back. Looks at the data."""
     parameters = strategy.parameters
     values = {f.name: _plain(getattr(strategy.config, f.name)) for f in dataclasses.fields(strategy.config)}
     model = {"trained parameters": parameters.layout(), "frozen weights": parameters.frozen_digest()}
@@ -163,7 +163,7 @@ def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
 
 
 def _with_defaults(were: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """Where an older version did not have a setting yet, it did what the default does."""
+    """Add the defaults of settings that an older version did not have yet: it did what they do."""
     if were["strategy"] != type(strategy).__name__:
         return were
     known = [f for f in dataclasses.fields(strategy.config) if f.default is not dataclasses.MISSING]

@@ -44,7 +44,7 @@ MUST_MATCH = (
 
 @dataclass(frozen=True)
 class _Report:
-    """What one rank tells the others."""
+    """The report of one rank to the others."""
 
     fixed_fingerprints: list[int]
     version: Version
