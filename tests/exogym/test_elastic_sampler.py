@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exogym.errors import SettingError
 from exogym.samplers.batches import BatchSource, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
-from exogym.state.tree import from_tree, to_tree
+from exogym.state.checkpoint import from_tree, to_tree
 
 HOSTS = ("ada", "bob", "cy", "dee")
 EPOCHS = 3

@@ -16,8 +16,8 @@ from exogym.device import random_state, set_random_state
 from exogym.flat import IntegerBuffers
 from exogym.logger.event import Mean
 from exogym.samplers.elastic import Sampler
+from exogym.state.checkpoint import fingerprint
 from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
-from exogym.state.tree import fingerprint
 from exogym.strategy.strategy import Strategy
 
 
