@@ -40,7 +40,8 @@ class FlatParameters:
 
     def layout(self) -> int:
         """64 bits that two ranks share only if their flats mean the same."""
-        return _hash(repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)]).encode())
+        shapes = repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)])
+        return _signed(hashlib.blake2b(shapes.encode(), digest_size=8).digest())
 
     def frozen_digest(self) -> int:
         """64 bits of the hash of what is not trained, which ranks must have in common and never send.
@@ -188,10 +189,6 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the module of a buffer, and its name there, as `getattr` takes them."""
     path, _, own = name.rpartition(".")
     return model.get_submodule(path), own
-
-
-def _hash(data: bytes | memoryview) -> int:
-    return _signed(hashlib.blake2b(data, digest_size=8).digest())
 
 
 def _signed(data: bytes) -> int:

@@ -73,16 +73,11 @@ def launch(
     }
     argv = [f"--{name}={value}" for name, value in given.items() if value is not None]
     is_script = isinstance(target, (str, Path))
-    if not is_script:
-        _check_name(target)
-    options = _parse([*argv, str(target) if is_script else "function", *(map(str, args) if is_script else ())])
-    return _run(options, backend, start_timeout, *([] if is_script else [target, args]))
-
-
-def _check_name(function: Callable[..., Any]) -> None:
-    name = getattr(function, "__qualname__", "")
+    name = "" if is_script else getattr(target, "__qualname__", "")
     if "<" in name:  # <lambda>, or f.<locals>.g
         raise SettingError(f"{name} cannot be found by its name, as the processes must: define it in a module")
+    options = _parse([*argv, str(target) if is_script else "function", *(map(str, args) if is_script else ())])
+    return _run(options, backend, start_timeout, *([] if is_script else [target, args]))
 
 
 def main(argv: list[str] | None = None) -> int:

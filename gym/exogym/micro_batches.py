@@ -24,22 +24,18 @@ class Forward:
         self._shapes: list[torch.Size] = []
 
     def __call__(self, batch: Batch) -> tuple[Tensor, float, int]:
-        """(mean loss, weight of that mean, number of samples)"""
-        self._tidy(batch)
+        """Return (mean loss, weight of that mean, number of samples)."""
+        if self._device.type == "mps":  # the driver's memory grows with each new shape until the cache is emptied
+            shapes = [t.shape for t in tensors(batch)]
+            if shapes != self._shapes:
+                devices.trim_cache(self._device)
+            self._shapes = shapes
         batch = to_device(batch, self._device)
         samples = len(sample_ids(batch)) or count_samples(batch)
         with devices.autocast(self._device, self._precision):
             output = self._model(batch)
         loss, weight = output if isinstance(output, tuple) else (output, samples)
         return loss, float(weight), samples
-
-    def _tidy(self, batch: Batch) -> None:
-        """On mps the driver's memory grows with each new shape until the cache is emptied."""
-        if self._device.type == "mps":
-            shapes = [t.shape for t in tensors(batch)]
-            if shapes != self._shapes:
-                devices.trim_cache(self._device)
-            self._shapes = shapes
 
 
 @dataclass

@@ -388,8 +388,9 @@ def local_store(timeout: float = DEFAULT_TIMEOUT, address: str = LOOPBACK) -> di
     """A store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
     listener = socket.create_server((address, 0), backlog=128)
     port, wait = listener.getsockname()[1], timedelta(seconds=timeout)
-    about = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-    return dist.TCPStore(address, port, timeout=wait, **about)
+    return dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listener.detach()
+    )
 
 
 def join_local_store(port: int, timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:

@@ -126,8 +126,7 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
         store = dist.PrefixStore(_next_group(), meeting_store(timeout))
     except RuntimeError as error:
         raise PeerLost(f"rank {rank()} of {world_size()} cannot reach the others: {brief(error)}") from error
-    about = {"rank": rank(), "world_size": world_size(), "address": own_address()}
-    return ProcessGroupComm(store=store, timeout=timeout, **about)
+    return ProcessGroupComm(rank=rank(), world_size=world_size(), store=store, address=own_address(), timeout=timeout)
 
 
 def meeting_store(timeout: float) -> dist.Store:

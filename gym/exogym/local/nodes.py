@@ -82,7 +82,9 @@ class _Node:
         if self.result is None and self.failure is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE)
-            self.failure = f"ended without a word, {_told_status(self.process.returncode)}"
+            status = self.process.returncode
+            killed = " (killed; the system does that when memory runs out)" if status == -signal.SIGKILL else ""
+            self.failure = f"ended without a word, exit status {status}{killed}"
 
     def kill(self) -> None:
         """Kill it with all that it has started: it leads a session of its own."""
@@ -113,7 +115,10 @@ def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[],
         for rank in range(num_nodes):
             nodes.append(_start(rank, num_nodes, folder))
         _listen(nodes, events, should_stop)
-        _let_exit(nodes)
+        until = time.monotonic() + GRACE  # what users have registered with atexit may have something to do
+        for node in nodes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.process.wait(max(0.0, until - time.monotonic()))
     finally:
         for node in nodes:
             node.kill()
@@ -174,11 +179,9 @@ def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool])
             give_up = min(give_up, time.monotonic() + GRACE)
         if not has_stopped and should_stop():
             has_stopped = True
-            _tell_to_stop(nodes)
-    _raise_failure(nodes)
-
-
-def _raise_failure(nodes: list[_Node]) -> None:
+            for node in nodes:
+                with contextlib.suppress(OSError):
+                    node.pipe.send("stop")
     failed = [node for node in nodes if node.failure]
     if not failed:
         return
@@ -186,25 +189,6 @@ def _raise_failure(nodes: list[_Node]) -> None:
     silent = [str(node.rank) for node in nodes if not node.is_done]
     hint = f"\nNothing was heard of node {', '.join(silent)}: is it stopped, or very slow?" if first.lost_a_peer else ""
     raise NodeFailed(f"node {first.rank} of {len(nodes)} failed: {first.failure}{hint if silent else ''}")
-
-
-def _tell_to_stop(nodes: list[_Node]) -> None:
-    for node in nodes:
-        with contextlib.suppress(OSError):
-            node.pipe.send("stop")
-
-
-def _let_exit(nodes: list[_Node]) -> None:
-    """Wait a little for what users have registered with atexit."""
-    until = time.monotonic() + GRACE
-    for node in nodes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            node.process.wait(max(0.0, until - time.monotonic()))
-
-
-def _told_status(status: int | None) -> str:
-    killed = " (killed; the system does that when memory runs out)" if status == -signal.SIGKILL else ""
-    return f"exit status {status}{killed}"
 
 
 def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:

@@ -159,8 +159,8 @@ class Coordinator:
             state.ending_round, state.is_cut_short = message["round"], message["stop"] or state.is_stop_wanted
             state.is_stop_wanted = False
         state.is_stop_wanted |= message["stop"] and not state.is_cut_short
-        about = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
-        self.send(host, {"type": "round_end", **about})
+        told = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
+        self.send(host, {"type": "round_end", **told})
 
     def trouble(self, host: str, message: dict[str, Any]) -> None:
         if not self.ended and self._is_member(host) and message["generation"] == self.generation.number:
@@ -283,13 +283,10 @@ class Coordinator:
         state.ended = first["what"] == END
         if first["what"] == ROUND:
             state.diverged = 0
-            self._tell_round(first)
+            samples = {host: vote["samples"] for host, vote in state.votes.items()}
+            kind, generation = "stopped" if first["cut_short"] else "commit", self.generation.number
+            self.emit({"type": kind, "generation": generation, "round": first["round"], "samples": samples})
         self._commit(regroup=first["what"] == ROUND and self._should_regroup())
-
-    def _tell_round(self, first: dict[str, Any]) -> None:
-        samples = {host: vote["samples"] for host, vote in self.state.votes.items()}
-        kind = "stopped" if first["cut_short"] else "commit"
-        self.emit({"type": kind, "generation": self.generation.number, "round": first["round"], "samples": samples})
 
     def _commit(self, *, regroup: bool) -> None:
         state = self.state

@@ -41,17 +41,21 @@ class Progress:
 
     def start(self, device: torch.device, settings: LoopSettings) -> None:
         state, strategy = self._state, self._state.strategy
-        steps = {"steps_per_epoch": state.sampler.steps_per_epoch, "total_steps": state.total_steps}
         known = {f.name: plain(getattr(settings, f.name)) for f in fields(settings) if f.name != "strategy"}
-        about = {
-            "trainable": strategy.parameters.num_parameters,
-            "device": str(device),
-            "num_nodes": self._comm.world_size,
-            "steps_in_round": getattr(strategy.config, "steps_in_round", 1),
-            "strategy": {"name": type(strategy).__name__, **(plain(strategy.config) or {})},
-            "settings": known,
-        }
-        self._events({"type": "start", "rank": self.rank, **steps, **about})
+        self._events(
+            {
+                "type": "start",
+                "rank": self.rank,
+                "steps_per_epoch": state.sampler.steps_per_epoch,
+                "total_steps": state.total_steps,
+                "trainable": strategy.parameters.num_parameters,
+                "device": str(device),
+                "num_nodes": self._comm.world_size,
+                "steps_in_round": getattr(strategy.config, "steps_in_round", 1),
+                "strategy": {"name": type(strategy).__name__, **(plain(strategy.config) or {})},
+                "settings": known,
+            }
+        )
 
     def step_made(
         self,
@@ -83,13 +87,17 @@ class Progress:
         )
 
     def round_ended(self, result: StepResult) -> None:
-        about = {"round": result.round, "digest": result.digest}
-        spent = {"bytes": result.bytes, "seconds": result.seconds_communicating}
-        if result.stop:
-            self.emit("stop", **about, **spent)
-        elif result.round is not None:
-            travelled = {} if result.seconds_travelling is None else {"seconds_travelling": result.seconds_travelling}
-            self.emit("round", **about, **spent, **travelled)
+        if not result.stop and result.round is None:
+            return
+        travelled = {} if result.seconds_travelling is None else {"seconds_travelling": result.seconds_travelling}
+        self.emit(
+            "stop" if result.stop else "round",
+            round=result.round,
+            digest=result.digest,
+            bytes=result.bytes,
+            seconds=result.seconds_communicating,
+            **({} if result.stop else travelled),
+        )
 
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)

@@ -57,19 +57,15 @@ class Speed:
         count = len(self._steps)
         if count < FEWEST:
             return UNKNOWN
-        blocks = self._blocks(-(-count // BLOCKS))
+        steps = -(-count // BLOCKS)  # in a block; the newest steps are in one
+        own = list(self._steps)[count % steps :]
+        blocks = [tuple(map(sum, zip(*own[at : at + steps], strict=True))) for at in range(0, len(own), steps)]
         count = len(blocks)
         by_speed = sorted(blocks, key=lambda block: block[0] / block[1])
         middle = by_speed[count // 4 : count - count // 4]
         speed = sum(cost for cost, _ in middle) / sum(seconds for _, seconds in middle)
         slowest, fastest = (cost / seconds for cost, seconds in (middle[0], middle[-1]))
         return Measured(speed, (fastest - slowest) / speed / math.sqrt(count - FEWEST + 1))
-
-    def _blocks(self, steps: int) -> list[tuple[float, float]]:
-        """Return cost and seconds of each block of so many steps; the newest steps are in one."""
-        own = list(self._steps)
-        own = own[len(own) % steps :]
-        return [tuple(map(sum, zip(*own[at : at + steps], strict=True))) for at in range(0, len(own), steps)]
 
 
 def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[float] | None:

@@ -58,32 +58,24 @@ class Validation:
         """
         if not self._sampler:
             return
-        strategy, loss, local, mean = self._state.strategy, self._loss(), {}, None
-        if strategy.differs:
-            own = strategy.parameters.read()
-            if (mean := common_weights(self._comm, self._state, own)) is not None:
+        state, parameters = self._state, self._state.strategy.parameters
+        loss, local, mean = self._agreed(self._sums), {}, None
+        if state.strategy.differs:
+            own = parameters.read()
+            if (mean := common_weights(self._comm, state, own)) is not None:
                 loss, local = self._loss_of(mean, own), {"local_loss": loss}
-        is_best = self._is_best(loss)
-        kept = self._common(mean) if is_best and self._keep_best else None
-        self._state.validated(loss, is_best=is_best, weights=kept)
-        self._progress.emit("validation", loss=loss, **local)
-
-    def _is_best(self, loss: float | None) -> bool:
-        """Say whether this loss is the lowest, or the first one whose weights can be kept."""
-        state, best = self._state, self._state.now.best_loss
+        best = state.now.best_loss
         is_first = best is None or (self._keep_best and state.best_weights is None)
-        return loss is not None and (is_first or loss < best)
-
-    def _common(self, mean: Tensor | None) -> Tensor:
-        """Return the weights that were validated, the same on all ranks to the last bit."""
-        if mean is not None:
-            return mean
-        own = self._state.strategy.parameters.read()
-        common = common_weights(self._comm, self._state, own)  # machines may round differently
-        return own if common is None else common
-
-    def _loss(self) -> float | None:
-        return self._agreed(self._sums)
+        is_best = loss is not None and (is_first or loss < best)
+        kept = None
+        if is_best and self._keep_best:  # the weights that were validated, the same on all ranks to the last bit
+            kept = mean
+            if kept is None:  # machines may round differently
+                own = parameters.read()
+                common = common_weights(self._comm, state, own)
+                kept = own if common is None else common
+        state.validated(loss, is_best=is_best, weights=kept)
+        self._progress.emit("validation", loss=loss, **local)
 
     def _agreed(self, sums: Callable[[], Tensor]) -> float | None:
         return Mean(*self._comm.commit_together(VALIDATION, sums).tolist()).value()

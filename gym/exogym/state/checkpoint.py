@@ -36,8 +36,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
         self.folder, self.name, self.keep = Path(folder), quote(name, safe=""), keep
-        about = {"thread_name_prefix": "checkpoint", "initializer": _yield_to_training}
-        self._writer = ThreadPoolExecutor(max_workers=1, **about)
+        self._writer = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_to_training
+        )
         self._writing: Future[int] | None = None
 
     def save(self, number: int, state: dict[str, Any], *, unless: Callable[[], bool] = lambda: False) -> int:

@@ -124,8 +124,9 @@ def _begin_from_checkpoints(
         if best.number // 2 - chosen[0].number // 2 <= 1:
             inside = any(offer.number % 2 for offer in chosen)
             exactly = saved.load(chosen[comm.rank], exactly=True, inside=inside)
-            about = {"term": term, "fingerprint": chosen[0].fingerprint}
-            return Synced(checkpoint=chosen[0].number // 2, exactly=exactly, **about)
+            return Synced(
+                term=term, fingerprint=chosen[0].fingerprint, checkpoint=chosen[0].number // 2, exactly=exactly
+            )
     own = [max((o for o in report.offers if o.state == best.state), default=None) for report in reports]
     others = [n for n, offer in enumerate(own) if offer is None]
     if own[comm.rank]:
