@@ -108,7 +108,7 @@ class TrainNode:
         else:
             self.round = Round(self.state, comm, settings)
         self.joined_midrun = False  # it was given the state of the others, after they had agreed on some
-        self.was_resharded = False  # in this step or after the last round
+        self.was_resharded = False  # so that the batches of the last share are no longer this rank's
 
     def run(self) -> TrainResult:
         """Train to the end of the run. Raises PeerLost, RanksDiverged, NotFinite, CheckpointError."""
