@@ -154,7 +154,8 @@ def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
         peak = trial.peak(fewer)
         if peak is not None and peak <= room:
             return fewer, peak
-    needed = "more memory" if peak is None else f"{(peak + trial.memory.most - room) / 1e9:.2f} GB, more"
+    later = trial.memory.most - room
+    needed = "more memory" if peak is None else f"{(peak + later) / 1e9:.2f} GB, more"
     what = f"training with a single sample at a time needs {needed}"
     raise OutOfMemory(
         f"{what} than {trial.memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage"
