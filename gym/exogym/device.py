@@ -54,7 +54,7 @@ CUDA_FULL = re.compile(
 
 
 def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch.device:
-    """`name`, else what EXOGYM_DEVICE says, else the best of mps, cuda and cpu.
+    """Return `name`, else what EXOGYM_DEVICE says, else the best of mps, cuda and cpu.
 
     A bare `cuda` is spread over the cards by `local_rank`.
     """
@@ -129,7 +129,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_few_primitives() -> None:
-    """Before the first step on a CPU, for a model with few convolutions that sees many lengths, in float32.
+    """Keep memory low, before the first float32 step on a CPU, for a model with few convolutions and many lengths.
 
     oneDNN keeps what it has compiled for 1,024 shapes: 0.3 GB after 150 steps of Whisper with clips of all lengths.
     """
@@ -137,7 +137,7 @@ def keep_few_primitives() -> None:
 
 
 def trim_cache(device: torch.device) -> None:
-    """On mps give back what is held for batches of other shapes, if it is much: making it anew takes time."""
+    """Give back, on mps, what is held for batches of other shapes, if it is much: making it anew takes time."""
     if device.type == "mps":
         cached = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
         if cached > CACHED_SHARE * torch.mps.recommended_max_memory():
@@ -145,7 +145,7 @@ def trim_cache(device: torch.device) -> None:
 
 
 def most_terms(device: torch.device) -> int | None:
-    """The most terms that a matrix product may sum over on this device; None without a limit."""
+    """Return the most terms that a matrix product may sum over on this device; None without a limit."""
     return MPS_TERMS if device.type == "mps" else None
 
 
@@ -155,7 +155,7 @@ def compiles_shapes(device: torch.device) -> bool:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes that this process holds: of the accelerator's memory, by its driver; on the cpu the resident ones."""
+    """Return the bytes that this process holds: of the accelerator's memory, by its driver; on the cpu resident ones."""
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     if device.type == "cuda":
@@ -164,7 +164,7 @@ def memory_in_use(device: torch.device) -> int:
 
 
 def own_memory(device: torch.device) -> tuple[int, int] | None:
-    """(free, total) bytes that an accelerator has for programs; None for the cpu."""
+    """Return (free, total) bytes that an accelerator has for programs; None for the cpu."""
     if device.type == "mps":
         total = torch.mps.recommended_max_memory()
         return total - torch.mps.driver_allocated_memory(), total
@@ -172,7 +172,7 @@ def own_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def available_memory() -> int:
-    """Bytes of this machine's memory that programs can still take; no more than what is left in a container."""
+    """Return bytes of this machine's memory that programs can still take; no more than what is left in a container."""
     left = [psutil.virtual_memory().available]
     for folder, most, used, droppable in CONTAINERS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
@@ -183,7 +183,7 @@ def available_memory() -> int:
 
 
 def sharers(device: torch.device, processes: int) -> int:
-    """How many of this machine's `processes`, spread by `choose`, have the same accelerator as this one."""
+    """Return how many of this machine's `processes`, spread by `choose`, have the same accelerator as this one."""
     return -(-processes // torch.cuda.device_count()) if device.type == "cuda" else processes
 
 
@@ -227,7 +227,7 @@ class PeakMemory:
 
 
 def _forget_highest_resident() -> bool:
-    """False where the system does not keep it: see proc(5), clear_refs and VmHWM."""
+    """Reset the highest value; False where the system keeps none: see proc(5), clear_refs and VmHWM."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _highest_resident() > 0

@@ -59,7 +59,7 @@ class Info(dict[str, Any]):
 
 
 def info() -> Info:
-    """Versions, platform, cores, devices with their memory in bytes, backends of torch.distributed, and strategies."""
+    """Return versions, platform, cores, devices with their memory in bytes, torch's backends, and strategies."""
     cores = {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count()}
     return Info(
         exogym={"source": source_hash(), "in": str(SOURCE)},
@@ -163,7 +163,7 @@ def _measure_launched(megabytes: Sequence[float], repeats: int) -> Communication
 
 
 def measure(comm: Comm, megabytes: Iterable[float], repeats: int) -> CommunicationCheck:
-    """All ranks of `comm` call this, and get the same result."""
+    """Time each collective. All ranks of `comm` call this, and get the same result."""
     sizes = [(size, name) for size in megabytes for name in COLLECTIVES]
     return CommunicationCheck(comm.world_size, [_timed(comm, name, size, repeats) for size, name in sizes])
 

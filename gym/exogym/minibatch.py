@@ -74,7 +74,7 @@ class Trial:
     alive: Callable[[], None] = lambda: None
 
     def peak(self, count: int) -> int | None:
-        """Bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
+        """Return the bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
 
         def look(*_call: object) -> None:
             if devices.memory_in_use(self.memory.device) > self.memory.most:
@@ -104,7 +104,7 @@ class Trial:
 
 
 def samples_at_once(trial: Trial, wanted: int) -> int:
-    """The most samples, up to `wanted`, whose forward and backward pass fits into memory, and at every later step.
+    """Return the most samples, up to `wanted`, whose passes fit into memory, now and at every later step.
 
     In equal parts of `wanted`. Leaves the model, its gradients and the random generators as they were. A model that
     raises an error is not tried further: training will show it, if it was not only for the number of samples. Raises
@@ -148,7 +148,7 @@ def _search(trial: Trial, wanted: int, room: int, kept: int) -> int:
 
 
 def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
-    """(`count` samples, or one if they do not fit; bytes of a pass of so many). Raises OutOfMemory."""
+    """Return (`count` samples, or one if they do not fit; bytes of a pass of so many). Raises OutOfMemory."""
     trial.peak(count)  # what only a first pass takes would hide what a sample does
     for fewer in range(count, 0, -1):
         peak = trial.peak(fewer)

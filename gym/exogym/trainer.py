@@ -41,7 +41,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def _build_connection(self, rank: int) -> Comm:
-        """The communicator of this process, which is rank `rank`."""
+        """Return the communicator of this process, which is rank `rank`."""
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
         """Return what this rank may take: the part `usage` of what there is."""
@@ -108,14 +108,14 @@ class Trainer(ABC):
 
 
 def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSource | None:
-    """A data set that all ranks have is shared among them."""
+    """Share a data set that all ranks have among them."""
     if samples is None or isinstance(samples, BatchSource):
         return samples
     return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
 
 def is_factory(data: Any) -> bool:
-    """A data set may be callable too; a class is a factory, since calling it makes a data set."""
+    """Say whether `data` is a factory, as a class is, whose call makes a data set; a data set may be callable too."""
     if not callable(data) or (isinstance(data, (Dataset, BatchSource)) and not isinstance(data, type)):
         return False
     return isinstance(data, type) or not hasattr(data, "__getitem__")
@@ -170,13 +170,13 @@ def samples_of(
 
 
 def _part(data: Dataset, size: int | None) -> Dataset:
-    """`size` samples, spread evenly: what is sorted by class is not cut off then."""
+    """Take `size` samples, spread evenly: what is sorted by class is not cut off then."""
     if size is None or not hasattr(data, "__len__") or size >= len(data):
         return data
     return Subset(data, [n * len(data) // size for n in range(size)])
 
 
 def _refuse_sizes(data: BatchSource, settings: FitSettings, *, training: bool) -> None:
-    """A BatchSource makes its batches itself."""
+    """Refuse sizes of batches, as a BatchSource makes its batches itself."""
     sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
     refuse(f"{type(data).__name__} makes its own batches", **{name: getattr(settings, name) for name in sizes})

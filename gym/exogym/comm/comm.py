@@ -82,7 +82,7 @@ class Comm(ABC):
 
     @abstractmethod
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """The ranks' tensors (equal shapes) in rank order."""
+        """Return the ranks' tensors (equal shapes) in rank order."""
 
     @abstractmethod
     def send(self, flat: Tensor, dst: int) -> None: ...
@@ -92,7 +92,7 @@ class Comm(ABC):
         """Fill `flat` with what rank `src` sent."""
 
     def all_to_all(self, flat: Tensor) -> Tensor:
-        """`flat` is N equal parts, one for each rank; the result is those that the ranks had for this one, in order."""
+        """Send each rank its own of the N equal parts of `flat`; return those that the ranks had for this one."""
         return torch.cat(exchange(self, flat.chunk(self.world_size), range(self.world_size)))
 
     def reduce_among_(self, flat: Tensor, ranks: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class Comm(ABC):
         return flag.item() > 0
 
     def compare(self, digest: int, where: str) -> None:
-        """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
+        """Raise RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
         digests = [int(t) for t in self.all_gather(torch.tensor([digest]))]
         others = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if others:

@@ -48,7 +48,7 @@ class DefaultGroupComm(Comm):
 
     @contextmanager
     def _sending(self, flat: Tensor, sent: int) -> Iterator[Tensor]:
-        """`flat`, or what takes its place on the device of the group."""
+        """Give `flat`, or what takes its place on the device of the group."""
         there = flat.to(self.device)
         try:
             with self._counted(sent):
@@ -71,7 +71,7 @@ def default_group() -> DefaultGroupComm | None:
 
 
 def leave_default_group() -> None:
-    """A process that ends while gloo's threads still run may be aborted (`terminate called`, SIGABRT)."""
+    """Leave it: a process that ends while gloo's threads still run may be aborted (`terminate called`, SIGABRT)."""
     _known.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -81,7 +81,7 @@ _known: dict[dist.ProcessGroup, DefaultGroupComm] = {}
 
 
 def _device() -> torch.device:
-    """The CPU if the group's backends take tensors there, else this process's own accelerator."""
+    """Return the CPU if the group's backends take tensors there, else this process's own accelerator."""
     kinds = [pair.split(":")[0] for pair in dist.get_backend_config().split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

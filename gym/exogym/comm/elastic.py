@@ -142,7 +142,7 @@ class ElasticComm(Comm):
             self._check_replaced()
 
     def compare(self, digest: int, where: str) -> None:
-        """The coordinator compares: it goes with the next vote."""
+        """Have the coordinator compare: it goes with the next vote."""
         self._digest = digest
 
     @property
@@ -216,7 +216,7 @@ class ElasticComm(Comm):
                 self._give_up(error)
 
     def _form(self, generation: Generation) -> Comm:
-        """Raises PeerLost. A thread that joins in vain is left behind: gloo cannot be interrupted there."""
+        """Form the group. Raises PeerLost. A thread that joins in vain is left behind: gloo cannot be interrupted."""
         self.wait.begins(generation.number)
 
         def superseded() -> bool:

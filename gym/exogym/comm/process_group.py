@@ -126,7 +126,7 @@ class ProcessGroupComm(Comm):
             self._in_pieces(flat, "broadcast", cast, meet=self._reduce)
 
     def _reducing_to_meet(self, flat: Tensor) -> int:
-        """Bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
+        """Return bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
         return all_reduce_bytes(_meeting(flat), self.world_size)
 
     def _reduce(self, part: Tensor, limit: float) -> dist.Work:
@@ -313,7 +313,7 @@ class ProcessGroupComm(Comm):
 
 
 def _meeting(flat: Tensor) -> int:
-    """Bytes of the value with which ranks wait for each other before a tensor travels in pieces; 0 if it does not."""
+    """Return the bytes of the value with which ranks meet before a tensor travels in pieces; 0 if it does not."""
     return MEETING_BYTES if flat.nbytes > WHOLE_BYTES else 0
 
 
@@ -385,7 +385,7 @@ def brief(error: Exception) -> str:
 
 
 def local_store(timeout: float = DEFAULT_TIMEOUT, address: str = LOOPBACK) -> dist.TCPStore:
-    """A store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
+    """Open a store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
     listener = socket.create_server((address, 0), backlog=128)
     port, wait = listener.getsockname()[1], timedelta(seconds=timeout)
     return dist.TCPStore(

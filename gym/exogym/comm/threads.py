@@ -24,7 +24,7 @@ class ThreadComm(Comm):
 
     @classmethod
     def group(cls, size: int, timeout: float = 60.0) -> list[ThreadComm]:
-        """The communicators of ranks 0 to size-1."""
+        """Return the communicators of ranks 0 to size-1."""
         shared = _Shared(size, timeout)
         return [cls(rank, shared) for rank in range(size)]
 
@@ -64,7 +64,7 @@ class ThreadComm(Comm):
         self.abort()
 
     def _exchange(self, flat: Tensor) -> list[Tensor]:
-        """Copies of all ranks' tensors."""
+        """Return copies of all ranks' tensors."""
         self._shared.slots[self.rank] = flat.clone()
         self._meet()
         slots = list(self._shared.slots)

@@ -119,7 +119,7 @@ class LaunchedTrainer(Trainer):
 
 
 def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
-    """A new group of all processes of the launch, which stands beside any others. Raises SettingError, PeerLost."""
+    """Form a new group of all processes of the launch, beside any others. Raises SettingError, PeerLost."""
     if world_size() == 1:
         return SingleComm()
     try:
@@ -145,7 +145,7 @@ def meeting_store(timeout: float) -> dist.Store:
 
 
 def own_address() -> str | None:
-    """This machine's IPv4 address on the way to where all meet; None if gloo is to take GLOO_SOCKET_IFNAME's."""
+    """Return this machine's IPv4 address on the way to where all meet; None if gloo is to take GLOO_SOCKET_IFNAME's."""
     master = os.environ.get("MASTER_ADDR")
     if "GLOO_SOCKET_IFNAME" in os.environ or not master:
         return None
@@ -158,5 +158,5 @@ def own_address() -> str | None:
 
 
 def _next_group() -> str:
-    """A name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
+    """Return a name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
     return f"exogym/{os.environ.get(RESTARTS, 0)}/{next(_groups)}"

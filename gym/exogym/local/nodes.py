@@ -73,7 +73,7 @@ class _Node:
             self.failure, self.lost_a_peer = content
 
     def look(self) -> None:
-        """A process may be gone while another that it had started still holds its end of the pipe."""
+        """Find a process that is gone while another that it had started still holds its end of the pipe."""
         if not self.is_done and self.process.poll() is not None and not self.pipe.poll():
             self.ended()
 
@@ -192,7 +192,7 @@ def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool])
 
 
 def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
-    """The process of one node."""
+    """Be the process of one node."""
     multiprocessing.current_process().name = f"node {rank}"  # which logging shows
     pipe, stop = Connection(descriptor), threading.Event()
     threading.Thread(target=_hear_parent, args=[pipe, stop, folder], daemon=True).start()
@@ -212,7 +212,7 @@ def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
 
 
 def _hear_parent(pipe: Connection, stop: threading.Event, folder: str) -> None:
-    """A parent that is killed cannot clean up: then this process does, and ends with all that it has started."""
+    """Clean up and end, with all that this process has started, once the parent was killed and cannot."""
     try:
         while pipe.recv() == "stop":
             stop.set()

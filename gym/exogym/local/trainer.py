@@ -104,7 +104,7 @@ class LocalTrainer(Trainer):
 
 @contextmanager
 def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Events]:
-    """The logger to use, closed afterwards if it can be."""
+    """Return the logger to use, closed afterwards if it can be."""
     if logger is None:
         is_wanted = log_interval is not None or sys.stdout.isatty()
         logger = ConsoleLogger() if is_wanted else NullLogger()

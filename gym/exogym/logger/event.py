@@ -17,7 +17,7 @@ class NullLogger:
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON can hold it: dataclasses become dicts, and what is no number or text its name."""
+    """Return a setting as JSON can hold it: dataclasses become dicts, and what is no number or text its name."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (list, tuple)):

@@ -110,7 +110,7 @@ class Sums:
         return sums
 
     def add(self, other: Sums) -> None:
-        """All but losses and norms, which are of an interval only."""
+        """Add all but losses and norms, which are of an interval only."""
         self.samples += other.samples
         self.tokens += other.tokens
         self.steps += other.steps
@@ -130,7 +130,7 @@ class Sums:
 
 
 def of_losses(**losses: float | None) -> dict[str, float | None]:
-    """Each loss with its perplexity; None for one that is not finite."""
+    """Return each loss with its perplexity; None for one that is not finite."""
     found: dict[str, float | None] = {}
     for name, loss in losses.items():
         found[name] = loss if is_finite(loss) else None

@@ -126,7 +126,7 @@ class Coordinator:
     # What members tell, see messages.py.
 
     def vote(self, host: str, message: dict[str, Any]) -> None:
-        """Raises RanksDiverged if members voted for different things, again and again."""
+        """Count a vote. Raises RanksDiverged if members voted for different things, again and again."""
         is_due = self._is_member(host) and message["generation"] == self.generation.number
         if is_due and message["vote"] == self.state.vote:
             self.state.votes[host] = message
@@ -147,7 +147,7 @@ class Coordinator:
                 self.send(other, told)
 
     def round_end(self, host: str, message: dict[str, Any]) -> None:
-        """The first member that asks, before its last step or to stop, decides for all whether a round is cut short.
+        """Let the first member that asks, before its last step or to stop, decide for all if the round is cut short.
 
         So who comes first need not wait for the others, and who comes later knows that it did not. One that wants to
         stop and comes too late stops in the next round.
@@ -196,7 +196,7 @@ class Coordinator:
         return self.generation is not None and host in self.generation.members
 
     def _regroup(self) -> None:
-        """This generation is over."""
+        """End this generation: the rest of it goes on with the round, or a new one begins."""
         left = [host for host in self.generation.members if host in self.state.present]
         if self.state.is_mid_round and left:
             self._form(self._choose(left, tell=True))
@@ -221,7 +221,7 @@ class Coordinator:
             self._form(chosen)
 
     def _choose(self, hosts: Collection[str], *, tell: bool = False) -> list[str]:
-        """Who of these goes on, in rank order. tell: also those who are left out, and why."""
+        """Choose who of these goes on, in rank order. tell: emit also who is left out, and why."""
         state, hosts = self.state, [host for host in self.hosts if host in hosts]
         pairs = state.reach.pairs(hosts)
         chosen = largest(hosts, pairs, state.remembering.intersection(hosts) or state.last.intersection(hosts))
@@ -271,7 +271,7 @@ class Coordinator:
     # What counts.
 
     def _count(self) -> None:
-        """All members have voted."""
+        """Count the votes of all members."""
         state, members = self.state, self.generation.members
         if difference := next(filter(None, map(self._difference, members)), None):
             self._diverge(difference)
@@ -312,11 +312,11 @@ class Coordinator:
 
     @staticmethod
     def _place(vote: dict[str, Any]) -> list[int]:
-        """A round that a stop cuts short ends at different steps."""
+        """Return where a vote's round ends: not the step, where a stop cuts it short."""
         return [vote.get("round"), *(() if vote.get("cut_short") else vote.get("position", ()))]
 
     def _diverge(self, difference: str) -> None:
-        """This must not happen. All begin the round anew, from a state that one of them hands to those who differ."""
+        """Begin the round anew, from a state that one member hands to those who differ. This must not happen."""
         self.state.diverged += 1
         if self.state.diverged > MOST_DIVERGED:
             raise RanksDiverged(difference)

@@ -66,7 +66,7 @@ class Reachability:
 
 
 def largest(hosts: Sequence[str], pairs: Collection[Pair], known: Collection[str]) -> list[str]:
-    """The most of `hosts` (in rank order) without any of `pairs`; one of `known` is among them, if there are any.
+    """Return the most of `hosts` (in rank order) without any of `pairs`, with one of `known` if there are any.
 
     Of several as large, the one with the most of `known`, then the first in rank order. `known` have the newest state:
     were it left behind, what was agreed would be trained once more.
@@ -81,7 +81,7 @@ def largest(hosts: Sequence[str], pairs: Collection[Pair], known: Collection[str
 
 
 def _without(hosts: frozenset[str], pairs: Collection[Pair]) -> Iterator[frozenset[str]]:
-    """Sets without any of `pairs`, all those among them to which nobody could be added."""
+    """Yield sets without any of `pairs`, all those among them to which nobody could be added."""
     apart = {host: {a if b == host else b for a, b in pairs if host in (a, b)} & hosts for host in hosts}
     worst = max(sorted(hosts), key=lambda host: len(apart[host]), default=None)
     if worst is None or not apart[worst]:

@@ -66,7 +66,7 @@ class Progress:
         waiting: float,
         device: torch.device,
     ) -> None:
-        """waiting: for its batches, before these `seconds`."""
+        """Tell of a step. waiting: seconds for its batches, before these `seconds`."""
         norm = result.grad_norm
         spent = {}
         if result.agreed and result.round is None:  # a round tells its own
@@ -111,7 +111,7 @@ class NonFiniteGuard:
         self._skipped = self._in_a_row = 0
 
     def check(self, result: StepResult, work: StepWork) -> None:
-        """After a step. Raises NotFinite once there were too many in a row."""
+        """Tell of a step that is left out. Raises NotFinite once there were too many in a row."""
         if not work.not_finite and not result.skipped:
             self._in_a_row = 0 if work.loss.weight else self._in_a_row
             return

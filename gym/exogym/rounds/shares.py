@@ -50,7 +50,7 @@ class Speed:
             self._steps.append((cost, seconds))
 
     def clear(self) -> None:
-        """A step of another size has another speed, as part of its time is the same for all sizes."""
+        """Forget all steps: one of another size has another speed, as part of its time is the same for all sizes."""
         self._steps.clear()
 
     def measured(self) -> Measured:
@@ -93,7 +93,7 @@ def _factor(values: Sequence[float]) -> float:
 
 
 def told(members: Sequence[str], shares: Sequence[float], speeds: Sequence[float]) -> str:
-    """`shares h1 40 %, h2 35 %, h3 25 %: h1 is 1.6 times as fast as h3`."""
+    """Say it in words: `shares h1 40 %, h2 35 %, h3 25 %: h1 is 1.6 times as fast as h3`."""
     slowest, fastest = (members[speeds.index(speed)] for speed in (min(speeds), max(speeds)))
     parts = [f"{member} {100 * share / sum(shares):.0f} %" for member, share in zip(members, shares, strict=True)]
     return f"shares {', '.join(parts)}: {fastest} is {_factor(speeds):.2g} times as fast as {slowest}"

@@ -85,7 +85,7 @@ class Validation:
         strategy = self._state.strategy
 
         def sums() -> Tensor:
-            """The model has its own weights again before ranks that have lost one meet anew."""
+            """Put the model's own weights back before ranks that have lost one meet anew."""
             try:
                 strategy.parameters.write(mean)
                 return self._sums()

@@ -33,7 +33,7 @@ class BatchSource(Protocol):
         """Optimizer steps in an epoch: the same on all ranks."""
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
-        """A list of micro-batches for each of `steps_per_epoch` optimizer steps; an empty list is a step without work.
+        """Yield a list of micro-batches for each of `steps_per_epoch` optimizer steps; an empty one is one without work.
 
         `epoch` counts from 0 and is what a shuffle should depend on; a run that is resumed leaves out the steps before
         `first_step`.
@@ -80,7 +80,7 @@ class DatasetSamples:
         return {"data": described(self.dataset)}
 
     def order(self, epoch: int) -> torch.Tensor:
-        """The numbers of all samples in the order of an epoch, as torch's DistributedSampler would have it."""
+        """Return the numbers of all samples in the order of an epoch, as torch's DistributedSampler would have it."""
         if not self.shuffle:
             return torch.arange(len(self))
         return torch.randperm(len(self), generator=torch.Generator().manual_seed(self.seed + epoch))
@@ -117,7 +117,7 @@ class DatasetSamples:
         pass
 
     def begin_epoch(self, epoch: int) -> None:
-        """Before the steps of this epoch are read."""
+        """Tell the data set which epoch is going to be read."""
         if self.tells_epoch and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
@@ -172,7 +172,7 @@ def described(dataset: Dataset) -> str:
 
 
 def _ends(dataset: Dataset) -> str:
-    """The first and the last sample, with the same random numbers each time."""
+    """Return the first and the last sample, with the same random numbers each time."""
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # not that of an accelerator, which nobody would put back
@@ -235,7 +235,7 @@ def sample_ids(batch: Batch) -> list[str]:
 
 
 def count_samples(batch: Batch) -> int:
-    """The first dimension of the first tensor. Raises SettingError if there is none."""
+    """Return the first dimension of the first tensor. Raises SettingError if there is none."""
     for tensor in tensors(batch):
         return tensor.shape[0] if tensor.dim() else 1
     raise SettingError(f"a batch must hold at least one tensor, not just {type(batch).__name__}")

@@ -52,7 +52,7 @@ class Samples(Protocol):
         """Get what takes time: these steps will be read, most likely in this order."""
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
-        """The micro-batches of each step."""
+        """Yield the micro-batches of each step."""
 
 
 class ElasticSampler:
@@ -110,7 +110,7 @@ class ElasticSampler:
         return trained / len(numbers) * cost_of(epoch, numbers) if cost_of and numbers else trained
 
     def agree_on_length(self, comm: Comm) -> bool:
-        """All ranks have the same plans."""
+        """Do nothing, as all ranks have the same plans."""
         return False
 
     def mark_done(self, since: Place, until: Place, members: Sequence[str]) -> None:
@@ -161,7 +161,7 @@ class ElasticSampler:
         return set(members) <= set(self.members)
 
     def fingerprint(self) -> int:
-        """64 bits of a hash, the same on ranks that share the same work."""
+        """Return 64 bits of a hash, the same on ranks that share the same work."""
         text = json.dumps(self.samples.plan_settings(), sort_keys=True).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
@@ -231,7 +231,7 @@ class FixedSampler:
         return self.source.epoch(epoch, first_step=first_step) if first_step else self.source.epoch(epoch)
 
     def samples_in_step(self, epoch: int) -> float:
-        """0: it is not known."""
+        """Return 0, as it is not known."""
         return 0.0
 
     def cost(self, place: Place, trained: int) -> float:
@@ -251,7 +251,7 @@ class FixedSampler:
         pass
 
     def is_shared_among(self, members: Sequence[str]) -> bool:
-        """Raises PeerLost for others than those who began."""
+        """Raise PeerLost for others than those who began."""
         if self.members != tuple(members):
             self.reshard(members)
         return True

@@ -108,11 +108,11 @@ class Checkpoints:
         return [number for number in self._folders() if self._files(number)[1].is_file()]
 
     def good(self) -> list[int]:
-        """Numbers of those that count."""
+        """Return the numbers of those that count."""
         return [number for number in self.numbers() if self._read(number) is not None]
 
     def other_formats(self) -> list[int]:
-        """Formats of those that another version of this program has written."""
+        """Return the formats of those that another version of this program has written."""
         found = []
         for number in self.numbers():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -125,7 +125,7 @@ class Checkpoints:
         return None if record is None else from_tree(record["state"], defaultdict(lambda: None))
 
     def load(self, number: int) -> dict[str, Any]:
-        """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
+        """Load it, with tensors on the CPU. Raises CheckpointError for one that is missing or damaged."""
         record = self._read(number)
         if record is None:
             raise CheckpointError(f"{self._files(number)[0].parent}: {self.name}'s checkpoint is damaged")
@@ -180,7 +180,7 @@ def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def fingerprint(state: Any) -> int:
-    """64 bits of the hash of a state, as a signed number; the same for states that are equal to the bit."""
+    """Return 64 bits of the hash of a state, as a signed number; the same for states that are equal to the bit."""
     tensors: dict[str, torch.Tensor] = {}
     hasher = hashlib.blake2b(json.dumps(_sorted(to_tree(state, tensors))).encode(), digest_size=8)
     for tensor in tensors.values():

@@ -168,7 +168,7 @@ class NodeState:
         self._version = Version(self._version.term, self._version.count + 1)
 
     def lengthened(self) -> None:
-        """Before the beginning: the sampler has more steps than it had."""
+        """Plan anew, before the beginning, as the sampler has more steps than it had."""
         self.total_steps = self._length.total_steps(self.sampler.steps_per_epoch)
         self.strategy.schedule.plan(self.total_steps)
 
@@ -211,7 +211,7 @@ class NodeState:
     # What ranks that meet compare, and hand over: state_sync.py.
 
     def fixed_fingerprints(self) -> list[int]:
-        """Numbers that must be the same on all ranks, in the order of MUST_MATCH."""
+        """Return numbers that must be the same on all ranks, in the order of MUST_MATCH."""
         parameters, length = self.strategy.parameters, self._length
         data = repr((self.sampler.fingerprint(), length.epochs, length.max_steps, self._patience)).encode()
         data_hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)

@@ -60,7 +60,7 @@ class SavedStates:
         return self._kept
 
     def is_damaged(self) -> bool:
-        """There are checkpoints, and none is good."""
+        """Say whether there are checkpoints of which none is good."""
         return self._may_load() and not self.offers() and bool(self.checkpoints.numbers())
 
     def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
@@ -73,7 +73,7 @@ class SavedStates:
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 
     def _may_load(self) -> bool:
-        """Once it has begun it remembers more than is on the disk."""
+        """Say whether checkpoints may be loaded: a rank that has begun remembers more than is on the disk."""
         return bool(self.checkpoints) and self._resume and self.state.version() == NOT_BEGUN
 
     def _undamaged(self) -> list[Offer]:
@@ -93,7 +93,7 @@ class SavedStates:
     # What it keeps.
 
     def _number(self, *, inside: bool) -> int:
-        """A state inside a round is later than the agreement before it, and earlier than the next one."""
+        """Number a state; one inside a round is later than the agreement before it, and earlier than the next."""
         return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
@@ -171,7 +171,7 @@ def _with_defaults(were: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
 
 
 def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> None:
-    """Raises CheckpointError that names the differences."""
+    """Raise CheckpointError that names the differences."""
     other = [name for name in {**were, **are} if json.dumps(were.get(name)) != json.dumps(are.get(name))]
     if other:
         told = "; ".join(_change(name, were.get(name), are.get(name)) for name in other)
@@ -181,7 +181,7 @@ def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> 
 
 
 def _plain(value: Any) -> Any:
-    """A setting as JSON can hold it: of a class or function its name."""
+    """Return a setting as JSON can hold it: of a class or function its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         settings = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **settings}

@@ -84,7 +84,7 @@ class _Report:
 
 
 def sync_state(comm: Comm, state: NodeState, saved: SavedStates) -> Synced:
-    """Every rank of a new group calls this. Raises PeerLost, RanksDiverged, CheckpointError."""
+    """Bring all ranks of a new group to one state; each calls this. Raises PeerLost, RanksDiverged, CheckpointError."""
     mine = _Report.of(state, saved, fingerprint=comm.world_size > 1 and not comm.continues_round)
     reports = [_Report.read(numbers.tolist()) for numbers in comm.all_gather(torch.tensor(mine.numbers()))]
     _check_fixed(comm, reports)
@@ -137,7 +137,7 @@ def _begin_from_checkpoints(
 
 
 def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) -> bool:
-    """The agreed state of rank `source` to the others that need it. True on those."""
+    """Give the agreed state of rank `source` to the others that need it. True on those."""
     if comm.rank in receivers:
         state.load_agreed_state(receive_state(comm, source))
         return True
@@ -148,10 +148,9 @@ def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) 
 
 
 def remove_drift(comm: Comm, state: NodeState) -> float | None:
-    """Right after an agreement, all ranks take on the same weights: rank 0's where theirs differ by rounding, the mean
-    where the strategy lets them differ.
+    """Take on the same weights on all ranks, right after an agreement.
 
-    Returns how far apart this rank's were, None if all are equal.
+    They are rank 0's where weights differ by rounding, the mean where the strategy lets them differ. Returns how far apart this rank's were, None if all are equal.
     """
     own = state.strategy.agreed_weights()
     taken = common_weights(comm, state, own)
@@ -163,7 +162,7 @@ def remove_drift(comm: Comm, state: NodeState) -> float | None:
 
 
 def common_weights(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Tensor | None:
-    """The weights [numel] that ranks with weights `own` should have in common; None if all are equal."""
+    """Return the weights [numel] that ranks with weights `own` should have in common; None if all are equal."""
     if comm.world_size == 1:
         return None
     return comm.commit_together(DRIFT_CHECK, lambda: _compared(comm, state, own))
@@ -181,7 +180,7 @@ def _compared(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Tensor |
 
 
 def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
-    """`state` as for Checkpoints.save. Nothing on the way is pickled."""
+    """Send a `state` as for Checkpoints.save. Nothing on the way is pickled."""
     tensors: dict[str, torch.Tensor] = {}
     tree = to_tree(state, tensors)
     if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {*DTYPES}:
@@ -198,7 +197,7 @@ def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
 
 
 def receive_state(comm: Comm, source: int) -> dict[str, Any]:
-    """Raises PeerLost if what arrives is not what was sent; sizes are checked before memory is taken."""
+    """Receive a state. Raises PeerLost if what arrives is not what was sent; checks sizes before it takes memory."""
     sizes = torch.zeros(2, dtype=torch.int64)
     comm.recv(sizes, source)
     text_size, total = sizes.tolist()
