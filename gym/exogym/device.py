@@ -155,7 +155,7 @@ def compiles_shapes(device: torch.device) -> bool:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return the bytes that this process holds: of the accelerator's memory, by its driver; on the cpu resident ones."""
+    """Return the bytes that this process holds: of the accelerator's memory, by its driver; on the cpu, resident."""
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     if device.type == "cuda":

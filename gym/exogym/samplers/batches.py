@@ -33,7 +33,7 @@ class BatchSource(Protocol):
         """Optimizer steps in an epoch: the same on all ranks."""
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
-        """Yield a list of micro-batches for each of `steps_per_epoch` optimizer steps; an empty one is one without work.
+        """Yield a list of micro-batches for each of `steps_per_epoch` optimizer steps; empty for one without work.
 
         `epoch` counts from 0 and is what a shuffle should depend on; a run that is resumed leaves out the steps before
         `first_step`.

@@ -150,7 +150,8 @@ def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) 
 def remove_drift(comm: Comm, state: NodeState) -> float | None:
     """Take on the same weights on all ranks, right after an agreement.
 
-    They are rank 0's where weights differ by rounding, the mean where the strategy lets them differ. Returns how far apart this rank's were, None if all are equal.
+    They are rank 0's where weights differ by rounding, the mean where the strategy lets them differ. Returns how
+    far apart this rank's were, None if all are equal.
     """
     own = state.strategy.agreed_weights()
     taken = common_weights(comm, state, own)
