@@ -40,7 +40,7 @@ MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
     *("train_node.py", "micro_batches.py"),
-    *("round.py", "hidden.py", "shares.py", "validation.py", "progress.py"),
+    *("rounds/round.py", "rounds/hidden.py", "rounds/shares.py", "rounds/validation.py", "rounds/progress.py"),
     *("node_state.py", "saved_states.py", "state_sync.py", "elastic.py"),
     *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
