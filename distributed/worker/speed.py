@@ -18,7 +18,7 @@ from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from exogym.comm.comm import SingleComm
 from exogym.errors import ExogymError
-from exogym.local.trainer import LocalTrainer
+from exogym.trainer import LocalTrainer
 from whisper_tuner.errors import TunerError
 
 from .train import load_whisper

@@ -21,8 +21,6 @@ _HOME = {
     ),
     "exogym.flat": ("FlatParameters", "digest"),
     "exogym.info": ("check_communication", "info"),
-    "exogym.local.launched": ("LaunchedTrainer",),
-    "exogym.local.trainer": ("LocalTrainer",),
     "exogym.logger": (
         *("CSVLogger", "ConsoleLogger", "Logger", "NullLogger"),
         *("TensorBoardLogger", "WandbLogger"),
@@ -37,7 +35,7 @@ _HOME = {
         *("SimpleReduceStrategy", "StepResult", "Strategy"),
     ),
     "exogym.train_node": ("TrainNode", "TrainResult"),
-    "exogym.trainer": ("Trainer",),
+    "exogym.trainer": ("LaunchedTrainer", "LocalTrainer", "Trainer"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -1,12 +1,16 @@
-"""From a model and datasets to trained weights: what is the same wherever the ranks run."""
+"""From a model and datasets to trained weights: on ranks that are processes of this machine, or of a launch."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import os
+import secrets
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,15 +18,20 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from exogym import device as devices
-from exogym.comm.comm import Comm
-from exogym.config import refuse
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
+from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
+from exogym.config import check_keys, refuse
 from exogym.errors import SettingError
-from exogym.logger.event import Events, NullLogger
+from exogym.local.launched import join, world_size
+from exogym.local.launched import rank as rank_of_launch
+from exogym.local.nodes import run_nodes
+from exogym.logger import ConsoleLogger, Events, NullLogger
 from exogym.minibatch import USAGE, Memory, Trial, samples_at_once
 from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
-from exogym.settings import FitSettings
+from exogym.settings import FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
+from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
 
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
@@ -105,6 +114,145 @@ class Trainer(ABC):
         if found < wanted:
             what = f"{wanted} samples at once do not fit into {memory.told}: a step has {found} at a time"
             events({"type": "warning", "rank": comm.rank, "epoch": 0, "step": 0, "what": what})
+
+
+class LocalTrainer(Trainer):
+    """Ranks are processes of this machine, or this process itself where there is only one.
+
+    result: rank 0's figures of the last `fit`; results: those of all ranks. None before it, and if it failed.
+    """
+
+    result: TrainResult | None = None
+    results: list[TrainResult] | None = None
+    _num_nodes = 1
+    _port, _key = 0, b""
+    _timeout = DEFAULT_TIMEOUT
+    _available: int | None = None  # bytes of memory, before the nodes were started
+
+    def fit(
+        self,
+        strategy: Strategy,
+        *,
+        logger: Events | None = None,
+        log_interval: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        **settings: Any,
+    ) -> nn.Module:
+        """Train the model, and return it: the very one that the trainer was given, where it was, with new weights.
+
+        `settings` are the fields of FitSettings, with `autocast` (True, "bf16" or False) for its `precision`. A second
+        `fit` goes on from the trained model. The ranks train copies: after an exception the model is as it was.
+        logger gets all ranks' events (see TrainNode), and is closed at the end if it has `close`. Without one, what
+        happens is shown where standard output is a terminal, or log_interval is given. `should_stop` and logger are
+        called in this process.
+        Model, data sets and strategy are sent to the ranks' processes with cloudpickle, so they may be defined in a
+        script or a notebook. Raises SettingError, or NodeFailed with the first failed rank's traceback; no process
+        outlives the call.
+        """
+        parsed = fit_settings({"strategy": strategy, **settings})
+        self.result = self.results = None
+        with _open_logger(logger, log_interval) as events:
+            run = self._fit_here if parsed.num_nodes == 1 else self._fit_in_processes
+            self.results = run(parsed, events, should_stop)
+        self.result = self.results[0]
+        return self.model
+
+    def _build_connection(self, rank: int) -> Comm:
+        if self._num_nodes == 1:
+            return SingleComm()
+        return ProcessGroupComm(
+            rank=rank,
+            world_size=self._num_nodes,
+            store=join_local_store(self._port, self._timeout),
+            address=LOOPBACK,
+            timeout=self._timeout,
+            key=self._key,
+        )
+
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=self._num_nodes, available=self._available)
+
+    def _fit_here(self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
+        node = copy.copy(self)
+        node.model = copy.deepcopy(self.model)
+        with devices.random_state_kept(devices.choose(settings.device_of(0))):
+            result = node.run_rank(0, settings, events=events, should_stop=should_stop)
+        self.model.load_state_dict(node.model.state_dict())
+        return [result]
+
+    def _fit_in_processes(
+        self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]
+    ) -> list[TrainResult]:
+        store = local_store(settings.timeout)
+        node = copy.copy(self)
+        node._num_nodes, node._port, node._timeout = settings.num_nodes, store.port, settings.timeout
+        node._key = secrets.token_bytes(32)  # the job is read by this user alone; the store, by anybody on this machine
+        node._available = devices.available_memory()
+        results, weights = run_nodes((node, settings), settings.num_nodes, events, should_stop)
+        self.model.load_state_dict(weights)
+        return results
+
+
+class LaunchedTrainer(Trainer):
+    """This process is one rank of the launch, and trains the model that it was given.
+
+    result: this rank's figures of the last `fit`.
+    """
+
+    result: TrainResult | None = None
+    _timeout = DEFAULT_TIMEOUT
+
+    def fit(
+        self,
+        strategy: Strategy,
+        *,
+        logger: Events | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        **settings: Any,
+    ) -> nn.Module:
+        """Train the model together with the other processes, which must call this too, and return it.
+
+        All ranks have the same weights then. `settings` are the fields of FitSettings; `num_nodes` is that of the
+        launch. logger gets the events of rank 0, in that process, and is closed at the end if it has `close`.
+        Raises SettingError, PeerLost and what TrainNode does.
+        """
+        check_keys("fit", settings, [field.name for field in fields(FitSettings)])
+        if settings.setdefault("num_nodes", world_size()) != world_size():
+            raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
+        parsed = FitSettings(strategy=strategy, **settings)
+        events = logger if logger is not None and rank_of_launch() == 0 else NullLogger()
+        self._timeout = parsed.timeout
+        home = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        try:
+            self.result = self.run_rank(rank_of_launch(), parsed, events=events, should_stop=should_stop)
+        finally:
+            self.model.to(home)
+            if close := getattr(logger, "close", None):
+                close()
+        return self.model
+
+    def _build_connection(self, rank: int) -> Comm:
+        return join(self._timeout)
+
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+@contextmanager
+def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Events]:
+    """Return the logger to use, closed afterwards if it can be."""
+    if logger is None:
+        is_wanted = log_interval is not None or sys.stdout.isatty()
+        logger = ConsoleLogger() if is_wanted else NullLogger()
+    try:
+        if log_interval is not None:
+            if not hasattr(logger, "log_interval"):
+                raise SettingError(f"log_interval would not be used: {type(logger).__name__} has none")
+            logger.log_interval = log_interval
+        yield logger
+    finally:
+        if close := getattr(logger, "close", None):
+            close()
 
 
 def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSource | None:

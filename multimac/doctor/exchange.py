@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 
 from exogym import flat
 from exogym.flat import FlatParameters, digest
-from exogym.local.trainer import LocalTrainer
 from exogym.strategy import AllReduceStrategy
+from exogym.trainer import LocalTrainer
 from whisper_tuner.text import size
 
 from .checks import Finding, Tell, ok, problem

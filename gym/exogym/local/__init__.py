@@ -1,1 +1,1 @@
-"""Ranks that are processes of one machine, or of a launched script: how they start, meet and end."""
+"""Processes of one machine, or of a launched script, that are ranks: how they start, meet and end."""

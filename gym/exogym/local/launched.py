@@ -1,4 +1,4 @@
-"""For processes that `exogym.launch` (or torchrun) has started: they form a group, and train as its ranks.
+"""The group of processes that `exogym.launch` (or torchrun) has started.
 
 A script that was started alone is a group of one, so the same script runs both ways.
 """
@@ -8,28 +8,18 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import fields
 from datetime import timedelta
 from itertools import count
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
 from exogym.comm.default_group import leave_default_group
 from exogym.comm.process_group import ProcessGroupComm, brief, gloo_options
-from exogym.config import check_keys, one_of
+from exogym.config import one_of
 from exogym.errors import PeerLost, SettingError
-from exogym.logger import Events, NullLogger
-from exogym.minibatch import Memory
-from exogym.settings import FitSettings
 from exogym.strategy import communicate
-from exogym.strategy.strategy import Strategy
-from exogym.train_node import TrainResult
-from exogym.trainer import Trainer
 
 BACKEND = "EXOGYM_BACKEND"  # what `--backend` says
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
@@ -71,51 +61,6 @@ def init(backend: str | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Com
 
 def check_backend(name: str) -> str:
     return one_of("backend", name, [known for known in dist.Backend.backend_list if known != dist.Backend.UNDEFINED])
-
-
-class LaunchedTrainer(Trainer):
-    """This process is one rank of the launch, and trains the model that it was given.
-
-    result: this rank's figures of the last `fit`.
-    """
-
-    result: TrainResult | None = None
-    _timeout = DEFAULT_TIMEOUT
-
-    def fit(
-        self,
-        strategy: Strategy,
-        *,
-        logger: Events | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        **settings: Any,
-    ) -> nn.Module:
-        """Train the model together with the other processes, which must call this too, and return it.
-
-        All ranks have the same weights then. `settings` are the fields of FitSettings; `num_nodes` is that of the
-        launch. logger gets the events of rank 0, in that process, and is closed at the end if it has `close`.
-        Raises SettingError, PeerLost and what TrainNode does.
-        """
-        check_keys("fit", settings, [field.name for field in fields(FitSettings)])
-        if settings.setdefault("num_nodes", world_size()) != world_size():
-            raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
-        parsed = FitSettings(strategy=strategy, **settings)
-        events = logger if logger is not None and rank() == 0 else NullLogger()
-        self._timeout = parsed.timeout
-        home = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        try:
-            self.result = self.run_rank(rank(), parsed, events=events, should_stop=should_stop)
-        finally:
-            self.model.to(home)
-            if close := getattr(logger, "close", None):
-                close()
-        return self.model
-
-    def _build_connection(self, rank: int) -> Comm:
-        return join(self._timeout)
-
-    def _memory(self, device: torch.device, usage: float) -> Memory:
-        return Memory.of(device, usage=usage, sharing=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:

@@ -30,7 +30,6 @@ import torch
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
 from exogym.logger import Events
-from exogym.train_node import TrainResult
 
 JOB, WEIGHTS = "job.pt", "weights.pt"
 GRACE = 3.0  # seconds: for a node to exit, and for others to report, once one has lost a peer: the cause is theirs
@@ -49,7 +48,7 @@ class _Node:
     rank: int
     process: subprocess.Popen
     pipe: Connection
-    result: TrainResult | None = None
+    result: Any = None  # what the trainer's `run_rank` returned
     failure: str | None = None
     lost_a_peer: bool = False
     has_ended: bool = False
@@ -96,7 +95,7 @@ class _Node:
 
 def run_nodes(
     job: Any, num_nodes: int, events: Events, should_stop: Callable[[], bool]
-) -> tuple[list[TrainResult], dict[str, Any]]:
+) -> tuple[list[Any], dict[str, Any]]:
     """Run `trainer.run_rank(rank, settings)` in one process for each rank, where `job` is (trainer, settings).
 
     Returns all ranks' results, and the state dict of rank 0's model, on the CPU. Raises NodeFailed, and SettingError if
@@ -109,7 +108,7 @@ def run_nodes(
         return results, torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
 
 
-def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
+def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[Any]:
     nodes: list[_Node] = []
     try:
         for rank in range(num_nodes):

@@ -11,7 +11,7 @@ from torch.utils.data import Subset
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
-from exogym.local.trainer import LocalTrainer
+from exogym.trainer import LocalTrainer
 from multimac.commands.doctor import doctor
 from multimac.doctor import audio as doctor_audio
 from multimac.doctor.audio import check_audio_formats
