@@ -31,11 +31,11 @@ from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from distributed.preflight.run import preflight
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
-from exogym.data_source import DataSource
 from exogym.errors import SettingError
 from exogym.settings import FitSettings, fit_settings
 from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainResult
+from exogym.trainer import DataSource
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import atomic_path
 

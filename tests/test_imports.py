@@ -32,14 +32,14 @@ LAYERS = [
     ["distributed.hosts"],
     ["distributed.ssh", "distributed.run_dir", "distributed.control"],
     ["exogym", "whisper_tuner.eval"],
-    ["exogym.state", "exogym.logger", "whisper_tuner.export"],
-    ["exogym.strategy", "whisper_tuner.model"],
-    ["exogym.elastic_sampler", "whisper_tuner.data.checks"],
-    ["exogym.comm", "whisper_tuner.data"],
-    ["exogym.membership", "whisper_tuner.data.formats"],
-    ["exogym.batches", "whisper_tuner.data.problems", "whisper_tuner.data.timed_text"],
-    ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
-    ["exogym.errors", "exogym.files", "exogym.mean", "whisper_tuner"],
+    ["exogym.local", "exogym.rounds", "whisper_tuner.export"],
+    ["exogym.state", "exogym.settings", "exogym.micro_batches", "whisper_tuner.model"],
+    ["exogym.strategy", "whisper_tuner.data.checks"],
+    ["exogym.samplers", "whisper_tuner.data"],
+    ["exogym.comm", "whisper_tuner.data.formats"],
+    ["exogym.membership", "exogym.logger", "whisper_tuner.data.problems", "whisper_tuner.data.timed_text"],
+    ["exogym.config", "exogym.device", "exogym.flat"],
+    ["exogym.errors", "whisper_tuner"],
 ]
 LAYER = {package: -number for number, packages in enumerate(LAYERS) for package in packages}
 
@@ -161,7 +161,7 @@ def test_only_the_users_own_model_is_unpickled():
     pickling = re.compile("weights_only=False|_object_list|gather_object")
     found = importers("pickle|cloudpickle|marshal|shelve|dill")
     found |= {name for name, path in modules(PROJECT).items() if pickling.search(path.read_text(encoding="utf-8"))}
-    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.local_nodes"}
+    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.local.nodes"}
 
 
 def test_gym_is_a_folder_and_no_package():

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from distributed.control.messages import endpoint
 from distributed.control.timeouts import Timeouts
 from exogym.errors import RanksDiverged
+from exogym.membership.client import UNREACHED_S
 from exogym.membership.coordinator import Coordinator
-from exogym.membership.waiting import UNREACHED_S
 from whisper_tuner.errors import RunError, TunerError
 
 from .background import Background

@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
-from exogym.batches import to_device
-from exogym.random_state import random_state, set_random_state
+from exogym.device import random_state, set_random_state
+from exogym.samplers.batches import to_device
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from distributed.control.messages import Endpoint, endpoint
 from distributed.ssh.local_network import DENIED, WAYS_OUT, is_denied
-from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
+from exogym.membership.client import UNREACHED_S, Unanswered, Wait
 from whisper_tuner.errors import HostError
 
 EVERY_S = 1.0  # each peer is asked once

@@ -14,18 +14,16 @@ from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
 from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import RunSpec
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, SingleComm
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.relayed_store import RelayedStore
-from exogym.comm.single import SingleComm
-from exogym.data_source import DataSource
 from exogym.errors import PeerLost
 from exogym.membership.messages import Generation
 from exogym.minibatch import Memory
 from exogym.settings import FitSettings
 from exogym.train_node import TrainResult
-from exogym.trainer import Trainer
+from exogym.trainer import DataSource, Trainer
 from whisper_tuner.errors import HostError
 
 from .peer_probe import PeerProbe

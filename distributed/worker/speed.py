@@ -16,7 +16,7 @@ import sys
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
-from exogym.comm.single import SingleComm
+from exogym.comm.comm import SingleComm
 from exogym.errors import ExogymError
 from exogym.trainer import LocalTrainer
 from whisper_tuner.errors import TunerError

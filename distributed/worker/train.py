@@ -15,7 +15,7 @@ from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.plan.strategy_memory import more_bytes
 from exogym import device as devices
 from exogym.config import strategy_of
-from exogym.elastic_sampler import ElasticSampler
+from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.cost import Cost

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
-from exogym.random_state import same_draws
+from exogym.device import same_draws
 from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED

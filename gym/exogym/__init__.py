@@ -6,30 +6,27 @@ Names load on first use: `import exogym` and `import exogym.config` do not impor
 import importlib
 
 _HOME = {
-    "exogym.about": ("info",),
-    "exogym.batches": ("BatchSource", "DatasetBatches"),
-    "exogym.comm.comm": ("Comm",),
+    "exogym.comm.comm": ("Comm", "SingleComm"),
     "exogym.comm.process_group": ("ProcessGroupComm",),
-    "exogym.comm.single": ("SingleComm",),
     "exogym.comm.threads": ("ThreadComm",),
-    "exogym.comm_check": ("check_communication",),
     "exogym.config": (
         *("AllReduceConfig", "DeMoConfig", "DiLoCoConfig", "FedAvgConfig", "ParameterServerConfig", "SPARTAConfig"),
         *("SPARTADiLoCoConfig", "OptimSpec", "ScheduleSpec", "StrategyConfig"),
         *("build_strategy", "strategy_config"),
     ),
-    "exogym.elastic_sampler": ("ElasticSampler",),
     "exogym.errors": (
         *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "OutOfMemory", "PeerLost", "RanksDiverged"),
         "SettingError",
         "UnknownSetting",
     ),
     "exogym.flat": ("FlatParameters", "digest"),
-    "exogym.launched": ("LaunchedTrainer",),
+    "exogym.info": ("check_communication", "info"),
     "exogym.logger": (
         *("CSVLogger", "ConsoleLogger", "Logger", "NullLogger"),
         *("TensorBoardLogger", "WandbLogger"),
     ),
+    "exogym.samplers.batches": ("BatchSource", "DatasetBatches"),
+    "exogym.samplers.elastic": ("ElasticSampler",),
     "exogym.settings": ("FitSettings", "LoopSettings"),
     "exogym.state.checkpoint": ("Checkpoints",),
     "exogym.strategy": (
@@ -38,7 +35,7 @@ _HOME = {
         *("SimpleReduceStrategy", "StepResult", "Strategy"),
     ),
     "exogym.train_node": ("TrainNode", "TrainResult"),
-    "exogym.trainer": ("LocalTrainer", "Trainer"),
+    "exogym.trainer": ("LaunchedTrainer", "LocalTrainer", "Trainer"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = sorted(_MODULE_OF)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import re
 import sys
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -50,7 +54,7 @@ CUDA_FULL = re.compile(
 
 
 def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch.device:
-    """`name`, else what EXOGYM_DEVICE says, else the best of mps, cuda and cpu.
+    """Return `name`, else what EXOGYM_DEVICE says, else the best of mps, cuda and cpu.
 
     A bare `cuda` is spread over the cards by `local_rank`.
     """
@@ -82,7 +86,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
 
 
 def repeat_bits(device: torch.device) -> None:
-    """For a process that trains: the same steps give the same bits, as they do on a CPU.
+    """Have the same steps of a process that trains give the same bits, as they do on a CPU.
 
     On CUDA the backward pass of attention, and others, otherwise add in an order that changes from time to time. An
     operation that has no other way then raises RuntimeError. Before the first matrix product of the process.
@@ -113,7 +117,7 @@ def empty_cache(device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """For a process that trains on a CPU, with glibc: what torch frees stays with the process.
+    """Keep what torch frees with a process that trains on a CPU, with glibc.
 
     Otherwise each array of some MB is given back at once, and its pages are zeroed by the system the next time: a fifth
     of a step of whisper-tiny with 8 short clips, half of it with one. Arrays of more than 32 MB are given back all the
@@ -125,7 +129,7 @@ def keep_freed_memory() -> None:
 
 
 def keep_few_primitives() -> None:
-    """Before the first step on a CPU, for a model with few convolutions that sees many lengths, in float32.
+    """Keep memory low, before the first float32 step on a CPU, for a model with few convolutions and many lengths.
 
     oneDNN keeps what it has compiled for 1,024 shapes: 0.3 GB after 150 steps of Whisper with clips of all lengths.
     """
@@ -133,7 +137,7 @@ def keep_few_primitives() -> None:
 
 
 def trim_cache(device: torch.device) -> None:
-    """On mps give back what is held for batches of other shapes, if it is much: making it anew takes time."""
+    """Give back, on mps, what is held for batches of other shapes, if it is much: making it anew takes time."""
     if device.type == "mps":
         cached = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
         if cached > CACHED_SHARE * torch.mps.recommended_max_memory():
@@ -141,17 +145,17 @@ def trim_cache(device: torch.device) -> None:
 
 
 def most_terms(device: torch.device) -> int | None:
-    """The most terms that a matrix product may sum over on this device; None without a limit."""
+    """Return the most terms that a matrix product may sum over on this device; None without a limit."""
     return MPS_TERMS if device.type == "mps" else None
 
 
 def compiles_shapes(device: torch.device) -> bool:
-    """Whether each new shape of a batch costs time: mps compiles its graphs for it."""
+    """Say whether each new shape of a batch costs time: mps compiles its graphs for it."""
     return device.type == "mps"
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes that this process holds: of the accelerator's memory, by its driver; on the cpu the resident ones."""
+    """Return the bytes that this process holds: of the accelerator's memory, by its driver; on the cpu, resident."""
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     if device.type == "cuda":
@@ -160,7 +164,7 @@ def memory_in_use(device: torch.device) -> int:
 
 
 def own_memory(device: torch.device) -> tuple[int, int] | None:
-    """(free, total) bytes that an accelerator has for programs; None for the cpu."""
+    """Return (free, total) bytes that an accelerator has for programs; None for the cpu."""
     if device.type == "mps":
         total = torch.mps.recommended_max_memory()
         return total - torch.mps.driver_allocated_memory(), total
@@ -168,7 +172,7 @@ def own_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def available_memory() -> int:
-    """Bytes of this machine's memory that programs can still take; no more than what is left in a container."""
+    """Return bytes of this machine's memory that programs can still take; no more than what is left in a container."""
     left = [psutil.virtual_memory().available]
     for folder, most, used, droppable in CONTAINERS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
@@ -179,12 +183,12 @@ def available_memory() -> int:
 
 
 def sharers(device: torch.device, processes: int) -> int:
-    """How many of this machine's `processes`, spread by `choose`, have the same accelerator as this one."""
+    """Return how many of this machine's `processes`, spread by `choose`, have the same accelerator as this one."""
     return -(-processes // torch.cuda.device_count()) if device.type == "cuda" else processes
 
 
 class PeakMemory:
-    """As a context: `bytes` is the most that this process held meanwhile, of what `memory_in_use` counts.
+    """A context whose `bytes` is the most that this process held meanwhile, of what `memory_in_use` counts.
 
     Of resident memory Linux keeps the highest value itself. Elsewhere it is sampled, and a machine that is busy with
     other things may see less. On mps what torch has taken stays until the cache is emptied, but what MPSGraph takes
@@ -223,7 +227,7 @@ class PeakMemory:
 
 
 def _forget_highest_resident() -> bool:
-    """False where the system does not keep it: see proc(5), clear_refs and VmHWM."""
+    """Reset the highest value; False where the system keeps none: see proc(5), clear_refs and VmHWM."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _highest_resident() > 0
@@ -243,7 +247,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def told_out_of_memory(error: BaseException) -> str:
-    """What an allocator's error says, without the advice to lift the limit, after which macOS may freeze."""
+    """Return what an allocator's error says, without the advice to lift the limit, after which macOS may freeze."""
     if found := MPS_FULL.search(str(error)):
         held, others, most, wanted = found.groups()
         limit = f" of {most} that it may take" if most else ""
@@ -257,3 +261,82 @@ def told_out_of_memory(error: BaseException) -> str:
 @cache
 def _process(pid: int) -> psutil.Process:
     return psutil.Process(pid)
+
+
+# The random generators that a model may draw from, as they can be seeded, written down and put back.
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of every generator that a model may draw from here (SpecAugment uses numpy's)."""
+    name, keys, *rest = np.random.get_state()
+    state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
+    return state | _torch_state(device)
+
+
+def _torch_state(device: torch.device) -> dict[str, Any]:
+    state = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["device"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    _set_torch_state(state, device)
+
+
+def _set_torch_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    if "device" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["device"], device)
+    elif "device" in state and device.type == "mps":
+        torch.mps.set_rng_state(state["device"])
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed every generator that a model may draw from on this rank, and none of another accelerator's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Put the generators back as they were."""
+    state = random_state(device)
+    try:
+        yield
+    finally:
+        set_random_state(state, device)
+
+
+def same_draws(device: torch.device) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Contexts for torch.utils.checkpoint (its context_fn): what is computed again draws what was drawn before.
+
+    By itself it keeps the generators of CPU and CUDA only. On mps dropout drew other masks in the backward pass: wrong
+    gradients, without a word (pytorch 127676, open in torch 2.14).
+    """
+    return contextlib.nullcontext(), _DrawnFrom(_torch_state(device), device)
+
+
+class _DrawnFrom(AbstractContextManager):
+    """Entered once for each backward pass."""
+
+    def __init__(self, state: dict[str, Any], device: torch.device):
+        self.state, self.device = state, device
+
+    def __enter__(self) -> None:
+        self.now = _torch_state(self.device)
+        _set_torch_state(self.state, self.device)
+
+    def __exit__(self, *error: object) -> None:
+        _set_torch_state(self.now, self.device)

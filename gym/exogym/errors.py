@@ -17,7 +17,7 @@ from __future__ import annotations
 
 
 class ExogymError(Exception):
-    """What failed, where, and what to do next."""
+    """Says what failed, where, and what to do next."""
 
 
 class SettingError(ExogymError, ValueError):
@@ -37,7 +37,7 @@ class Stranger(PeerLost):
 
 
 class Rejoined(ExogymError):
-    """What was going on is void: go on from the state as it is now."""
+    """Voids what was going on: go on from the state as it is now."""
 
 
 class RanksDiverged(ExogymError):

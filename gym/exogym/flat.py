@@ -39,11 +39,12 @@ class FlatParameters:
         return [getattr(*place) for place in self._buffers]
 
     def layout(self) -> int:
-        """64 bits that two ranks share only if their flats mean the same."""
-        return _hash(repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)]).encode())
+        """Return 64 bits that two ranks share only if their flats mean the same."""
+        shapes = repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)])
+        return _signed(hashlib.blake2b(shapes.encode(), digest_size=8).digest())
 
     def frozen_digest(self) -> int:
-        """64 bits of the hash of what is not trained, which ranks must have in common and never send.
+        """Return 64 bits of the hash of what is not trained, which ranks must have in common and never send.
 
         Gigabytes with LoRA, and asked for at every generation: computed once.
         """
@@ -55,11 +56,11 @@ class FlatParameters:
         return self._frozen_digest
 
     def empty(self, extra: int = 0) -> Tensor:
-        """A fresh zeroed flat with room for `extra` more values at its end."""
+        """Return a fresh zeroed flat with room for `extra` more values at its end."""
         return torch.zeros(self.numel + extra)
 
     def read(self, out: Tensor | None = None, *, buffers: Tensor | None = None) -> Tensor:
-        """Parameters and buffers -> `out` (new if None). Never aliases the model.
+        """Copy parameters and buffers to `out` (new if None). Never aliases the model.
 
         buffers: those that `read_buffers` gave earlier, instead of what they are now.
         """
@@ -77,7 +78,7 @@ class FlatParameters:
         return all(tensor.device.type == "cpu" for tensor in self._tensors())
 
     def write(self, flat: Tensor) -> None:
-        """`flat` -> parameters and buffers, in their own dtype and on their own device."""
+        """Copy `flat` to parameters and buffers, in their own dtype and on their own device."""
         _scatter(flat.__getitem__, self._tensors())
 
     def move(self, to: Tensor, *, since: Tensor) -> None:
@@ -91,13 +92,13 @@ class FlatParameters:
 
     @torch.no_grad()
     def read_at(self, indices: Tensor) -> Tensor:
-        """The values at sorted int64 indices of a flat, float32 on the CPU."""
+        """Return the values at sorted int64 indices of a flat, float32 on the CPU."""
         parts = [t.reshape(-1)[at.to(t.device)].float() for t, at in self._at(indices)]
         return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
 
     @torch.no_grad()
     def write_at(self, indices: Tensor, values: Tensor) -> None:
-        """The reverse of read_at; everything else stays as it is."""
+        """Write values at sorted int64 indices of a flat; everything else stays as it is."""
         first = 0
         for tensor, at in self._at(indices):
             part = values[first : first + at.numel()].to(tensor.device, tensor.dtype)
@@ -108,7 +109,7 @@ class FlatParameters:
             first += at.numel()
 
     def _at(self, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each tensor of which there are some, and which."""
+        """Return each tensor of which there are some, and which."""
         tensors = self._tensors()
         ends = torch.tensor([t.numel() for t in tensors]).cumsum(0)
         first = 0
@@ -118,7 +119,7 @@ class FlatParameters:
             first = last
 
     def read_buffers(self, out: Tensor | None = None) -> Tensor:
-        """Buffers -> `out` [numel - num_parameters] (new if None)."""
+        """Copy buffers to `out` [numel - num_parameters] (new if None)."""
         out = torch.zeros(self.numel - self.num_parameters) if out is None else out
         gather(self.buffers, out)
         return out
@@ -127,13 +128,13 @@ class FlatParameters:
         _scatter(flat.__getitem__, self.buffers)
 
     def read_grads(self, out: Tensor | None = None, only: slice = slice(None)) -> Tensor:
-        """Gradients -> the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
+        """Copy gradients to the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
         out = self.empty() if out is None else out
         gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters[only]], out)
         return out
 
     def write_grads(self, flat: Tensor) -> None:
-        """flat[:num_parameters] -> gradients, made where they are None."""
+        """Copy flat[:num_parameters] to gradients, made where they are None."""
         for p in self.parameters:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
@@ -159,7 +160,7 @@ class IntegerBuffers:
         self._places = {n: _place(model, n) for n in whole}
 
     def read(self) -> dict[str, Tensor]:
-        """Copies, on the device of the model."""
+        """Return copies, on the device of the model."""
         return {name: getattr(*place).clone() for name, place in self._places.items()}
 
     def write(self, values: dict[str, Tensor]) -> None:
@@ -170,7 +171,7 @@ class IntegerBuffers:
 
 
 def digest(flat: Tensor) -> int:
-    """64 bits that tell a CPU tensor's bytes from others, as a signed number that fits an int64 tensor.
+    """Return 64 bits that tell a CPU tensor's bytes from others, as a signed number that fits an int64 tensor.
 
     The CRC-32 of each half: it is against accidents, and takes a fifth of the time of a cryptographic hash.
     """
@@ -180,18 +181,14 @@ def digest(flat: Tensor) -> int:
 
 
 def is_finite(flat: Tensor) -> bool:
-    """Whether a CPU tensor holds neither NaN nor infinity."""
+    """Say whether a CPU tensor holds neither NaN nor infinity."""
     return not flat.numel() or all(map(math.isfinite, map(float, flat.aminmax())))  # NaN if there is one
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Where a buffer is found by `getattr`: its module, and its name there."""
+    """Return the module of a buffer, and its name there, as `getattr` takes them."""
     path, _, own = name.rpartition(".")
     return model.get_submodule(path), own
-
-
-def _hash(data: bytes | memoryview) -> int:
-    return _signed(hashlib.blake2b(data, digest_size=8).digest())
 
 
 def _signed(data: bytes) -> int:
@@ -211,7 +208,7 @@ def _zeros_like(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
-    """Tensors on any device -> `out`, flat on the CPU, one after the other."""
+    """Copy tensors on any device to `out`, flat on the CPU, one after the other."""
     at = 0
     for group in _groups(tensors):
         # From an accelerator in one piece, as each transfer has its price; here each tensor without a copy between.
@@ -229,7 +226,7 @@ def _scatter(
     *,
     most: int = CHUNK,
 ) -> None:
-    """part_of: of the flat that they get. most: values of one, see _groups."""
+    """Put part_of(slice), a part of a flat, into the tensors it is for. most: values at once, see _groups."""
     at = 0
     for group in _groups(tensors, most):
         sizes = [piece.numel() for piece in group]
@@ -240,7 +237,7 @@ def _scatter(
 
 
 def _groups(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[list[Tensor]]:
-    """Views of consecutive rows, gathered into lists of at most so many values on one device (one row may be more)."""
+    """Yield views of consecutive rows, in lists of at most so many values on one device (one row may be more)."""
     group: list[Tensor] = []
     size = 0
     for piece in _pieces(tensors, most):

@@ -26,8 +26,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from exogym.comm.process_group import LOOPBACK, brief
 from exogym.config import at_least
 from exogym.errors import ExogymError, NodeFailed, PeerLost, SettingError
-from exogym.launched import BACKEND, check_backend, init
-from exogym.rank_script import end_with_parent
+from exogym.local.launched import BACKEND, check_backend, init
+from exogym.local.rank_script import end_with_parent
 
 __all__ = ["init", "launch", "main"]
 
@@ -73,16 +73,11 @@ def launch(
     }
     argv = [f"--{name}={value}" for name, value in given.items() if value is not None]
     is_script = isinstance(target, (str, Path))
-    if not is_script:
-        _check_name(target)
-    options = _parse([*argv, str(target) if is_script else "function", *(map(str, args) if is_script else ())])
-    return _run(options, backend, start_timeout, *([] if is_script else [target, args]))
-
-
-def _check_name(function: Callable[..., Any]) -> None:
-    name = getattr(function, "__qualname__", "")
+    name = "" if is_script else getattr(target, "__qualname__", "")
     if "<" in name:  # <lambda>, or f.<locals>.g
         raise SettingError(f"{name} cannot be found by its name, as the processes must: define it in a module")
+    options = _parse([*argv, str(target) if is_script else "function", *(map(str, args) if is_script else ())])
+    return _run(options, backend, start_timeout, *([] if is_script else [target, args]))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -123,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """What torch.distributed.run makes of the options, the script and its arguments."""
+    """Have torch.distributed.run read the options, the script and its arguments."""
     options = run.get_args_parser().parse_args(argv)
     options.by_torch = options.no_python or options.run_path
     return options
@@ -161,7 +156,7 @@ def _run_as_rank_script(options: argparse.Namespace) -> None:
     if not options.module and not Path(script).is_file():
         raise SettingError(f"there is no script {script!r}")
     options.training_script_args = [*(["-m"] if options.module else []), script, *options.training_script_args]
-    options.training_script, options.module = "exogym.rank_script", True
+    options.training_script, options.module = "exogym.local.rank_script", True
 
 
 def _number_of_processes(options: argparse.Namespace) -> int:
@@ -198,7 +193,7 @@ def _as_rank(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def _environment(values: dict[str, str], defaults: dict[str, str]) -> Iterator[None]:
-    """What the processes inherit."""
+    """Change the environment that the processes inherit."""
     before = dict(os.environ)
     os.environ.update({**defaults, **os.environ, **values})
     try:
@@ -224,7 +219,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _told(error: ChildFailedError) -> str:
-    """The rank that failed first, and its traceback if it had one."""
+    """Tell which rank failed first, and its traceback if it had one."""
     failures = _failures(error)
     told = {rank: _traceback(failure) for rank, failure in failures.items()}
 
@@ -240,7 +235,7 @@ def _told(error: ChildFailedError) -> str:
 
 
 def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
-    """By rank. Also of ranks that were still on their way out, their exception written down, when another had ended."""
+    """Find failures by rank, also of ranks that were still on their way out when another had ended."""
     found = dict(error.failures)
     for rank, failure in error.failures.items():
         for file in Path(failure.error_file).parent.parent.glob("[0-9]*/error.json"):  # a folder for each local rank
@@ -252,7 +247,7 @@ def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
 
 
 def _exception(failure: ProcessFailure) -> dict[str, Any] | None:
-    """What the process wrote down of it."""
+    """Return what the process wrote down of its exception."""
     written = failure.error_file_data.get("message")
     return written if isinstance(written, dict) else None
 

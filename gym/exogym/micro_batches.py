@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from exogym import device as devices
-from exogym.batches import Batch, count_samples, sample_ids, tensors, to_device
 from exogym.flat import FlatParameters
-from exogym.mean import Mean
+from exogym.logger.event import Mean
+from exogym.samplers.batches import Batch, count_samples, sample_ids, tensors, to_device
 
 
 class Forward:
@@ -24,8 +24,12 @@ class Forward:
         self._shapes: list[torch.Size] = []
 
     def __call__(self, batch: Batch) -> tuple[Tensor, float, int]:
-        """(mean loss, weight of that mean, number of samples)"""
-        self._tidy(batch)
+        """Return (mean loss, weight of that mean, number of samples)."""
+        if self._device.type == "mps":  # the driver's memory grows with each new shape until the cache is emptied
+            shapes = [t.shape for t in tensors(batch)]
+            if shapes != self._shapes:
+                devices.trim_cache(self._device)
+            self._shapes = shapes
         batch = to_device(batch, self._device)
         samples = len(sample_ids(batch)) or count_samples(batch)
         with devices.autocast(self._device, self._precision):
@@ -33,23 +37,19 @@ class Forward:
         loss, weight = output if isinstance(output, tuple) else (output, samples)
         return loss, float(weight), samples
 
-    def _tidy(self, batch: Batch) -> None:
-        """On mps the driver's memory grows with each new shape until the cache is emptied."""
-        if self._device.type == "mps":
-            shapes = [t.shape for t in tensors(batch)]
-            if shapes != self._shapes:
-                devices.trim_cache(self._device)
-            self._shapes = shapes
-
 
 @dataclass
 class StepWork:
-    """What the micro-batches of one step came to. `not_finite`: those without a finite loss: why, and their ids."""
+    """The sums over the micro-batches of one step.
+
+    not_finite: why some have no finite loss, and their ids. cost: about the work that it was, see Samples.cost.
+    """
 
     loss: Mean = field(default_factory=Mean)
     samples: int = 0
     ids: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
+    cost: float = 0.0
 
 
 def accumulate(

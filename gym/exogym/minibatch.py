@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exogym import device as devices
-from exogym.batches import DatasetSamples
+from exogym.device import random_state_kept
 from exogym.errors import ExogymError, OutOfMemory, SettingError
 from exogym.micro_batches import Forward
-from exogym.random_state import random_state_kept
+from exogym.samplers.batches import DatasetSamples
 
 USAGE = 0.8  # of the memory available, unless somebody says how much
 GROWTH = 1.15  # of what a sample takes, from the first step to later ones, when freed memory lies in pieces
@@ -32,7 +32,7 @@ LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What this rank may take of a device's memory: `most` bytes, of what device.memory_in_use counts.
+    """The part of a device's memory that this rank may take: `most` bytes, of what device.memory_in_use counts.
 
     told: how much that is, and of what.
     """
@@ -74,7 +74,7 @@ class Trial:
     alive: Callable[[], None] = lambda: None
 
     def peak(self, count: int) -> int | None:
-        """Bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
+        """Return the bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
 
         def look(*_call: object) -> None:
             if devices.memory_in_use(self.memory.device) > self.memory.most:
@@ -104,7 +104,7 @@ class Trial:
 
 
 def samples_at_once(trial: Trial, wanted: int) -> int:
-    """The most samples, up to `wanted`, whose forward and backward pass fits into memory, and at every later step.
+    """Return the most samples, up to `wanted`, whose passes fit into memory, now and at every later step.
 
     In equal parts of `wanted`. Leaves the model, its gradients and the random generators as they were. A model that
     raises an error is not tried further: training will show it, if it was not only for the number of samples. Raises
@@ -148,24 +148,23 @@ def _search(trial: Trial, wanted: int, room: int, kept: int) -> int:
 
 
 def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
-    """(`count` samples, or one if they do not fit; bytes of a pass of so many). Raises OutOfMemory."""
+    """Return (`count` samples, or one if they do not fit; bytes of a pass of so many). Raises OutOfMemory."""
     trial.peak(count)  # what only a first pass takes would hide what a sample does
     for fewer in range(count, 0, -1):
         peak = trial.peak(fewer)
         if peak is not None and peak <= room:
             return fewer, peak
-    raise _too_little(trial.memory, peak, trial.memory.most - room)
-
-
-def _too_little(memory: Memory, one: int | None, later: int) -> OutOfMemory:
-    needed = "more memory" if one is None else f"{(one + later) / 1e9:.2f} GB, more"
+    later = trial.memory.most - room
+    needed = "more memory" if peak is None else f"{(peak + later) / 1e9:.2f} GB, more"
     what = f"training with a single sample at a time needs {needed}"
-    return OutOfMemory(f"{what} than {memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage")
+    raise OutOfMemory(
+        f"{what} than {trial.memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage"
+    )
 
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards the model and the random generators are as they were. Of its modules' attributes also the contents of
+    """Leave the model and the random generators as they were. Of its modules' attributes also the contents of
     plain dicts, lists and sets."""
     before = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

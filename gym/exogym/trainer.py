@@ -1,35 +1,41 @@
-"""From a model and datasets to trained weights: what is the same wherever the ranks run, and the local case."""
+"""From a model and datasets to trained weights: on ranks that are processes of this machine, or of a launch."""
 
 from __future__ import annotations
 
 import copy
+import inspect
+import os
 import secrets
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Subset
 
 from exogym import device as devices
-from exogym.batches import BatchSource, DatasetSamples
-from exogym.comm.comm import Comm
-from exogym.comm.process_group import DEFAULT_TIMEOUT, LOOPBACK, ProcessGroupComm, join_local_store, local_store
-from exogym.comm.single import SingleComm
-from exogym.data_source import DataSource, samples_of
-from exogym.elastic_sampler import ElasticSampler
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
+from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
+from exogym.config import check_keys, refuse
 from exogym.errors import SettingError
-from exogym.local_nodes import run_nodes
+from exogym.local.launched import join, world_size
+from exogym.local.launched import rank as rank_of_launch
+from exogym.local.nodes import run_nodes
 from exogym.logger import ConsoleLogger, Events, NullLogger
 from exogym.minibatch import USAGE, Memory, Trial, samples_at_once
-from exogym.random_state import random_state_kept, seed_all
+from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
+from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
 from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
+
+# A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
+DataSource = Dataset | BatchSource | Callable[[int, int, bool], Dataset | BatchSource]
 
 
 class Trainer(ABC):
@@ -44,10 +50,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def _build_connection(self, rank: int) -> Comm:
-        """The communicator of this process, which is rank `rank`."""
+        """Return the communicator of this process, which is rank `rank`."""
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
-        """What this rank may take: the part `usage` of what there is."""
+        """Return what this rank may take: the part `usage` of what there is."""
         return Memory.of(device, usage=usage)
 
     def run_rank(
@@ -63,7 +69,7 @@ class Trainer(ABC):
         try:
             device = devices.choose(settings.device_of(rank), local_rank=comm.rank)
             settings = replace(settings, device=str(device), devices=None)
-            seed_all(settings.seed + rank, device)
+            devices.seed_all(settings.seed + rank, device)
             here = comm.rank, comm.world_size, settings
             train = samples_of(self.train_dataset, *here, training=True)
             val = samples_of(self.val_dataset, *here, training=False)
@@ -110,13 +116,6 @@ class Trainer(ABC):
             events({"type": "warning", "rank": comm.rank, "epoch": 0, "step": 0, "what": what})
 
 
-def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSource | None:
-    """A data set that all ranks have is shared among them."""
-    if samples is None or isinstance(samples, BatchSource):
-        return samples
-    return ElasticSampler(samples, comm.members, comm.members[comm.rank])
-
-
 class LocalTrainer(Trainer):
     """Ranks are processes of this machine, or this process itself where there is only one.
 
@@ -161,9 +160,14 @@ class LocalTrainer(Trainer):
     def _build_connection(self, rank: int) -> Comm:
         if self._num_nodes == 1:
             return SingleComm()
-        store = join_local_store(self._port, self._timeout)
-        about = {"rank": rank, "world_size": self._num_nodes, "timeout": self._timeout, "key": self._key}
-        return ProcessGroupComm(store=store, address=LOOPBACK, **about)
+        return ProcessGroupComm(
+            rank=rank,
+            world_size=self._num_nodes,
+            store=join_local_store(self._port, self._timeout),
+            address=LOOPBACK,
+            timeout=self._timeout,
+            key=self._key,
+        )
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
         return Memory.of(device, usage=usage, sharing=self._num_nodes, available=self._available)
@@ -171,7 +175,7 @@ class LocalTrainer(Trainer):
     def _fit_here(self, settings: FitSettings, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
         node = copy.copy(self)
         node.model = copy.deepcopy(self.model)
-        with random_state_kept(devices.choose(settings.device_of(0))):
+        with devices.random_state_kept(devices.choose(settings.device_of(0))):
             result = node.run_rank(0, settings, events=events, should_stop=should_stop)
         self.model.load_state_dict(node.model.state_dict())
         return [result]
@@ -189,9 +193,54 @@ class LocalTrainer(Trainer):
         return results
 
 
+class LaunchedTrainer(Trainer):
+    """This process is one rank of the launch, and trains the model that it was given.
+
+    result: this rank's figures of the last `fit`.
+    """
+
+    result: TrainResult | None = None
+    _timeout = DEFAULT_TIMEOUT
+
+    def fit(
+        self,
+        strategy: Strategy,
+        *,
+        logger: Events | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        **settings: Any,
+    ) -> nn.Module:
+        """Train the model together with the other processes, which must call this too, and return it.
+
+        All ranks have the same weights then. `settings` are the fields of FitSettings; `num_nodes` is that of the
+        launch. logger gets the events of rank 0, in that process, and is closed at the end if it has `close`.
+        Raises SettingError, PeerLost and what TrainNode does.
+        """
+        check_keys("fit", settings, [field.name for field in fields(FitSettings)])
+        if settings.setdefault("num_nodes", world_size()) != world_size():
+            raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
+        parsed = FitSettings(strategy=strategy, **settings)
+        events = logger if logger is not None and rank_of_launch() == 0 else NullLogger()
+        self._timeout = parsed.timeout
+        home = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        try:
+            self.result = self.run_rank(rank_of_launch(), parsed, events=events, should_stop=should_stop)
+        finally:
+            self.model.to(home)
+            if close := getattr(logger, "close", None):
+                close()
+        return self.model
+
+    def _build_connection(self, rank: int) -> Comm:
+        return join(self._timeout)
+
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
 @contextmanager
 def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Events]:
-    """The logger to use, closed afterwards if it can be."""
+    """Return the logger to use, closed afterwards if it can be."""
     if logger is None:
         is_wanted = log_interval is not None or sys.stdout.isatty()
         logger = ConsoleLogger() if is_wanted else NullLogger()
@@ -204,3 +253,78 @@ def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Ev
     finally:
         if close := getattr(logger, "close", None):
             close()
+
+
+def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSource | None:
+    """Share a data set that all ranks have among them."""
+    if samples is None or isinstance(samples, BatchSource):
+        return samples
+    return ElasticSampler(samples, comm.members, comm.members[comm.rank])
+
+
+def is_factory(data: Any) -> bool:
+    """Say whether `data` is a factory, as a class is, whose call makes a data set; a data set may be callable too."""
+    if not callable(data) or (isinstance(data, (Dataset, BatchSource)) and not isinstance(data, type)):
+        return False
+    return isinstance(data, type) or not hasattr(data, "__getitem__")
+
+
+def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, training: bool) -> Any:
+    """Call it by keyword where it declares the names, else by place. It may leave `train_dataset` out."""
+    places, last = (rank, num_nodes), {"train_dataset": training}
+    names = {"rank": rank, "num_nodes": num_nodes}
+    try:
+        declared = inspect.signature(factory)
+    except ValueError:  # not every function that is written in C tells
+        return factory(*places, training)
+    for args, kwargs in (((), names | last), (places, last), ((*places, training), {}), ((), names), (places, {})):
+        try:
+            declared.bind(*args, **kwargs)
+        except TypeError:
+            continue
+        return factory(*args, **kwargs)
+    raise SettingError(f"a factory of data sets takes (rank, num_nodes, train_dataset), not {declared}")
+
+
+def samples_of(
+    data: DataSource | None, rank: int, num_nodes: int, settings: FitSettings, *, training: bool
+) -> DatasetSamples | BatchSource | None:
+    """Return what rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
+    name, own = "train_dataset" if training else "val_dataset", is_factory(data)
+    if own:
+        data = call_factory(data, rank, num_nodes, training)
+    if data is None and not (own or training):
+        refuse("without val_dataset", val_size=settings.val_size)
+        return None
+    if data is None:
+        raise SettingError(f"{name} is None, or its factory returned None")
+    if isinstance(data, BatchSource):
+        _refuse_sizes(data, settings, training=training)
+        return data
+    kind = DatasetBatches if own else DatasetSamples
+    more = {"may_be_lengthened": training} if own else {}
+    samples = kind(
+        data if training else _part(data, settings.val_size),
+        batch_size=settings.batch_size,
+        minibatch_size=settings.samples_at_once,
+        shuffle=training and settings.shuffle,
+        seed=settings.seed,
+        tells_epoch=training,
+        **more,
+    )
+    if not len(samples) and not own:
+        raise SettingError(f"{name} is empty: {type(data).__name__} has no sample")
+    return samples
+
+
+def _part(data: Dataset, size: int | None) -> Dataset:
+    """Take `size` samples, spread evenly: what is sorted by class is not cut off then."""
+    if size is None or not hasattr(data, "__len__") or size >= len(data):
+        return data
+    return Subset(data, [n * len(data) // size for n in range(size)])
+
+
+def _refuse_sizes(data: BatchSource, settings: FitSettings, *, training: bool) -> None:
+    """Refuse sizes of batches, as a BatchSource makes its batches itself."""
+    sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
+    refuse(f"{type(data).__name__} makes its own batches", **{name: getattr(settings, name) for name in sizes})

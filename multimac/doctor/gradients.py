@@ -23,7 +23,7 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from distributed.hosts.paths import PROJECT
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
-from exogym.random_state import random_state_kept, seed_all
+from exogym.device import random_state_kept, seed_all
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import Lengths, bucket_edges, equal_part, window_edges
 from whisper_tuner.data.dataset import Sample, load_manifest

@@ -29,7 +29,7 @@ from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_sto
 from exogym.comm.threads import ThreadComm
 from exogym.errors import PeerLost
 from exogym.membership.messages import ROUND
-from exogym.shares import Measured, Speed
+from exogym.rounds.shares import Measured, Speed
 from exogym.strategy.federated_averaging import AveragingCommunicator
 from exogym.strategy.sparta import SparseCommunicator
 

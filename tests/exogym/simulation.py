@@ -22,16 +22,14 @@ from exogym_toys import train_node
 from torch import nn
 
 from exogym import Checkpoints, ElasticSampler, TrainNode
-from exogym.batches import DatasetSamples
 from exogym.comm.background import Background
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, SingleComm
 from exogym.comm.elastic import ElasticComm
-from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
-from exogym.membership.client import CoordinatorClient
+from exogym.membership.client import UNREACHED_S, CoordinatorClient
 from exogym.membership.coordinator import Coordinator
-from exogym.membership.waiting import UNREACHED_S
-from exogym.shares import UNKNOWN, Measured, Speed
+from exogym.rounds.shares import UNKNOWN, Measured, Speed
+from exogym.samplers.batches import DatasetSamples
 
 torch.set_num_threads(1)
 
@@ -41,16 +39,9 @@ RESCUE_LINES = 2500  # a rescue comes within so many lines of the training loop
 MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
-    *(
-        "train_node.py",
-        "shares.py",
-        "hidden_rounds.py",
-        "micro_batches.py",
-        "validation.py",
-        "progress.py",
-        "correlation.py",
-    ),
-    *("node_state.py", "saved_states.py", "state_sync.py", "elastic_sampler.py", "elastic.py"),
+    *("train_node.py", "micro_batches.py"),
+    *("rounds/round.py", "rounds/hidden.py", "rounds/shares.py", "rounds/validation.py", "rounds/progress.py"),
+    *("node_state.py", "saved_states.py", "state_sync.py", "elastic.py"),
     *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
 )

@@ -13,9 +13,9 @@ from torch import nn
 
 from exogym import AllReduceStrategy, LocalTrainer
 from exogym import device as devices
-from exogym.batches import DatasetSamples
 from exogym.errors import OutOfMemory, SettingError
 from exogym.minibatch import Memory, Trial, samples_at_once
+from exogym.samplers.batches import DatasetSamples
 
 CPU = torch.device("cpu")
 MB = 1_000_000

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from exogym_toys import run_threads, train_node
 
 from exogym import AllReduceStrategy, ElasticSampler, FitSettings, LocalTrainer, Strategy
-from exogym.batches import DatasetSamples
+from exogym.samplers.batches import DatasetSamples
 
 PROJECT = Path(__file__).parents[2]
 README = (PROJECT / "gym" / "README.md").read_text(encoding="utf-8")

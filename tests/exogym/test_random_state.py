@@ -3,7 +3,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from exogym.random_state import same_draws
+from exogym.device import same_draws
 
 
 def test_on_mps_a_second_pass_draws_what_the_first_drew(monkeypatch):

@@ -8,10 +8,10 @@ from exogym_toys import Line, Points
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from exogym import AllReduceStrategy, FitSettings, LocalTrainer
-from exogym.batches import DatasetSamples
-from exogym.data_source import call_factory, is_factory, samples_of
-from exogym.elastic_sampler import ElasticSampler
 from exogym.errors import SettingError
+from exogym.samplers.batches import DatasetSamples
+from exogym.samplers.elastic import ElasticSampler
+from exogym.trainer import call_factory, is_factory, samples_of
 
 
 def ours(length, ranks, epoch, *, shuffle=True, seed=0, batch_size=4):

@@ -7,7 +7,7 @@ from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, SingleComm
 from exogym.errors import ExogymError, NotFinite, RanksDiverged, SettingError
-from exogym.progress import MOST_SKIPPED
+from exogym.rounds.progress import MOST_SKIPPED
 
 
 def steps_of(points: Points, size: int) -> Steps:

@@ -12,7 +12,7 @@ _this_thread = threading.local()
 
 
 def in_background() -> bool:
-    """Whether this thread belongs to a Background: then nobody waits for what it does, unless in Background.wait."""
+    """Say whether this thread belongs to a Background: nobody waits for what it does, unless in Background.wait."""
     return getattr(_this_thread, "is_background", False)
 
 
@@ -36,7 +36,7 @@ class Background:
         self._jobs.put(job)
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all is done."""
         with self._waiting():
             self._jobs.join()
             error, self._error = self._error, None

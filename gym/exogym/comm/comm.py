@@ -1,4 +1,4 @@
-"""What ranks say to each other, whatever carries it.
+"""Collectives of a group of ranks, whatever carries them, and the group of one rank.
 
 All tensors are flat, contiguous and on the CPU: strategy/communicate.py takes others. Every rank must make the same
 calls in the same order.
@@ -6,36 +6,59 @@ calls in the same order.
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from exogym.comm.among import check_ranks, exchange, reduce_among_
 from exogym.comm.background import Background, in_background
-from exogym.errors import RanksDiverged
+from exogym.errors import ExogymError, RanksDiverged
+
+DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 
 T = TypeVar("T")
+_of_thread = threading.local()
+
+
+class use:
+    """Have the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
+
+    def __init__(self, comm: Comm | None):
+        self._before = comm_in_use()
+        _of_thread.comm = comm
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        _of_thread.comm = self._before
+
+
+def comm_in_use() -> Comm | None:
+    """Return the communicator that was set with `use` in this thread."""
+    return getattr(_of_thread, "comm", None)
 
 
 class Member(Protocol):
     """A rank as its communicator sees it."""
 
     def sync_state(self) -> tuple[int, bool]:
-        """Come to one state with the others. Its fingerprint, and whether it has replaced this rank's own."""
+        """Come to one state with the others. Returns its fingerprint, and whether it has replaced this rank's own."""
 
     def has_synced(self) -> None:
-        """All ranks have: their common state counts."""
+        """Learn that all ranks have: their common state counts."""
 
 
 class Comm(ABC):
     """Collectives among `world_size` ranks.
 
-    bytes_sent: what this rank has sent to others in them, without headers, see traffic.py. A collective that failed
+    bytes_sent: what this rank has sent to others in them, without headers. A collective that failed
     counts as a whole.
     seconds: time spent in them, waiting for slower ranks included; of those in a Background, what `wait` took.
     """
@@ -59,7 +82,7 @@ class Comm(ABC):
 
     @abstractmethod
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        """The ranks' tensors (equal shapes) in rank order."""
+        """Return the ranks' tensors (equal shapes) in rank order."""
 
     @abstractmethod
     def send(self, flat: Tensor, dst: int) -> None: ...
@@ -69,19 +92,29 @@ class Comm(ABC):
         """Fill `flat` with what rank `src` sent."""
 
     def all_to_all(self, flat: Tensor) -> Tensor:
-        """`flat` is N equal parts, one for each rank; the result is those that the ranks had for this one, in order."""
+        """Send each rank its own of the N equal parts of `flat`; return those that the ranks had for this one."""
         return torch.cat(exchange(self, flat.chunk(self.world_size), range(self.world_size)))
 
     def reduce_among_(self, flat: Tensor, ranks: Sequence[int]) -> None:
         """Replace `flat` on each of `ranks` by the sum over them, with the same bits on all of these.
 
         ranks: in ascending order, this one among them. The others take no part; they may do the same elsewhere.
+        Each of them sums one part, in rank order, and hands it out.
         """
-        check_ranks(self, ranks)
+        is_sorted = list(ranks) == sorted({*ranks})
+        if not is_sorted or self.rank not in ranks or not 0 <= ranks[0] <= ranks[-1] < self.world_size:
+            raise ExogymError(f"rank {self.rank} of {self.world_size} cannot exchange among the ranks {list(ranks)}")
         if len(ranks) == self.world_size:
             self.all_reduce_(flat)
-        else:
-            reduce_among_(self, flat, ranks)
+            return
+        parts = flat.tensor_split(len(ranks))
+        own = parts[ranks.index(self.rank)]
+        first, *others = exchange(self, parts, ranks)
+        total = first.clone()
+        for other in others:
+            total += other
+        own.copy_(total)
+        _exchange_in_pairs(self, ranks, sent=[own] * len(ranks), received=parts)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -110,59 +143,60 @@ class Comm(ABC):
         return work()
 
     def vote_ahead(self, kind: str, about: dict[str, Any]) -> None:  # noqa: B027
-        """From another thread, once the collectives of a joint action have run: this rank will take part in it as soon
-        as it comes to `commit_together`. So the others need not wait for that.
+        """Promise, once a joint action's collectives have run in another thread, that this rank will take part in it.
+
+        It does so as soon as it comes to `commit_together`; the others need not wait for that.
         """
 
     def ask_ahead(self, round_number: int, *, stopping: bool) -> None:  # noqa: B027
-        """Before a round's last step: put the question of `is_cut_short`, where the answer needs no other rank."""
+        """Put the question of `is_cut_short` before a round's last step, where the answer needs no other rank."""
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
-        """Whether ranks stop inside this round; the same for all of them. Each asks at the round's end, or earlier if
-        it wants to stop there. May raise Rejoined.
+        """Say whether ranks stop inside this round; the same for all of them. May raise Rejoined.
 
-        Here all wait for each other, and one that wants to stop is enough.
+        Each asks at the round's end, or earlier if it wants to stop there. Here all wait for each other, and one that
+        wants to stop is enough.
         """
         flag = torch.tensor([float(stopping)])
         self.all_reduce_(flag)
         return flag.item() > 0
 
     def compare(self, digest: int, where: str) -> None:
-        """Raises RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
+        """Raise RanksDiverged, here or before the next joint action, if ranks do not have the same digest."""
         digests = [int(t) for t in self.all_gather(torch.tensor([digest]))]
         others = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if others:
             raise RanksDiverged(f"after {where} the weights of rank {others} are not those of rank 0")
 
     def regroup(self) -> None:  # noqa: B027
-        """Between rounds: let in who is waiting."""
+        """Let in who is waiting, between rounds."""
 
     def check_for_call(self) -> None:  # noqa: B027
-        """Between steps. Raises Rejoined if the others have gone on without this rank, and now call it."""
+        """Raise Rejoined, between steps, if the others have gone on without this rank, and now call it."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that these ranks exchange can count any more: a joint action would lead to another group."""
+        """Say whether nothing that these ranks exchange can count any more: another group is about to form."""
         return False
 
     @property
     def is_regroup_due(self) -> bool:
-        """Whether `regroup` is going to form another group."""
+        """Say whether `regroup` is going to form another group."""
         return False
 
     def alive(self) -> None:  # noqa: B027
-        """This rank is at something that takes long, and makes progress."""
+        """Tell that this rank is at something that takes long, and makes progress."""
 
     def background(self) -> Background:
-        """For collectives that run while this rank computes. Until it has waited for them it starts no others."""
+        """Make a thread for collectives that run while this rank computes. Until it has waited it starts no others."""
         return Background(self.waiting, self.interrupt)
 
     def interrupt(self) -> None:  # noqa: B027
-        """From another thread: a collective that this rank is in raises PeerLost soon. Nothing but `close` follows."""
+        """Have this rank's collective raise PeerLost soon, from another thread. Nothing but `close` follows."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """This rank waits for what runs in its background."""
+        """Count what this rank waits for its background."""
         with self._counted():
             yield
 
@@ -171,7 +205,7 @@ class Comm(ABC):
 
     @contextmanager
     def _counted(self, sent: int = 0) -> Iterator[None]:
-        """Around a collective in which this rank sends so many bytes."""
+        """Count a collective in which this rank sends so many bytes."""
         self.bytes_sent += sent
         if in_background():
             yield
@@ -181,3 +215,79 @@ class Comm(ABC):
             yield
         finally:
             self.seconds += time.perf_counter() - started
+
+
+class SingleComm(Comm):
+    """A group of one."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce_(self, flat: Tensor) -> None:
+        pass
+
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        pass
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        return [flat.clone()]
+
+    def send(self, flat: Tensor, dst: int) -> None:
+        raise ExogymError("a group of one has nobody to send to")
+
+    def recv(self, flat: Tensor, src: int) -> None:
+        raise ExogymError("a group of one has nobody to receive from")
+
+
+def exchange(comm: Comm, parts: Sequence[Tensor], ranks: Sequence[int]) -> list[Tensor]:
+    """Return what each of `ranks` has for this one, in rank order, where `parts` are what this one has for each.
+
+    Made of send and receive, so that the other ranks of `comm` need not take part. All have a part of the same size for
+    the same rank. The result's own part is that of `parts` itself.
+    """
+    own = parts[ranks.index(comm.rank)]
+    received = [part if part is own else own.new_empty(own.shape) for part in parts]
+    _exchange_in_pairs(comm, ranks, parts, received)
+    return received
+
+
+def _exchange_in_pairs(comm: Comm, ranks: Sequence[int], sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
+    """Send each other rank its own of `sent`, and fill its own of `received`; what is empty is not sent.
+
+    The pairs of ranks meet one after another, (0, 1), (0, 2), (1, 2) and so on. In each pair the lower rank sends
+    first, so all wait for an earlier pair only, and never in a circle.
+    """
+
+    def send(place: int) -> None:
+        if sent[place].numel():
+            comm.send(sent[place], ranks[place])
+
+    def receive(place: int) -> None:
+        if received[place].numel():
+            comm.recv(received[place], ranks[place])
+
+    for lower, upper in combinations(range(len(ranks)), 2):
+        if comm.rank == ranks[lower]:
+            send(upper)
+            receive(upper)
+        elif comm.rank == ranks[upper]:
+            receive(lower)
+            send(lower)
+
+
+# What a rank sends in each collective, in bytes without headers, where one rank's tensor has `size` bytes. By the
+# algorithms of gloo, which depend on the number of ranks alone: see gloo/allreduce.cc, allgather.cc and broadcast.cc.
+
+
+def all_reduce_bytes(size: int, ranks: int) -> int:
+    return 2 * size * (ranks - 1) // ranks  # in a ring: N - 1 of N parts to be summed, then N - 1 of the sums
+
+
+def all_gather_bytes(size: int, ranks: int) -> int:
+    return size * (ranks - 1)  # in a ring: its own, and those that it has received but the one of its successor
+
+
+def broadcast_bytes(size: int, ranks: int, rank: int, src: int) -> int:
+    # In a binomial tree, those who have the tensor double with each turn, 1, 2, 4 and so on, counted from `src`.
+    place, turns = (rank - src) % ranks, (ranks - 1).bit_length()
+    return size * sum(place < 2**turn and place + 2**turn < ranks for turn in range(turns))

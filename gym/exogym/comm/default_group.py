@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exogym.comm import traffic
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.comm.process_group import brief
 from exogym.errors import PeerLost
 
@@ -26,15 +25,15 @@ class DefaultGroupComm(Comm):
         self.rank, self.world_size, self.device = dist.get_rank(), dist.get_world_size(), _device()
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._sending(flat, traffic.all_reduce(flat.nbytes, self.world_size)) as there:
+        with self._sending(flat, all_reduce_bytes(flat.nbytes, self.world_size)) as there:
             dist.all_reduce(there)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        with self._sending(flat, traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)) as there:
+        with self._sending(flat, broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)) as there:
             dist.broadcast(there, src)
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        with self._sending(flat, traffic.all_gather(flat.nbytes, self.world_size)) as there:
+        with self._sending(flat, all_gather_bytes(flat.nbytes, self.world_size)) as there:
             gathered = [torch.empty_like(there) for _ in range(self.world_size)]
             dist.all_gather(gathered, there)
         return [tensor.to(flat.device) for tensor in gathered]
@@ -49,7 +48,7 @@ class DefaultGroupComm(Comm):
 
     @contextmanager
     def _sending(self, flat: Tensor, sent: int) -> Iterator[Tensor]:
-        """`flat`, or what takes its place on the device of the group."""
+        """Give `flat`, or what takes its place on the device of the group."""
         there = flat.to(self.device)
         try:
             with self._counted(sent):
@@ -72,7 +71,7 @@ def default_group() -> DefaultGroupComm | None:
 
 
 def leave_default_group() -> None:
-    """A process that ends while gloo's threads still run may be aborted (`terminate called`, SIGABRT)."""
+    """Leave it: a process that ends while gloo's threads still run may be aborted (`terminate called`, SIGABRT)."""
     _known.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -82,7 +81,7 @@ _known: dict[dist.ProcessGroup, DefaultGroupComm] = {}
 
 
 def _device() -> torch.device:
-    """The CPU if the group's backends take tensors there, else this process's own accelerator."""
+    """Return the CPU if the group's backends take tensors there, else this process's own accelerator."""
     kinds = [pair.split(":")[0] for pair in dist.get_backend_config().split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

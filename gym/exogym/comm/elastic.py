@@ -15,9 +15,8 @@ from exogym.comm.background import in_background
 from exogym.comm.comm import Comm, Member
 from exogym.comm.process_group import POLL
 from exogym.errors import PeerLost, Rejoined, Stranger
-from exogym.membership.client import CoordinatorClient
+from exogym.membership.client import CoordinatorClient, Wait
 from exogym.membership.messages import STATE_SYNC, Generation
-from exogym.membership.waiting import Wait
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0
@@ -125,7 +124,7 @@ class ElasticComm(Comm):
         self._send({"type": "round_end", "generation": self.generation, "round": round_number, "stop": stopping})
 
     def is_cut_short(self, round_number: int, *, stopping: bool) -> bool:
-        """As the first member that asks wants it: the coordinator answers at once, so nobody waits for others."""
+        """Do as the first member that asks wants it: the coordinator answers at once, so nobody waits for others."""
         while True:
             if stopping or self._asked != (self.generation, round_number):
                 self.ask_ahead(round_number, stopping=stopping)
@@ -143,7 +142,7 @@ class ElasticComm(Comm):
             self._check_replaced()
 
     def compare(self, digest: int, where: str) -> None:
-        """The coordinator compares: it goes with the next vote."""
+        """Have the coordinator compare: it goes with the next vote."""
         self._digest = digest
 
     @property
@@ -217,7 +216,7 @@ class ElasticComm(Comm):
                 self._give_up(error)
 
     def _form(self, generation: Generation) -> Comm:
-        """Raises PeerLost. A thread that joins in vain is left behind: gloo cannot be interrupted there."""
+        """Form the group. Raises PeerLost. A thread that joins in vain is left behind: gloo cannot be interrupted."""
         self.wait.begins(generation.number)
 
         def superseded() -> bool:

@@ -20,11 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exogym.comm import traffic
-from exogym.comm.comm import Comm
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.errors import ExogymError, PeerLost, Stranger
 
-DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 LOOPBACK = "127.0.0.1"
 POLL = 0.25  # seconds; how soon an interrupt is noticed inside a collective
 # A collective that was given up keeps its group and its buffers until gloo's own time-out, which on a Mac is the only
@@ -88,7 +86,7 @@ class ProcessGroupComm(Comm):
                 raise
 
     def _prove(self, key: bytes) -> None:
-        """Over each connection by itself, for a stranger may have taken only one. Raises PeerLost."""
+        """Prove and check over each connection by itself, for a stranger may have taken only one. Raises PeerLost."""
         own, others = secrets.token_bytes(PROOF_BYTES), [rank for rank in range(self.world_size) if rank != self.rank]
         theirs = self._tell_each(dict.fromkeys(others, own))
 
@@ -102,7 +100,7 @@ class ProcessGroupComm(Comm):
                 raise Stranger(what)
 
     def _tell_each(self, sent: dict[int, bytes]) -> dict[int, bytes]:
-        """PROOF_BYTES to each of the others, while as many come of each."""
+        """Send PROOF_BYTES to each of the others, and return as many of each."""
         going = {peer: torch.tensor(list(part), dtype=torch.uint8) for peer, part in sent.items()}
         coming = {peer: torch.zeros_like(part) for peer, part in going.items()}
 
@@ -114,7 +112,7 @@ class ProcessGroupComm(Comm):
         return {peer: bytes(part.tolist()) for peer, part in coming.items()}
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(traffic.all_reduce(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
+        with self._counted(all_reduce_bytes(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "all_reduce", self._reduce, meet=self._reduce)
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
@@ -123,20 +121,20 @@ class ProcessGroupComm(Comm):
             options.rootRank, options.rootTensor = src, 0
             return self._group.broadcast([part], options)
 
-        sent = traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)
+        sent = broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)
         with self._counted(sent + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "broadcast", cast, meet=self._reduce)
 
     def _reducing_to_meet(self, flat: Tensor) -> int:
-        """Bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
-        return traffic.all_reduce(_meeting(flat), self.world_size)
+        """Return bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
+        return all_reduce_bytes(_meeting(flat), self.world_size)
 
     def _reduce(self, part: Tensor, limit: float) -> dist.Work:
         return self._group.allreduce([part], _with_limit(dist.AllreduceOptions(), limit))
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
-        sent = traffic.all_gather(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)
+        sent = all_gather_bytes(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)
         with self._counted(sent):
             if flat.nbytes <= WHOLE_BYTES:
                 self._gather(flat, gathered, self.timeout)
@@ -145,7 +143,7 @@ class ProcessGroupComm(Comm):
         return gathered
 
     def _gather_in_pieces(self, flat: Tensor, gathered: list[Tensor]) -> None:
-        """As _in_pieces, one after another: what is given up in here are copies of one piece."""
+        """Gather one piece after another: what is given up in here are copies of one piece, see _in_pieces."""
         met = torch.zeros(1)
         self._wait(lambda: self._reduce(met, self.timeout), "all_gather", self.timeout, met)
         size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
@@ -167,7 +165,7 @@ class ProcessGroupComm(Comm):
         self._wait(start, "all_gather", limit, mine, *gathered)
 
     def all_to_all(self, flat: Tensor) -> Tensor:
-        with self._counted(traffic.all_to_all(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
+        with self._counted(flat.nbytes // self.world_size * (self.world_size - 1) + self._reducing_to_meet(flat)):
             received, limit = torch.empty_like(flat), self.timeout
             if _meeting(flat):
                 met, limit = torch.zeros(1), min(self.timeout, PIECE_S)
@@ -180,7 +178,7 @@ class ProcessGroupComm(Comm):
         return received
 
     def _swap(self, part: Tensor, to: int, place: Tensor, of: int, what: str, limit: float) -> None:
-        """`part` to one rank while `place` comes of another, in pieces; what is given up in here are copies.
+        """Send `part` to one rank while `place` comes from another, in pieces; what is given up in here are copies.
 
         gloo's own all-to-all sends first. Between two ranks its word that it may be sent to then stands behind all that
         it sends, and the link carries one way at a time: half of the rate.
@@ -224,7 +222,7 @@ class ProcessGroupComm(Comm):
     def _in_pieces(
         self, flat: Tensor, what: str, start: Start, *, meet: Start, wait: Callable[..., None] | None = None
     ) -> None:
-        """What is given up in here holds little memory, or not for long, and never `flat` itself.
+        """Run a collective piece by piece: what is given up holds little memory, or not for long, and never `flat`.
 
         Ranks first wait for each other with a single value. Once all are there, a piece takes no longer than its way.
         While one travels, the one before it goes home, and the next one gets ready.
@@ -257,7 +255,7 @@ class ProcessGroupComm(Comm):
         self._poll(start, what, limit, buffers, lambda work: _finished(work, POLL))
 
     def _wait_whole(self, start: Callable[[], _Works], what: str, limit: float, *buffers: Tensor) -> None:
-        """For send and receive, where gloo cuts the connection when a wait ends early."""
+        """Wait in a thread for a send or receive: gloo cuts the connection when such a wait ends early."""
         outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
         def wait(works: _Works) -> None:
@@ -315,7 +313,7 @@ class ProcessGroupComm(Comm):
 
 
 def _meeting(flat: Tensor) -> int:
-    """Bytes of the value with which ranks wait for each other before a tensor travels in pieces; 0 if it does not."""
+    """Return the bytes of the value with which ranks meet before a tensor travels in pieces; 0 if it does not."""
     return MEETING_BYTES if flat.nbytes > WHOLE_BYTES else 0
 
 
@@ -324,7 +322,7 @@ def _gloo(store: dist.Store, rank: int, size: int, wait: timedelta, address: str
 
 
 def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo._Options | None:
-    """For a group whose ranks listen on this address; None without one."""
+    """Return the options of a group whose ranks listen on this address; None without one."""
     if address is None:
         return None
     options = dist.ProcessGroupGloo._Options()
@@ -382,16 +380,17 @@ def _finished(work: dist.Work, poll: float) -> bool:
 
 
 def brief(error: Exception) -> str:
-    """The first line of what it says, as torch's errors go on for long."""
+    """Return the first line of an error, as torch's go on for long."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def local_store(timeout: float = DEFAULT_TIMEOUT, address: str = LOOPBACK) -> dist.TCPStore:
-    """A store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
+    """Open a store on this address of this machine alone, since it asks nobody who they are; its `port` is free."""
     listener = socket.create_server((address, 0), backlog=128)
     port, wait = listener.getsockname()[1], timedelta(seconds=timeout)
-    about = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-    return dist.TCPStore(address, port, timeout=wait, **about)
+    return dist.TCPStore(
+        address, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=listener.detach()
+    )
 
 
 def join_local_store(port: int, timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class RelayedStore(dist.Store):
-    """What gloo asks of a store, on values that are told as text.
+    """Answers what gloo asks of a store, on values that are told as text.
 
     tell(key, text) sends a value on its way to the others; told(key) waits for one of theirs. What they raise, such as
     RuntimeError for a value that does not come, ends the forming of the group.

@@ -8,8 +8,7 @@ import threading
 import torch
 from torch import Tensor
 
-from exogym.comm import traffic
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.errors import ExogymError, PeerLost
 
 
@@ -25,20 +24,20 @@ class ThreadComm(Comm):
 
     @classmethod
     def group(cls, size: int, timeout: float = 60.0) -> list[ThreadComm]:
-        """The communicators of ranks 0 to size-1."""
+        """Return the communicators of ranks 0 to size-1."""
         shared = _Shared(size, timeout)
         return [cls(rank, shared) for rank in range(size)]
 
     def all_reduce_(self, flat: Tensor) -> None:
-        with self._counted(traffic.all_reduce(flat.nbytes, self.world_size)):
+        with self._counted(all_reduce_bytes(flat.nbytes, self.world_size)):
             flat.copy_(torch.stack(self._exchange(flat)).sum(0))
 
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        with self._counted(traffic.broadcast(flat.nbytes, self.world_size, self.rank, src)):
+        with self._counted(broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)):
             flat.copy_(self._exchange(flat)[src])
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
-        with self._counted(traffic.all_gather(flat.nbytes, self.world_size)):
+        with self._counted(all_gather_bytes(flat.nbytes, self.world_size)):
             return [other.clone() for other in self._exchange(flat)]
 
     def send(self, flat: Tensor, dst: int) -> None:
@@ -65,7 +64,7 @@ class ThreadComm(Comm):
         self.abort()
 
     def _exchange(self, flat: Tensor) -> list[Tensor]:
-        """Copies of all ranks' tensors."""
+        """Return copies of all ranks' tensors."""
         self._shared.slots[self.rank] = flat.clone()
         self._meet()
         slots = list(self._shared.slots)

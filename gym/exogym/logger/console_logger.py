@@ -84,7 +84,7 @@ TOLD = {
 
 
 def line(record: Record, total_steps: int | None = None) -> str:
-    """`step 20/400  epoch 1  loss 2.3 (perplexity 9.97) ...`; only what is known."""
+    """Show what is known of a record, as `step 20/400  epoch 1  loss 2.3 (perplexity 9.97) ...`."""
     of = f"/{total_steps}" if total_steps else ""
     head = "end at step" if record.kind == "end" else "step"
     parts = [f"{head} {record.step}{of}", f"epoch {record.epoch}"]

@@ -1,9 +1,9 @@
-"""What ranks tell of their work: dicts, to any callable that takes one. Their types stand in TrainNode."""
+"""Events, in which ranks tell of their work: dicts, to any callable that takes one. TrainNode lists their types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from typing import Any
 
@@ -17,7 +17,7 @@ class NullLogger:
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON can hold it: dataclasses become dicts, and what is no number or text its name."""
+    """Return a setting as JSON can hold it: dataclasses become dicts, and what is no number or text its name."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (list, tuple)):
@@ -28,3 +28,23 @@ def plain(value: Any) -> Any:
         return value
     text = getattr(value, "__name__", None) or str(value)
     return type(value).__name__ if " at 0x" in text else text
+
+
+@dataclass
+class Mean:
+    """A mean whose parts come one by one, each with its weight."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, total: float, weight: float) -> None:
+        self.total += total
+        self.weight += weight
+
+    def fade(self, keep: float) -> None:
+        """Let what was added so far count less than what comes."""
+        self.total *= keep
+        self.weight *= keep
+
+    def value(self) -> float | None:
+        return self.total / self.weight if self.weight else None

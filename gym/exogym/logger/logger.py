@@ -54,13 +54,13 @@ class Logger(ABC):
 
     @abstractmethod
     def write(self, record: Record) -> None:
-        """A record is complete."""
+        """Write a record that is complete."""
 
     def started(self, event: Event) -> None:  # noqa: B027
-        """The first rank has started: `event` has the run's settings."""
+        """Act on the start of the first rank: `event` has the run's settings."""
 
     def saw(self, event: Event) -> None:  # noqa: B027
-        """Any event, after the records that it completes."""
+        """See any event, after the records that it completes."""
 
     def ended(self) -> None:  # noqa: B027
-        """Nothing more will come."""
+        """End: nothing more will come."""

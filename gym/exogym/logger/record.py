@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from exogym.mean import Mean
+from exogym.logger.event import Mean
 
 from .event import Event
 
@@ -25,7 +25,7 @@ class Record:
     bytes_per_step, bytes_total: sent by all ranks together in exchanges, since this process began; the first weights,
     validation and checks are apart.
     bandwidth: bytes a second that one rank sent on average while it was in an exchange, waiting included.
-    memory: bytes, of the rank that held most. correlation: see correlation.py.
+    memory: bytes, of the rank that held most. correlation: see mean_correlation.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Record:
     memory: int | None = None
 
     def figures(self) -> dict[str, float]:
-        """What is known, without kind and step."""
+        """Return what is known, without kind and step."""
         return {key: value for key, value in vars(self).items() if value is not None and key not in ("kind", "step")}
 
 
@@ -110,7 +110,7 @@ class Sums:
         return sums
 
     def add(self, other: Sums) -> None:
-        """All but losses and norms, which are of an interval only."""
+        """Add all but losses and norms, which are of an interval only."""
         self.samples += other.samples
         self.tokens += other.tokens
         self.steps += other.steps
@@ -130,7 +130,7 @@ class Sums:
 
 
 def of_losses(**losses: float | None) -> dict[str, float | None]:
-    """Each loss with its perplexity; None for one that is not finite."""
+    """Return each loss with its perplexity; None for one that is not finite."""
     found: dict[str, float | None] = {}
     for name, loss in losses.items():
         found[name] = loss if is_finite(loss) else None

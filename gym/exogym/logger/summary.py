@@ -57,7 +57,7 @@ class Summary:
         self._log_interval = int(steps)
 
     def take(self, event: Event) -> list[Record]:
-        """The records that are complete now."""
+        """Return the records that are complete now."""
         if self._began is None:
             self._began = self._clock()
         kind, rank, step = event["type"], event.get("host", event.get("rank")), event.get("step")
@@ -79,7 +79,7 @@ class Summary:
         return list(self._complete(self._slowest()))
 
     def finish(self) -> list[Record]:
-        """What is left, and the end; nothing if there was no event."""
+        """Return the records that are left, and that of the end; none if there was no event."""
         if self._began is None:
             return []
         records = list(self._complete(math.inf))
@@ -100,7 +100,7 @@ class Summary:
         self._told[rank] = event
 
     def _add_agreement(self, rank: Rank, event: Event) -> None:
-        """The step that ended a round has told what the round cost. A round that ends after its last step tells it."""
+        """Add what a round cost that ends after its last step; else the step that ended it has told that."""
         told = self._told.get(rank)
         if told is None or told["step"] != event["step"] or not Spent.of_step(told):
             self._late.add(Spent.of_round(event))
@@ -108,7 +108,7 @@ class Summary:
             self._agreed = event["step"]
 
     def _slowest(self) -> float:
-        """The step to which all ranks have come that are not gone."""
+        """Return the step to which all ranks have come that are not gone."""
         foremost = max(self._reached.values())
         oldest = max(foremost - 2 * self._steps_in_round, min(self._agreed, foremost)) - IN_TRANSIT
         for rank in [rank for rank, step in self._reached.items() if step < oldest]:
@@ -158,7 +158,7 @@ def _at(event: Event) -> dict[str, int]:
 
 
 def _validation(event: Event) -> dict[str, Any]:
-    """Where ranks have the same weights, the event says only one loss."""
+    """Read a validation's losses; there is only one where ranks have the same weights."""
     return of_losses(val_loss=event.get("loss"), local_val_loss=event.get("local_loss", event.get("loss")))
 
 

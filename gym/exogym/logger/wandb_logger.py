@@ -15,9 +15,9 @@ from urllib.request import getproxies
 from exogym.errors import SettingError
 
 from .event import Event
+from .folder_loggers import PROJECT
 from .logger import Logger
 from .record import Record
-from .run_folder import PROJECT
 
 CONNECT_S = 5.0
 INIT_S = 20.0  # for W&B's server to answer; then the run is kept offline
@@ -112,7 +112,7 @@ class WandbLogger(Logger):
 
 
 def _no_way_to(url: str) -> str:
-    """What is in the way of a connection; nothing, or not known, if empty."""
+    """Say what is in the way of a connection; empty if nothing is, or if it is not known."""
     server = urlsplit(url)
     if getproxies().get(server.scheme):
         return ""

@@ -56,18 +56,18 @@ class Coordinator:
 
     @property
     def is_syncing(self) -> bool:
-        """Whether a generation has been called, and not all of it have come to one state yet."""
+        """Say whether a generation has been called, and not all of it have come to one state yet."""
         return self.generation is not None and self.state.vote == 0
 
     @property
     def is_apart(self) -> bool:
-        """Whether hosts that are there do not reach each other."""
+        """Say whether hosts that are there do not reach each other."""
         return bool(self.state.reach.told)
 
     # What the launcher tells.
 
     def ready(self, host: str, *, anew: bool = True) -> None:
-        """A process of this host has loaded what it needs, and waits to be called. anew: it has just started."""
+        """Take note that a process of this host waits to be called. anew: it has just started."""
         self.state.awaited.discard(host)
         self.state.present.add(host)
         if anew:
@@ -77,7 +77,7 @@ class Coordinator:
             self.send(host, {"type": "excluded"})
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
-        """It crashed, fell silent or was given up (for_good); or it never came."""
+        """Take note that a host crashed, fell silent or was given up (for_good), or never came."""
         self.state.awaited.discard(host)
         self.state.present.discard(host)
         self.state.reach.forget(host)
@@ -90,18 +90,18 @@ class Coordinator:
             self._gather()
 
     def stop(self) -> None:
-        """Somebody wants the run to end: wait for nobody any more."""
+        """Wait for nobody any more, as somebody wants the run to end."""
         self.state.stopping = True
         self.state.awaited.clear()
         self._gather()
 
     def stalled(self) -> None:
-        """No member has moved for longer than it should take: as trouble that none of them reports."""
+        """Take it as trouble that no member has moved for longer than it should take, though none reports any."""
         if self.generation is not None and not self.ended:
             self.state.trouble.report(self.clock(), None, "")
 
     def tick(self) -> Blame | None:
-        """To be called often. Names a member to give up, where one must be to blame."""
+        """Act on the time that has passed; call it often. Names a member to give up, where one must be to blame."""
         state, now = self.state, self.clock()
         if self.generation is None:
             state.trouble.clear()
@@ -126,7 +126,7 @@ class Coordinator:
     # What members tell, see messages.py.
 
     def vote(self, host: str, message: dict[str, Any]) -> None:
-        """Raises RanksDiverged if members voted for different things, again and again."""
+        """Count a vote. Raises RanksDiverged if members voted for different things, again and again."""
         is_due = self._is_member(host) and message["generation"] == self.generation.number
         if is_due and message["vote"] == self.state.vote:
             self.state.votes[host] = message
@@ -134,7 +134,7 @@ class Coordinator:
                 self._count()
 
     def set(self, host: str, message: dict[str, Any]) -> None:
-        """What a member sets in the store of its generation is told to the others. Raises ValueError."""
+        """Tell the others what a member sets in the store of its generation. Raises ValueError."""
         if not self._is_member(host) or message["generation"] != self.generation.number:
             return
         told = {"type": "told", "generation": self.generation.number}
@@ -147,7 +147,7 @@ class Coordinator:
                 self.send(other, told)
 
     def round_end(self, host: str, message: dict[str, Any]) -> None:
-        """The first member that asks, before its last step or to stop, decides for all whether a round is cut short.
+        """Let the first member that asks, before its last step or to stop, decide for all if the round is cut short.
 
         So who comes first need not wait for the others, and who comes later knows that it did not. One that wants to
         stop and comes too late stops in the next round.
@@ -159,8 +159,8 @@ class Coordinator:
             state.ending_round, state.is_cut_short = message["round"], message["stop"] or state.is_stop_wanted
             state.is_stop_wanted = False
         state.is_stop_wanted |= message["stop"] and not state.is_cut_short
-        about = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
-        self.send(host, {"type": "round_end", **about})
+        told = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
+        self.send(host, {"type": "round_end", **told})
 
     def trouble(self, host: str, message: dict[str, Any]) -> None:
         if not self.ended and self._is_member(host) and message["generation"] == self.generation.number:
@@ -171,7 +171,7 @@ class Coordinator:
                 self.emit({"type": "warning", "what": f"{host}: {what}"})
 
     def reach(self, host: str, message: dict[str, Any], *, doubtful: Collection[str] = ()) -> None:
-        """Whom this host does not reach, as long as there is anybody, and then once more.
+        """Learn whom this host does not reach: told as long as there is anybody, and then once more.
 
         doubtful: hosts that may be lost as well, so that nothing new is learned of them. A member's report is of its
         present generation, or only says who is reached again.
@@ -196,7 +196,7 @@ class Coordinator:
         return self.generation is not None and host in self.generation.members
 
     def _regroup(self) -> None:
-        """This generation is over."""
+        """End this generation: the rest of it goes on with the round, or a new one begins."""
         left = [host for host in self.generation.members if host in self.state.present]
         if self.state.is_mid_round and left:
             self._form(self._choose(left, tell=True))
@@ -221,7 +221,7 @@ class Coordinator:
             self._form(chosen)
 
     def _choose(self, hosts: Collection[str], *, tell: bool = False) -> list[str]:
-        """Who of these goes on, in rank order. tell: also those who are left out, and why."""
+        """Choose who of these goes on, in rank order. tell: emit also who is left out, and why."""
         state, hosts = self.state, [host for host in self.hosts if host in hosts]
         pairs = state.reach.pairs(hosts)
         chosen = largest(hosts, pairs, state.remembering.intersection(hosts) or state.last.intersection(hosts))
@@ -271,7 +271,7 @@ class Coordinator:
     # What counts.
 
     def _count(self) -> None:
-        """All members have voted."""
+        """Count the votes of all members."""
         state, members = self.state, self.generation.members
         if difference := next(filter(None, map(self._difference, members)), None):
             self._diverge(difference)
@@ -283,13 +283,10 @@ class Coordinator:
         state.ended = first["what"] == END
         if first["what"] == ROUND:
             state.diverged = 0
-            self._tell_round(first)
+            samples = {host: vote["samples"] for host, vote in state.votes.items()}
+            kind, generation = "stopped" if first["cut_short"] else "commit", self.generation.number
+            self.emit({"type": kind, "generation": generation, "round": first["round"], "samples": samples})
         self._commit(regroup=first["what"] == ROUND and self._should_regroup())
-
-    def _tell_round(self, first: dict[str, Any]) -> None:
-        samples = {host: vote["samples"] for host, vote in self.state.votes.items()}
-        kind = "stopped" if first["cut_short"] else "commit"
-        self.emit({"type": kind, "generation": self.generation.number, "round": first["round"], "samples": samples})
 
     def _commit(self, *, regroup: bool) -> None:
         state = self.state
@@ -302,7 +299,7 @@ class Coordinator:
             self._end_generation()
 
     def _difference(self, host: str) -> str | None:
-        """What this member's vote says that the first one's does not."""
+        """Tell what this member's vote says that the first one's does not."""
         first, vote = self.generation.members[0], self.state.votes[host]
         ours = self.state.votes[first]
         if vote["what"] != ours["what"]:
@@ -315,11 +312,11 @@ class Coordinator:
 
     @staticmethod
     def _place(vote: dict[str, Any]) -> list[int]:
-        """A round that a stop cuts short ends at different steps."""
+        """Return where a vote's round ends: not the step, where a stop cuts it short."""
         return [vote.get("round"), *(() if vote.get("cut_short") else vote.get("position", ()))]
 
     def _diverge(self, difference: str) -> None:
-        """This must not happen. All begin the round anew, from a state that one of them hands to those who differ."""
+        """Begin the round anew, from a state that one member hands to those who differ. This must not happen."""
         self.state.diverged += 1
         if self.state.diverged > MOST_DIVERGED:
             raise RanksDiverged(difference)

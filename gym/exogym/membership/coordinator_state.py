@@ -20,7 +20,7 @@ class Blame(NamedTuple):
 
 @dataclass
 class Trouble:
-    """What members say of a generation that does not come on, and who is given up if none does.
+    """Keeps what members say of a generation that does not come on, and finds whom to give up.
 
     fruitless: generations of the same members that ended by such reports. is_strangers: somebody was in it who is no
     member, for which none of them is to blame.
@@ -44,7 +44,7 @@ class Trouble:
         return self.since is not None and now - self.since >= PATIENCE_S
 
     def suspect(self, members: Sequence[str], *, voted: Collection[str], proven: Collection[str]) -> Blame:
-        """The most likely culprit among `members` (in rank order): one that has not voted.
+        """Return the most likely culprit among `members` (in rank order): one that has not voted.
 
         The smaller group is suspected: those who stay silent while most report trouble, or the few who report it alone.
         In it one that has not yet agreed on anything with the others (is not `proven`), then the last in rank.
@@ -102,7 +102,7 @@ class CoordinatorState:
         return state._shifted(now)
 
     def _shifted(self, seconds: float) -> CoordinatorState:
-        """A copy with all times moved by so much."""
+        """Return a copy with all times moved by so much."""
 
         def moved(time: float | None) -> float | None:
             return None if time is None else time + seconds
@@ -112,7 +112,7 @@ class CoordinatorState:
 
 
 def _listed(value: Any) -> Any:
-    """The same with sorted lists in place of sets."""
+    """Replace sets in a record by sorted lists."""
     if isinstance(value, set):
         return sorted(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Which hosts cannot reach each other, and who goes on then. Knows no sockets and never waits.
 
-A rank that waits asks its peers whether they are there (waiting.py). Who does not answer, though the launcher hears
+A rank that waits asks its peers whether they are there (client.py). Who does not answer, though the launcher hears
 them, is kept in `Reachability`, and `largest` chooses those who can train together.
 """
 
@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 
 @dataclass
 class Reachability:
-    """What each host says about the others. One side's report is enough: gloo needs both ways.
+    """Keeps what each host says about the others. One side's report is enough: gloo needs both ways.
 
     told: the pairs of which users have heard. waiting: who has to wait for them to reach each other.
     """
@@ -30,11 +30,11 @@ class Reachability:
         return cls(unreached, [(one, other) for one, other in record["told"]], record["waiting"])
 
     def says(self, host: str, unreached: Collection[str], *, new: Collection[str]) -> None:
-        """All whom this host does not reach; others than before only if they are among `new`."""
+        """Take in whom this host does not reach; others than before only if they are among `new`."""
         self.unreached[host] = set(unreached) & (self.unreached.get(host, set()) | set(new))
 
     def forget(self, host: str) -> None:
-        """What it said, and what others said of it."""
+        """Forget what a host said, and what others said of it."""
         self.unreached.pop(host, None)
         for others in self.unreached.values():
             others.discard(host)
@@ -42,7 +42,7 @@ class Reachability:
         self.waiting = [name for name in self.waiting if name != host]
 
     def pairs(self, hosts: Sequence[str]) -> list[Pair]:
-        """Those of `hosts` who do not reach each other, in their order."""
+        """Return the pairs of `hosts` who do not reach each other, in their order."""
         return [
             (one, other)
             for n, one in enumerate(hosts)
@@ -59,14 +59,14 @@ class Reachability:
         return is_news
 
     def reached_again(self) -> list[Pair]:
-        """Of the pairs that were told, once."""
+        """Return the pairs that were told and reach each other now, each once."""
         again = [pair for pair in self.told if not self.pairs(pair)]
         self.told = [pair for pair in self.told if pair not in again]
         return again
 
 
 def largest(hosts: Sequence[str], pairs: Collection[Pair], known: Collection[str]) -> list[str]:
-    """The most of `hosts` (in rank order) without any of `pairs`; one of `known` is among them, if there are any.
+    """Return the most of `hosts` (in rank order) without any of `pairs`, with one of `known` if there are any.
 
     Of several as large, the one with the most of `known`, then the first in rank order. `known` have the newest state:
     were it left behind, what was agreed would be trained once more.
@@ -81,7 +81,7 @@ def largest(hosts: Sequence[str], pairs: Collection[Pair], known: Collection[str
 
 
 def _without(hosts: frozenset[str], pairs: Collection[Pair]) -> Iterator[frozenset[str]]:
-    """Sets without any of `pairs`, all those among them to which nobody could be added."""
+    """Yield sets without any of `pairs`, all those among them to which nobody could be added."""
     apart = {host: {a if b == host else b for a, b in pairs if host in (a, b)} & hosts for host in hosts}
     worst = max(sorted(hosts), key=lambda host: len(apart[host]), default=None)
     if worst is None or not apart[worst]:

@@ -1,4 +1,4 @@
-"""A rank's state on its own disk: written whole or not at all, and checked before it is used."""
+"""A rank's state as JSON beside named tensors: its hash, and on disk, written whole and checked before it is used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from exogym.errors import CheckpointError
-from exogym.files import rename_durably, sync
-from exogym.state.tree import from_tree, to_tree
+
+if sys.platform == "darwin":
+    import fcntl
 
 FORMAT = 8
 
@@ -35,8 +36,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path | str, name: str, *, keep: int = 2):
         self.folder, self.name, self.keep = Path(folder), quote(name, safe=""), keep
-        about = {"thread_name_prefix": "checkpoint", "initializer": _yield_to_training}
-        self._writer = ThreadPoolExecutor(max_workers=1, **about)
+        self._writer = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_to_training
+        )
         self._writing: Future[int] | None = None
 
     def save(self, number: int, state: dict[str, Any], *, unless: Callable[[], bool] = lambda: False) -> int:
@@ -51,7 +53,7 @@ class Checkpoints:
         return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors)).result()
 
     def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
-        """As save, from a copy of the state, and waits for an earlier one that is still being written.
+        """Write a copy of the state in a thread, once an earlier one has been written; see save.
 
         Later ones are void: they are of a course that was given up when this rank went on from an earlier state.
         """
@@ -102,15 +104,15 @@ class Checkpoints:
                     weights.parent.rmdir()
 
     def numbers(self) -> list[int]:
-        """Of all that are there, ascending; some of them may be damaged."""
+        """Return the numbers of all that are there, ascending; some of them may be damaged."""
         return [number for number in self._folders() if self._files(number)[1].is_file()]
 
     def good(self) -> list[int]:
-        """Numbers of those that count."""
+        """Return the numbers of those that count."""
         return [number for number in self.numbers() if self._read(number) is not None]
 
     def other_formats(self) -> list[int]:
-        """Formats of those that another version of this program has written."""
+        """Return the formats of those that another version of this program has written."""
         found = []
         for number in self.numbers():
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -118,12 +120,12 @@ class Checkpoints:
         return [number for number in found if number != FORMAT]
 
     def glance(self, number: int) -> dict[str, Any] | None:
-        """As load, with None in place of each tensor; None for one that is missing or damaged."""
+        """Load all but tensors, which become None; returns None for one that is missing or damaged."""
         record = self._read(number)
         return None if record is None else from_tree(record["state"], defaultdict(lambda: None))
 
     def load(self, number: int) -> dict[str, Any]:
-        """Tensors are on the CPU. Raises CheckpointError for one that is missing or damaged."""
+        """Load it, with tensors on the CPU. Raises CheckpointError for one that is missing or damaged."""
         record = self._read(number)
         if record is None:
             raise CheckpointError(f"{self._files(number)[0].parent}: {self.name}'s checkpoint is damaged")
@@ -146,8 +148,61 @@ class Checkpoints:
             return None
 
 
+def to_tree(value: Any, tensors: dict[str, torch.Tensor], *, copy: bool = False) -> Any:
+    """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`: on the CPU, and copied if asked.
+
+    From another device each is copied once, in either case.
+    """
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().to("cpu", copy=copy).contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {"dict": [[to_tree(key, tensors, copy=copy), to_tree(item, tensors, copy=copy)] for key, item in pairs]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [to_tree(item, tensors, copy=copy) for item in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CheckpointError(f"a {type(value).__name__} cannot be part of a checkpoint")
+
+
+def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, content)] = tree.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {from_tree(key, tensors): from_tree(item, tensors) for key, item in content}
+    items = [from_tree(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def fingerprint(state: Any) -> int:
+    """Return 64 bits of the hash of a state, as a signed number; the same for states that are equal to the bit."""
+    tensors: dict[str, torch.Tensor] = {}
+    hasher = hashlib.blake2b(json.dumps(_sorted(to_tree(state, tensors))).encode(), digest_size=8)
+    for tensor in tensors.values():
+        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return int.from_bytes(hasher.digest(), "big", signed=True)
+
+
+def _sorted(tree: Any) -> Any:
+    """Dicts that are equal may have their keys in another order."""
+    if not isinstance(tree, dict):
+        return tree
+    [(kind, content)] = tree.items()
+    if kind == "tensor":
+        return tree
+    if kind == "dict":
+        return {kind: sorted(([_sorted(key), _sorted(item)] for key, item in content), key=lambda pair: repr(pair[0]))}
+    return {kind: [_sorted(item) for item in content]}
+
+
 def _yield_to_training() -> None:
-    """Where threads have priorities of their own: on few cores each of torch's threads waits for the slowest."""
+    """Give way, where threads have priorities: on few cores each of torch's threads waits for the slowest."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
@@ -169,3 +224,26 @@ def _check(record: dict[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rename_durably(*renames: tuple[Path, Path]) -> None:
+    """Give each `part` of (part, path) its name once all parts are on the disk; then sync the names too."""
+    for part, _ in renames:
+        sync(part)
+    for part, path in renames:
+        part.replace(path)
+    for folder in dict.fromkeys(path.parent for _, path in renames):
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Write a file's content, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if sys.platform == "darwin":  # fsync leaves data in the drive's cache there
+            with contextlib.suppress(OSError):  # not every file system has that
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+                return
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from exogym.elastic_sampler import Sampler
+from exogym.device import random_state, set_random_state
 from exogym.flat import IntegerBuffers
-from exogym.mean import Mean
-from exogym.random_state import random_state, set_random_state
+from exogym.logger.event import Mean
+from exogym.samplers.elastic import Sampler
+from exogym.state.checkpoint import fingerprint
 from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
-from exogym.state.tree import fingerprint
 from exogym.strategy.strategy import Strategy
 
 
 class RoundEnd(NamedTuple):
-    """Where a round has ended whose exchange still travels. trained, buffers: as NodeState had them there."""
+    """The end of a round whose exchange still runs. trained, buffers: as NodeState had them there."""
 
     position: Position
     trained: dict[int, list[str]]
@@ -30,7 +30,7 @@ class RoundEnd(NamedTuple):
 
 
 class NodeState:
-    """What a rank brings when ranks meet, and how it changes.
+    """The state that a rank brings when ranks meet, and its changes.
 
     `now` is where this rank is, `agreed` where all were when they last agreed. What ranks have in common changes only
     inside `changing`, so that another thread can copy it inside `unchanging` at any other moment.
@@ -81,7 +81,7 @@ class NodeState:
 
     @contextmanager
     def unchanging(self, patience_s: float) -> Iterator[bool]:
-        """For another thread: True, and nothing changes inside; False if it was changing all the time."""
+        """Keep the state as it is, for another thread: True; or False if it was changing all the time."""
         with self._readable:
             yield self._readable.wait_for(lambda: not self._changing, patience_s)
 
@@ -95,26 +95,26 @@ class NodeState:
             self._readable.notify_all()
 
     def begin(self, term: int, *, is_given: bool) -> None:
-        """It has come to a state, which counts once all ranks have."""
+        """Take note of a state that this rank has come to, which counts once all ranks have."""
         self._next_term, self._is_given = term, self._is_given or is_given
 
     def begun(self) -> None:
-        """All ranks have come to this state."""
+        """Let the state that all ranks have come to count."""
         with self.changing():
             self._version = Version(self._next_term, self._version.count)
             self.has_synced = True
 
     def begin_exchange(self, now: Position) -> None:
-        """The round ends here, and its exchange travels: what this rank trains from now on is of the next one."""
+        """End the round here while its exchange runs: what this rank trains from now on is of the next one."""
         self.in_flight = RoundEnd(now, self.trained, self._buffers.read())
         self.now, self.trained = now, {}
 
     def about_round(self, end: Position) -> dict[str, Any]:
-        """What this rank says of its round that ends there, when it votes."""
+        """Return what this rank says, when it votes, of its round that ends there."""
         return {"samples": self.in_flight.trained if self.in_flight else self.trained, "position": end.place}
 
     def mark_done(self, end: Position, members: tuple[str, ...]) -> None:
-        """What `members` have trained until this end of their round counts. To be called inside a change."""
+        """Count what `members` have trained until this end of their round. To be called inside a change."""
         since, flight = self.agreed, self.in_flight
         self.sampler.mark_done((since.epoch, since.in_epoch), (end.epoch, end.in_epoch), members)
         end = replace(end, validation_waits=False)
@@ -139,7 +139,7 @@ class NodeState:
             self.strategy.schedule.stretch(self.now.step, left)
 
     def compared(self) -> None:
-        """Ranks have compared their speeds, at the agreed point."""
+        """Take note that ranks have compared their speeds, at the agreed point."""
         at = {"compared_at": self.agreed.step}
         with self.changing():
             self._agree(replace(self.agreed, **at), now=replace(self.now, **at), buffers=self._agreed_buffers)
@@ -154,7 +154,7 @@ class NodeState:
             self._agree(replace(now, **(best if is_best else {"not_better": now.not_better + 1})))
 
     def take_weights(self, flat: torch.Tensor) -> None:
-        """The agreed weights, where ranks had drifted apart."""
+        """Take on the agreed weights [numel], where ranks had drifted apart."""
         with self.changing():
             self.strategy.load_weights(flat)
             self._agree(self.agreed, now=self.now)
@@ -168,7 +168,7 @@ class NodeState:
         self._version = Version(self._version.term, self._version.count + 1)
 
     def lengthened(self) -> None:
-        """Before the beginning: the sampler has more steps than it had."""
+        """Plan anew, before the beginning, as the sampler has more steps than it had."""
         self.total_steps = self._length.total_steps(self.sampler.steps_per_epoch)
         self.strategy.schedule.plan(self.total_steps)
 
@@ -185,18 +185,18 @@ class NodeState:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether this rank has made steps of the next round while the last one's exchange travelled."""
+        """Say whether this rank has made steps of the next round while the last one's exchange ran."""
         return self.now.step > self.agreed.step
 
     def position_at(self, step: int, val_interval: int | None) -> Position:
-        """Where all ranks come to with this step of the present round."""
+        """Return where all ranks come to with this step of the present round."""
         at = self.agreed
         while at.step < step:
             at = self.after_one_step(val_interval, at)
         return at
 
     def after_one_step(self, val_interval: int | None, now: Position | None = None) -> Position:
-        """Where this rank will be once its next step is made, from where it is or from `now`."""
+        """Return where this rank will be once its next step is made, from where it is or from `now`."""
         now = now or self.now
         after = replace(now, step=now.step + 1, in_epoch=now.in_epoch + 1)
         is_last = after.in_epoch == self.sampler.steps_in(now.epoch)
@@ -211,7 +211,7 @@ class NodeState:
     # What ranks that meet compare, and hand over: state_sync.py.
 
     def fixed_fingerprints(self) -> list[int]:
-        """Numbers that must be the same on all ranks, in the order of MUST_MATCH."""
+        """Return numbers that must be the same on all ranks, in the order of MUST_MATCH."""
         parameters, length = self.strategy.parameters, self._length
         data = repr((self.sampler.fingerprint(), length.epochs, length.max_steps, self._patience)).encode()
         data_hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
@@ -229,7 +229,7 @@ class NodeState:
         return fingerprint({**agreed, "strategy": strategy, "version": None, "buffers": None})
 
     def agreed_state(self) -> dict[str, Any]:
-        """Not copied. After a stop inside a round: as it was before ranks were made to agree."""
+        """Return what ranks have in common, not copied. After a stop inside a round: as it was before they agreed."""
         return self._common(self.strategy.agreed_state())
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
@@ -249,13 +249,13 @@ class NodeState:
                 self._length.extend(self.strategy.schedule, planned, self.now, self.sampler)
 
     def revert_to_agreed(self) -> None:
-        """What this rank has done since is void."""
+        """Give up what this rank has done since."""
         self.load_agreed_state(self.agreed_state())
 
     # All of it, as a checkpoint holds it.
 
     def whole(self) -> dict[str, Any]:
-        """Not copied."""
+        """Return all that a checkpoint holds, not copied."""
         strategy = self.strategy.state_dict()
         own = {
             "now": asdict(self.now),

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exogym.elastic_sampler import Sampler
 from exogym.errors import SettingError
+from exogym.samplers.elastic import Sampler
 from exogym.strategy.optim import Schedule
 
 
@@ -56,14 +56,14 @@ class RunLength:
         return total
 
     def steps_left(self, now: Position, sampler: Sampler) -> int:
-        """After `now`, as the work is shared at present."""
+        """Return the steps after `now`, as the work is shared at present."""
         limits = [math.inf if self.max_steps is None else self.max_steps - now.step]
         if self.epochs is not None:
             limits.append(sum(map(sampler.steps_in, range(now.epoch, self.epochs))) - now.in_epoch)
         return int(max(0, min(limits)))
 
     def next_epoch(self, epoch: int, sampler: Sampler) -> int:
-        """The first one from `epoch` on that has steps: all of it may be done while an earlier one is not."""
+        """Return the first one from `epoch` on that has steps: all of it may be done while an earlier one is not."""
         while sampler.steps_in(epoch) == 0 and (self.epochs is None or epoch < self.epochs):
             epoch += 1
         return epoch
@@ -101,5 +101,5 @@ class Offer(NamedTuple):
 
     @property
     def state(self) -> tuple[Version, int]:
-        """What ranks must share to go on from it together."""
+        """The part that ranks must share to go on from it together."""
         return self.version, self.fingerprint

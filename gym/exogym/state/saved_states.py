@@ -13,8 +13,8 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from exogym.comm.comm import Comm
-from exogym.elastic_sampler import Sampler
 from exogym.errors import CheckpointError
+from exogym.samplers.elastic import Sampler
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import NOT_BEGUN, Offer, Version
@@ -43,7 +43,7 @@ class SavedStates:
         return fixed_settings(self.state.strategy, self.state.sampler)
 
     def look_at_data(self) -> None:
-        """For `settings`, once: nothing else should read the data while they are trained on."""
+        """Read once what `settings` needs: nothing else should read the data while they are trained on."""
         if self.checkpoints:
             _ = self.settings
 
@@ -60,7 +60,7 @@ class SavedStates:
         return self._kept
 
     def is_damaged(self) -> bool:
-        """There are checkpoints, and none is good."""
+        """Say whether there are checkpoints of which none is good."""
         return self._may_load() and not self.offers() and bool(self.checkpoints.numbers())
 
     def load(self, offer: Offer, *, exactly: bool, inside: bool) -> bool:
@@ -73,7 +73,7 @@ class SavedStates:
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 
     def _may_load(self) -> bool:
-        """Once it has begun it remembers more than is on the disk."""
+        """Say whether checkpoints may be loaded: a rank that has begun remembers more than is on the disk."""
         return bool(self.checkpoints) and self._resume and self.state.version() == NOT_BEGUN
 
     def _undamaged(self) -> list[Offer]:
@@ -93,11 +93,11 @@ class SavedStates:
     # What it keeps.
 
     def _number(self, *, inside: bool) -> int:
-        """A state inside a round is later than the agreement before it, and earlier than the next one."""
+        """Number a state; one inside a round is later than the agreement before it, and earlier than the next."""
         return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
-        """All of it, in the background unless at_once."""
+        """Save all of the state, in the background unless at_once."""
         if not self.checkpoints:
             return
         self.note_written(at_once=True)
@@ -123,7 +123,7 @@ class SavedStates:
         self._emit("checkpoint", round=agreements, bytes=written, seconds=time.perf_counter() - started)
 
     def save_agreed(self, patience_s: float = RESCUE_S) -> bool:
-        """From another thread, when this process must end: what ranks last agreed on.
+        """Save, from another thread as this process must end, what ranks last agreed on.
 
         False if what they have in common was changing all the time that it waited.
         """
@@ -145,7 +145,7 @@ class SavedStates:
         return True
 
     def _is_kept(self, number: int) -> bool:
-        """Of this term; then it also has what is this rank's own, and a later change of the count is not worth that."""
+        """Say whether this term's is kept: it also has what is this rank's own, which a later count is not worth."""
         kept = self.checkpoints.glance(number)
         return kept is not None and kept["agreed"]["version"][0] == self.state.version().term
 
@@ -154,7 +154,7 @@ class SavedStates:
 
 
 def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
-    """By name, as a checkpoint gives them back. Looks at the data."""
+    """Return the settings by name, as a checkpoint gives them back. Looks at the data."""
     parameters = strategy.parameters
     values = {f.name: _plain(getattr(strategy.config, f.name)) for f in dataclasses.fields(strategy.config)}
     model = {"trained parameters": parameters.layout(), "frozen weights": parameters.frozen_digest()}
@@ -163,7 +163,7 @@ def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
 
 
 def _with_defaults(were: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """Where an older version did not have a setting yet, it did what the default does."""
+    """Add the defaults of settings that an older version did not have yet: it did what they do."""
     if were["strategy"] != type(strategy).__name__:
         return were
     known = [f for f in dataclasses.fields(strategy.config) if f.default is not dataclasses.MISSING]
@@ -171,7 +171,7 @@ def _with_defaults(were: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
 
 
 def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> None:
-    """Raises CheckpointError that names the differences."""
+    """Raise CheckpointError that names the differences."""
     other = [name for name in {**were, **are} if json.dumps(were.get(name)) != json.dumps(are.get(name))]
     if other:
         told = "; ".join(_change(name, were.get(name), are.get(name)) for name in other)
@@ -181,7 +181,7 @@ def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> 
 
 
 def _plain(value: Any) -> Any:
-    """A setting as JSON can hold it: of a class or function its name."""
+    """Return a setting as JSON can hold it: of a class or function its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         settings = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **settings}

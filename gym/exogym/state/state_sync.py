@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from exogym.comm.comm import Comm
-from exogym.errors import CheckpointError, RanksDiverged
+from exogym.errors import CheckpointError, PeerLost, RanksDiverged, SettingError
 from exogym.flat import digest
 from exogym.membership.messages import DRIFT_CHECK
+from exogym.state.checkpoint import from_tree, to_tree
 from exogym.state.node_state import NodeState
 from exogym.state.position import NOT_BEGUN, Offer, Version
 from exogym.state.saved_states import SavedStates
-from exogym.state.tree import receive_state, send_state
 
 MOST = 16  # checkpoints that a rank can offer to the others
 NONE = -1  # in place of one
 FIRST_TERM = 1
+PIECE = 64 * 1024 * 1024  # bytes sent at once
+_SENT = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+DTYPES = {str(dtype): dtype for dtype in _SENT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +53,7 @@ MUST_MATCH = (
 
 @dataclass(frozen=True)
 class _Report:
-    """What one rank tells the others."""
+    """The report of one rank to the others."""
 
     fixed_fingerprints: list[int]
     version: Version
@@ -75,7 +84,7 @@ class _Report:
 
 
 def sync_state(comm: Comm, state: NodeState, saved: SavedStates) -> Synced:
-    """Every rank of a new group calls this. Raises PeerLost, RanksDiverged, CheckpointError."""
+    """Bring all ranks of a new group to one state; each calls this. Raises PeerLost, RanksDiverged, CheckpointError."""
     mine = _Report.of(state, saved, fingerprint=comm.world_size > 1 and not comm.continues_round)
     reports = [_Report.read(numbers.tolist()) for numbers in comm.all_gather(torch.tensor(mine.numbers()))]
     _check_fixed(comm, reports)
@@ -115,8 +124,9 @@ def _begin_from_checkpoints(
         if best.number // 2 - chosen[0].number // 2 <= 1:
             inside = any(offer.number % 2 for offer in chosen)
             exactly = saved.load(chosen[comm.rank], exactly=True, inside=inside)
-            about = {"term": term, "fingerprint": chosen[0].fingerprint}
-            return Synced(checkpoint=chosen[0].number // 2, exactly=exactly, **about)
+            return Synced(
+                term=term, fingerprint=chosen[0].fingerprint, checkpoint=chosen[0].number // 2, exactly=exactly
+            )
     own = [max((o for o in report.offers if o.state == best.state), default=None) for report in reports]
     others = [n for n, offer in enumerate(own) if offer is None]
     if own[comm.rank]:
@@ -127,7 +137,7 @@ def _begin_from_checkpoints(
 
 
 def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) -> bool:
-    """The agreed state of rank `source` to the others that need it. True on those."""
+    """Give the agreed state of rank `source` to the others that need it. True on those."""
     if comm.rank in receivers:
         state.load_agreed_state(receive_state(comm, source))
         return True
@@ -138,10 +148,10 @@ def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) 
 
 
 def remove_drift(comm: Comm, state: NodeState) -> float | None:
-    """Right after an agreement, all ranks take on the same weights: rank 0's where theirs differ by rounding, the mean
-    where the strategy lets them differ.
+    """Take on the same weights on all ranks, right after an agreement.
 
-    Returns how far apart this rank's were, None if all are equal.
+    They are rank 0's where weights differ by rounding, the mean where the strategy lets them differ. Returns how
+    far apart this rank's were, None if all are equal.
     """
     own = state.strategy.agreed_weights()
     taken = common_weights(comm, state, own)
@@ -153,7 +163,7 @@ def remove_drift(comm: Comm, state: NodeState) -> float | None:
 
 
 def common_weights(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Tensor | None:
-    """The weights [numel] that ranks with weights `own` should have in common; None if all are equal."""
+    """Return the weights [numel] that ranks with weights `own` should have in common; None if all are equal."""
     if comm.world_size == 1:
         return None
     return comm.commit_together(DRIFT_CHECK, lambda: _compared(comm, state, own))
@@ -168,3 +178,66 @@ def _compared(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Tensor |
     taken = own.clone()
     comm.broadcast_(taken)
     return taken
+
+
+def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:
+    """Send a `state` as for Checkpoints.save. Nothing on the way is pickled."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = to_tree(state, tensors)
+    if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {*DTYPES}:
+        raise SettingError(f"an optimizer's state of {', '.join(sorted(unknown))} cannot be sent to another rank")
+    listing = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+    flats = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    record = {"state": tree, "tensors": listing, "hash": _hash([_text(tree), *flats])}
+    text = _text(record)
+    comm.send(torch.tensor([text.numel(), sum(flat.numel() for flat in flats)]), to)
+    for flat in (text, *flats):
+        for piece in _pieces(flat):
+            comm.send(piece.contiguous(), to)
+            comm.alive()
+
+
+def receive_state(comm: Comm, source: int) -> dict[str, Any]:
+    """Receive a state. Raises PeerLost if what arrives is not what was sent; checks sizes before it takes memory."""
+    sizes = torch.zeros(2, dtype=torch.int64)
+    comm.recv(sizes, source)
+    text_size, total = sizes.tolist()
+    if not (0 < text_size < PIECE and 0 <= total < 2**40):
+        raise PeerLost(f"rank {source} sent a state of an impossible size ({text_size} and {total} bytes)")
+    try:
+        record = json.loads(bytes(_receive(comm, source, text_size).numpy()))
+        tensors, flats = {}, []
+        for name, dtype, shape in record["tensors"]:
+            count = torch.Size(shape).numel() * DTYPES[dtype].itemsize
+            if count > total - sum(flat.numel() for flat in flats):
+                raise ValueError("larger than announced")
+            flats.append(_receive(comm, source, count))
+            tensors[name] = flats[-1].view(DTYPES[dtype]).reshape(shape)
+        if _hash([_text(record["state"]), *flats]) != record["hash"]:
+            raise ValueError("another hash")
+        return from_tree(record["state"], tensors)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise PeerLost(f"the state that rank {source} sent arrived damaged: {error}") from error
+
+
+def _receive(comm: Comm, source: int, count: int) -> torch.Tensor:
+    flat = torch.empty(count, dtype=torch.uint8)
+    for piece in _pieces(flat):
+        comm.recv(piece, source)
+        comm.alive()
+    return flat
+
+
+def _pieces(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return flat.split(PIECE) if flat.numel() else ()
+
+
+def _text(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _hash(flats: list[torch.Tensor]) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    for flat in flats:
+        hasher.update(memoryview(flat.contiguous().numpy()))
+    return hasher.hexdigest()

@@ -12,7 +12,6 @@ one on the GPU). Errors: SettingError for wrong arguments, PeerLost for a rank t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce as fold
@@ -20,10 +19,9 @@ from functools import reduce as fold
 import torch
 from torch import Tensor
 
-from exogym.comm.among import exchange
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, SingleComm, comm_in_use, exchange
+from exogym.comm.comm import use as use
 from exogym.comm.default_group import default_group
-from exogym.comm.single import SingleComm
 from exogym.config import one_of
 from exogym.errors import SettingError
 
@@ -34,26 +32,10 @@ SUMMED = (
 )
 MAXED = (*SUMMED, torch.int16, torch.bool)
 
-_of_thread = threading.local()
-
-
-class use:
-    """From now on, the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
-
-    def __init__(self, comm: Comm | None):
-        self._before = getattr(_of_thread, "comm", None)
-        _of_thread.comm = comm
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        _of_thread.comm = self._before
-
 
 def current() -> Comm:
     """The communicator on which the collectives of this thread run."""
-    return getattr(_of_thread, "comm", None) or default_group() or SingleComm()
+    return comm_in_use() or default_group() or SingleComm()
 
 
 def all_reduce(tensor: Tensor, op: str = "sum") -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from exogym import device as devices
+from exogym.device import random_state, set_random_state
 from exogym.flat import FlatParameters
-from exogym.random_state import random_state, set_random_state
 from multimac.doctor.gradients import small_whisper
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card here")]

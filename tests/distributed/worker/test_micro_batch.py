@@ -30,9 +30,9 @@ from distributed.worker.micro_batch import (
     share_of_memory,
 )
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from exogym.comm.single import SingleComm
+from exogym.comm.comm import SingleComm
 from exogym.config import build_strategy
-from exogym.elastic_sampler import ElasticSampler
+from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import LoopSettings
 from exogym.train_node import TrainNode
 from whisper_tuner.config import Profile

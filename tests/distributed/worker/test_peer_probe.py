@@ -15,8 +15,8 @@ from distributed.control.messages import endpoint
 from distributed.ssh.local_network import DENIED, WAYS_OUT
 from distributed.worker import peer_probe
 from distributed.worker.peer_probe import PeerProbe
-from exogym.membership import waiting
-from exogym.membership.waiting import Wait
+from exogym.membership import client as waiting
+from exogym.membership.client import Wait
 from whisper_tuner.errors import HostError
 
 

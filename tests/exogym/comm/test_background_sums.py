@@ -10,9 +10,8 @@ import torch
 from exogym_toys import Processes, run_threads
 
 from exogym.comm.background import Background, in_background
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Comm, SingleComm
 from exogym.comm.elastic import ElasticComm
-from exogym.comm.single import SingleComm
 from exogym.errors import PeerLost
 from exogym.membership.client import CoordinatorClient
 

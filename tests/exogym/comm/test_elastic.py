@@ -10,8 +10,8 @@ import torch
 from exogym_toys import GivenSpeed, Tokens, token_batch, train_node
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, ElasticSampler
+from exogym.comm.comm import SingleComm
 from exogym.comm.elastic import LARGE_BYTES, ElasticComm
-from exogym.comm.single import SingleComm
 from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import PeerLost
 from exogym.membership.client import CoordinatorClient

@@ -12,7 +12,7 @@ import torch
 from exogym_toys import run_threads
 
 from exogym import SingleComm
-from exogym.comm import traffic
+from exogym.comm.comm import all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.threads import ThreadComm
 from exogym.errors import PeerLost
@@ -34,10 +34,10 @@ SIZE = 120  # bytes
     ],
 )
 def test_formulas_by_hand(ranks, all_reduce, all_gather, broadcast):
-    assert traffic.all_reduce(SIZE, ranks) == all_reduce
-    assert traffic.all_gather(SIZE, ranks) == all_gather
+    assert all_reduce_bytes(SIZE, ranks) == all_reduce
+    assert all_gather_bytes(SIZE, ranks) == all_gather
     for src in range(ranks):
-        sends = [traffic.broadcast(SIZE, ranks, (src + place) % ranks, src) for place in range(ranks)]
+        sends = [broadcast_bytes(SIZE, ranks, (src + place) % ranks, src) for place in range(ranks)]
         assert sends == [SIZE * times for times in broadcast]
         assert sum(sends) == SIZE * (ranks - 1)
 

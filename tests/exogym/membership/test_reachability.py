@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from test_coordinator import HOSTS, Meeting, Meetings, any_host
 
+from exogym.membership.client import UNREACHED_S, Unanswered, Wait
 from exogym.membership.coordinator import APART_S, RETURN_S
 from exogym.membership.coordinator_state import FRUITLESS, PATIENCE_S
 from exogym.membership.messages import END, ROUND, STATE_SYNC, VALIDATION
 from exogym.membership.reachability import Reachability, largest
-from exogym.membership.waiting import UNREACHED_S, Unanswered, Wait
 
 FOUR = (*HOSTS, "dee")
 PAIRS = [tuple(pair) for pair in combinations(FOUR, 2)]

@@ -5,9 +5,10 @@ import torch
 from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm, files
-from exogym.batches import DatasetBatches
+from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm
 from exogym.errors import CheckpointError
+from exogym.samplers.batches import DatasetBatches
+from exogym.state import checkpoint as files
 
 STATE = {
     "steps": 3,

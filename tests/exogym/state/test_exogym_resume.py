@@ -17,9 +17,9 @@ from exogym import (
     LocalTrainer,
     SingleComm,
 )
-from exogym.batches import DatasetSamples
 from exogym.config import ScheduleSpec
 from exogym.errors import CheckpointError
+from exogym.samplers.batches import DatasetSamples
 from exogym.state import saved_states
 from exogym.state.checkpoint import FORMAT
 from exogym.state.saved_states import check_settings

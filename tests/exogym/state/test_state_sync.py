@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from exogym.comm.comm import Comm
 from exogym.errors import CheckpointError, PeerLost, RanksDiverged
-from exogym.state import tree
+from exogym.state import state_sync
 from exogym.state.position import NOT_BEGUN, Offer, Version
-from exogym.state.state_sync import MOST, MUST_MATCH, sync_state
-from exogym.state.tree import receive_state, send_state
+from exogym.state.state_sync import MOST, MUST_MATCH, receive_state, send_state, sync_state
 
 STATE = {
     "steps": 3,
@@ -50,7 +49,7 @@ def pass_on(comm, state):
 def test_a_state_arrives_as_it_was(monkeypatch):
     [_, arrived] = run_threads(2, lambda comm: pass_on(comm, STATE))
     assert same(arrived, STATE)
-    monkeypatch.setattr(tree, "PIECE", 1000)  # what is larger goes in pieces
+    monkeypatch.setattr(state_sync, "PIECE", 1000)  # what is larger goes in pieces
     [_, arrived] = run_threads(2, lambda comm: pass_on(comm, STATE))
     assert same(arrived, STATE)
 
@@ -109,7 +108,7 @@ def text_of(tape: Tape) -> dict:
 
 
 def test_what_is_sent_at_once_is_limited(monkeypatch):
-    monkeypatch.setattr(tree, "PIECE", 1000)
+    monkeypatch.setattr(state_sync, "PIECE", 1000)
     tape = Tape()
     send_state(tape, STATE, to=1)
     assert [flat.numel() for flat in tape.sent[3:6]] == [1000, 1000, 400]
@@ -147,7 +146,7 @@ def test_an_impossible_header_is_refused_before_memory_is_taken(tape, header):
     assert len(tape.sent) == 7  # nothing more was read
 
 
-NO_TENSORS = {"state": 1, "tensors": [], "hash": tree._hash([tree._text(1)])}
+NO_TENSORS = {"state": 1, "tensors": [], "hash": state_sync._hash([state_sync._text(1)])}
 DAMAGED_TEXTS = {
     "no text": b"\xff\xfe",
     "no JSON": b"{",

@@ -20,9 +20,9 @@ from exogym_toys import (
 from torch import nn
 
 from exogym import Checkpoints, ElasticSampler, FlatParameters, SingleComm
-from exogym.batches import DatasetSamples
 from exogym.errors import CheckpointError
 from exogym.flat import digest
+from exogym.samplers.batches import DatasetSamples
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 with_inner_optimizer = pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "demo"])

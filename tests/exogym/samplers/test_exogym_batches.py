@@ -4,8 +4,8 @@ import pytest
 import torch
 from exogym_toys import Points
 
-from exogym.batches import BatchSource, DatasetBatches, count_samples, to_device
 from exogym.errors import SettingError
+from exogym.samplers.batches import BatchSource, DatasetBatches, count_samples, to_device
 
 
 class Numbers(torch.utils.data.Dataset):

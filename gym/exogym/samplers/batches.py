@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from exogym.device import random_state, set_random_state
 from exogym.errors import SettingError
-from exogym.random_state import random_state, set_random_state
 
 Batch = Any  # a tensor, or dicts, tuples and lists of them
 
@@ -33,7 +33,7 @@ class BatchSource(Protocol):
         """Optimizer steps in an epoch: the same on all ranks."""
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
-        """A list of micro-batches for each of `steps_per_epoch` optimizer steps; an empty list is a step without work.
+        """Yield a list of micro-batches for each of `steps_per_epoch` optimizer steps; empty for one without work.
 
         `epoch` counts from 0 and is what a shuffle should depend on; a run that is resumed leaves out the steps before
         `first_step`.
@@ -80,7 +80,7 @@ class DatasetSamples:
         return {"data": described(self.dataset)}
 
     def order(self, epoch: int) -> torch.Tensor:
-        """The numbers of all samples in the order of an epoch, as torch's DistributedSampler would have it."""
+        """Return the numbers of all samples in the order of an epoch, as torch's DistributedSampler would have it."""
         if not self.shuffle:
             return torch.arange(len(self))
         return torch.randperm(len(self), generator=torch.Generator().manual_seed(self.seed + epoch))
@@ -117,7 +117,7 @@ class DatasetSamples:
         pass
 
     def begin_epoch(self, epoch: int) -> None:
-        """Before the steps of this epoch are read."""
+        """Tell the data set which epoch is going to be read."""
         if self.tells_epoch and hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
@@ -145,7 +145,6 @@ class DatasetBatches(DatasetSamples):
         self.steps_per_epoch = math.ceil(len(self) / self.batch_size)
 
     def fixed_settings(self) -> dict[str, Any]:
-        """See BatchSource."""
         return self.plan_settings() | self.describe()
 
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[list[Batch]]:
@@ -156,9 +155,10 @@ class DatasetBatches(DatasetSamples):
 
 
 def described(dataset: Dataset) -> str:
-    """What tells one data set from another without reading it: its type, its length, and the first and the last sample
-    where these are the same each time that they are read. Floats are rounded, since they may have been computed on
-    another machine, and paths are left out.
+    """Describe a data set without reading it all, to tell it from others.
+
+    It gives type, length, and the first and the last sample where these are the same each time that they are read.
+    Floats are rounded, since they may have been computed on another machine, and paths are left out.
     """
     about = [type(dataset).__qualname__, len(dataset)]
     before = random_state(torch.device("cpu"))
@@ -172,7 +172,7 @@ def described(dataset: Dataset) -> str:
 
 
 def _ends(dataset: Dataset) -> str:
-    """The first and the last sample, with the same random numbers each time."""
+    """Return the first and the last sample, with the same random numbers each time."""
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # not that of an accelerator, which nobody would put back
@@ -193,7 +193,7 @@ def _told(value: Any) -> str:
 
 
 def spread(counts: Sequence[int], steps: int) -> list[list[int]]:
-    """For each member the sizes of its `steps` steps, which hold `count` samples in all and differ by one at most.
+    """Return for each member the sizes of its `steps` steps, which hold `count` samples and differ by one at most.
 
     All members take what is over in the same steps, as far as they have it, so that one rests where the others have
     less to do. Reversed bits (van der Corput) put these steps far from each other: a member has work in any
@@ -209,7 +209,7 @@ def spread(counts: Sequence[int], steps: int) -> list[list[int]]:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch with its tensors on `device`; what is not a tensor stays as it is."""
+    """Return the batch with its tensors on `device`; what is not a tensor stays as it is."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -230,12 +230,12 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def sample_ids(batch: Batch) -> list[str]:
-    """What `batch["ids"]` says of its samples, if it says anything."""
+    """Return `batch["ids"]`, the names of its samples, if it has any."""
     return list(batch.get("ids", ())) if isinstance(batch, Mapping) else []
 
 
 def count_samples(batch: Batch) -> int:
-    """The first dimension of the first tensor. Raises SettingError if there is none."""
+    """Return the first dimension of the first tensor. Raises SettingError if there is none."""
     for tensor in tensors(batch):
         return tensor.shape[0] if tensor.dim() else 1
     raise SettingError(f"a batch must hold at least one tensor, not just {type(batch).__name__}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -21,8 +19,6 @@ from exogym.strategy.strategy import StepResult
 
 MOST_SKIPPED = 5  # steps in a row without a finite loss or gradient, before the run ends
 NAMED = 8  # clips at most in a message
-
-T = TypeVar("T")
 
 
 class Progress:
@@ -45,17 +41,21 @@ class Progress:
 
     def start(self, device: torch.device, settings: LoopSettings) -> None:
         state, strategy = self._state, self._state.strategy
-        steps = {"steps_per_epoch": state.sampler.steps_per_epoch, "total_steps": state.total_steps}
         known = {f.name: plain(getattr(settings, f.name)) for f in fields(settings) if f.name != "strategy"}
-        about = {
-            "trainable": strategy.parameters.num_parameters,
-            "device": str(device),
-            "num_nodes": self._comm.world_size,
-            "steps_in_round": getattr(strategy.config, "steps_in_round", 1),
-            "strategy": {"name": type(strategy).__name__, **(plain(strategy.config) or {})},
-            "settings": known,
-        }
-        self._events({"type": "start", "rank": self.rank, **steps, **about})
+        self._events(
+            {
+                "type": "start",
+                "rank": self.rank,
+                "steps_per_epoch": state.sampler.steps_per_epoch,
+                "total_steps": state.total_steps,
+                "trainable": strategy.parameters.num_parameters,
+                "device": str(device),
+                "num_nodes": self._comm.world_size,
+                "steps_in_round": getattr(strategy.config, "steps_in_round", 1),
+                "strategy": {"name": type(strategy).__name__, **(plain(strategy.config) or {})},
+                "settings": known,
+            }
+        )
 
     def step_made(
         self,
@@ -66,7 +66,7 @@ class Progress:
         waiting: float,
         device: torch.device,
     ) -> None:
-        """waiting: for its batches, before these `seconds`."""
+        """Tell of a step. waiting: seconds for its batches, before these `seconds`."""
         norm = result.grad_norm
         spent = {}
         if result.agreed and result.round is None:  # a round tells its own
@@ -87,24 +87,20 @@ class Progress:
         )
 
     def round_ended(self, result: StepResult) -> None:
-        about = {"round": result.round, "digest": result.digest}
-        spent = {"bytes": result.bytes, "seconds": result.seconds_communicating}
-        if result.stop:
-            self.emit("stop", **about, **spent)
-        elif result.round is not None:
-            travelled = {} if result.seconds_travelling is None else {"seconds_travelling": result.seconds_travelling}
-            self.emit("round", **about, **spent, **travelled)
+        if not result.stop and result.round is None:
+            return
+        travelled = {} if result.seconds_travelling is None else {"seconds_travelling": result.seconds_travelling}
+        self.emit(
+            "stop" if result.stop else "round",
+            round=result.round,
+            digest=result.digest,
+            bytes=result.bytes,
+            seconds=result.seconds_communicating,
+            **({} if result.stop else travelled),
+        )
 
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)
-
-
-def waited_for(items: Iterable[T]) -> Iterator[tuple[T, float]]:
-    """Each item with the seconds until it came."""
-    began = time.perf_counter()
-    for item in items:
-        yield item, time.perf_counter() - began
-        began = time.perf_counter()
 
 
 class NonFiniteGuard:
@@ -115,7 +111,7 @@ class NonFiniteGuard:
         self._skipped = self._in_a_row = 0
 
     def check(self, result: StepResult, work: StepWork) -> None:
-        """After a step. Raises NotFinite once there were too many in a row."""
+        """Tell of a step that is left out. Raises NotFinite once there were too many in a row."""
         if not work.not_finite and not result.skipped:
             self._in_a_row = 0 if work.loss.weight else self._in_a_row
             return

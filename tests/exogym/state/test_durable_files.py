@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from exogym import Checkpoints, files
+from exogym import Checkpoints
+from exogym.state import checkpoint as files
 
 FULL_SYNC = 51  # F_FULLFSYNC on macOS
 

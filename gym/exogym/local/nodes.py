@@ -30,7 +30,6 @@ import torch
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
 from exogym.logger import Events
-from exogym.train_node import TrainResult
 
 JOB, WEIGHTS = "job.pt", "weights.pt"
 GRACE = 3.0  # seconds: for a node to exit, and for others to report, once one has lost a peer: the cause is theirs
@@ -39,7 +38,7 @@ BOOT = """
 import json, sys
 about = json.loads(sys.argv[1])
 sys.path[:], sys.argv[:] = about["path"], about["argv"]
-from exogym.local_nodes import node_main
+from exogym.local.nodes import node_main
 node_main(*about["node"])
 """
 
@@ -49,7 +48,7 @@ class _Node:
     rank: int
     process: subprocess.Popen
     pipe: Connection
-    result: TrainResult | None = None
+    result: Any = None  # what the trainer's `run_rank` returned
     failure: str | None = None
     lost_a_peer: bool = False
     has_ended: bool = False
@@ -73,7 +72,7 @@ class _Node:
             self.failure, self.lost_a_peer = content
 
     def look(self) -> None:
-        """A process may be gone while another that it had started still holds its end of the pipe."""
+        """Find a process that is gone while another that it had started still holds its end of the pipe."""
         if not self.is_done and self.process.poll() is not None and not self.pipe.poll():
             self.ended()
 
@@ -82,10 +81,12 @@ class _Node:
         if self.result is None and self.failure is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE)
-            self.failure = f"ended without a word, {_told_status(self.process.returncode)}"
+            status = self.process.returncode
+            killed = " (killed; the system does that when memory runs out)" if status == -signal.SIGKILL else ""
+            self.failure = f"ended without a word, exit status {status}{killed}"
 
     def kill(self) -> None:
-        """With all that it has started: it leads a session of its own."""
+        """Kill it with all that it has started: it leads a session of its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -94,7 +95,7 @@ class _Node:
 
 def run_nodes(
     job: Any, num_nodes: int, events: Events, should_stop: Callable[[], bool]
-) -> tuple[list[TrainResult], dict[str, Any]]:
+) -> tuple[list[Any], dict[str, Any]]:
     """Run `trainer.run_rank(rank, settings)` in one process for each rank, where `job` is (trainer, settings).
 
     Returns all ranks' results, and the state dict of rank 0's model, on the CPU. Raises NodeFailed, and SettingError if
@@ -107,13 +108,16 @@ def run_nodes(
         return results, torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
 
 
-def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[TrainResult]:
+def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[Any]:
     nodes: list[_Node] = []
     try:
         for rank in range(num_nodes):
             nodes.append(_start(rank, num_nodes, folder))
         _listen(nodes, events, should_stop)
-        _let_exit(nodes)
+        until = time.monotonic() + GRACE  # what users have registered with atexit may have something to do
+        for node in nodes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.process.wait(max(0.0, until - time.monotonic()))
     finally:
         for node in nodes:
             node.kill()
@@ -160,7 +164,7 @@ def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
 
 
 def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool]) -> None:
-    """Until all nodes have reported, or one has failed. Raises NodeFailed."""
+    """Listen until all nodes have reported, or one has failed. Raises NodeFailed."""
     give_up, has_stopped = float("inf"), False
     while (waiting := {n.pipe: n for n in nodes if not n.is_done}) and time.monotonic() < give_up:
         for pipe in wait(list(waiting), timeout=POLL):
@@ -174,11 +178,9 @@ def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool])
             give_up = min(give_up, time.monotonic() + GRACE)
         if not has_stopped and should_stop():
             has_stopped = True
-            _tell_to_stop(nodes)
-    _raise_failure(nodes)
-
-
-def _raise_failure(nodes: list[_Node]) -> None:
+            for node in nodes:
+                with contextlib.suppress(OSError):
+                    node.pipe.send("stop")
     failed = [node for node in nodes if node.failure]
     if not failed:
         return
@@ -188,27 +190,8 @@ def _raise_failure(nodes: list[_Node]) -> None:
     raise NodeFailed(f"node {first.rank} of {len(nodes)} failed: {first.failure}{hint if silent else ''}")
 
 
-def _tell_to_stop(nodes: list[_Node]) -> None:
-    for node in nodes:
-        with contextlib.suppress(OSError):
-            node.pipe.send("stop")
-
-
-def _let_exit(nodes: list[_Node]) -> None:
-    """What users have registered with atexit may have something to do."""
-    until = time.monotonic() + GRACE
-    for node in nodes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            node.process.wait(max(0.0, until - time.monotonic()))
-
-
-def _told_status(status: int | None) -> str:
-    killed = " (killed; the system does that when memory runs out)" if status == -signal.SIGKILL else ""
-    return f"exit status {status}{killed}"
-
-
 def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
-    """The process of one node."""
+    """Be the process of one node."""
     multiprocessing.current_process().name = f"node {rank}"  # which logging shows
     pipe, stop = Connection(descriptor), threading.Event()
     threading.Thread(target=_hear_parent, args=[pipe, stop, folder], daemon=True).start()
@@ -228,7 +211,7 @@ def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
 
 
 def _hear_parent(pipe: Connection, stop: threading.Event, folder: str) -> None:
-    """A parent that is killed cannot clean up: then this process does, and ends with all that it has started."""
+    """Clean up and end, with all that this process has started, once the parent was killed and cannot."""
     try:
         while pipe.recv() == "stop":
             stop.set()

@@ -1,4 +1,4 @@
-"""For processes that `exogym.launch` (or torchrun) has started: they form a group, and train as its ranks.
+"""The group of processes that `exogym.launch` (or torchrun) has started.
 
 A script that was started alone is a group of one, so the same script runs both ways.
 """
@@ -8,29 +8,18 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import fields
 from datetime import timedelta
 from itertools import count
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from exogym.comm.comm import Comm
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
 from exogym.comm.default_group import leave_default_group
-from exogym.comm.process_group import DEFAULT_TIMEOUT, ProcessGroupComm, brief, gloo_options
-from exogym.comm.single import SingleComm
-from exogym.config import check_keys, one_of
+from exogym.comm.process_group import ProcessGroupComm, brief, gloo_options
+from exogym.config import one_of
 from exogym.errors import PeerLost, SettingError
-from exogym.logger import Events, NullLogger
-from exogym.minibatch import Memory
-from exogym.settings import FitSettings
 from exogym.strategy import communicate
-from exogym.strategy.strategy import Strategy
-from exogym.train_node import TrainResult
-from exogym.trainer import Trainer
 
 BACKEND = "EXOGYM_BACKEND"  # what `--backend` says
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
@@ -74,65 +63,19 @@ def check_backend(name: str) -> str:
     return one_of("backend", name, [known for known in dist.Backend.backend_list if known != dist.Backend.UNDEFINED])
 
 
-class LaunchedTrainer(Trainer):
-    """This process is one rank of the launch, and trains the model that it was given.
-
-    result: this rank's figures of the last `fit`.
-    """
-
-    result: TrainResult | None = None
-    _timeout = DEFAULT_TIMEOUT
-
-    def fit(
-        self,
-        strategy: Strategy,
-        *,
-        logger: Events | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-        **settings: Any,
-    ) -> nn.Module:
-        """Train the model together with the other processes, which must call this too, and return it.
-
-        All ranks have the same weights then. `settings` are the fields of FitSettings; `num_nodes` is that of the
-        launch. logger gets the events of rank 0, in that process, and is closed at the end if it has `close`.
-        Raises SettingError, PeerLost and what TrainNode does.
-        """
-        check_keys("fit", settings, [field.name for field in fields(FitSettings)])
-        if settings.setdefault("num_nodes", world_size()) != world_size():
-            raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
-        parsed = FitSettings(strategy=strategy, **settings)
-        events = logger if logger is not None and rank() == 0 else NullLogger()
-        self._timeout = parsed.timeout
-        home = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        try:
-            self.result = self.run_rank(rank(), parsed, events=events, should_stop=should_stop)
-        finally:
-            self.model.to(home)
-            if close := getattr(logger, "close", None):
-                close()
-        return self.model
-
-    def _build_connection(self, rank: int) -> Comm:
-        return join(self._timeout)
-
-    def _memory(self, device: torch.device, usage: float) -> Memory:
-        return Memory.of(device, usage=usage, sharing=int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
 def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
-    """A new group of all processes of the launch, which stands beside any others. Raises SettingError, PeerLost."""
+    """Form a new group of all processes of the launch, beside any others. Raises SettingError, PeerLost."""
     if world_size() == 1:
         return SingleComm()
     try:
         store = dist.PrefixStore(_next_group(), meeting_store(timeout))
     except RuntimeError as error:
         raise PeerLost(f"rank {rank()} of {world_size()} cannot reach the others: {brief(error)}") from error
-    about = {"rank": rank(), "world_size": world_size(), "address": own_address()}
-    return ProcessGroupComm(store=store, timeout=timeout, **about)
+    return ProcessGroupComm(rank=rank(), world_size=world_size(), store=store, address=own_address(), timeout=timeout)
 
 
 def meeting_store(timeout: float) -> dist.Store:
-    """Where the processes of the launch meet. Raises SettingError, RuntimeError."""
+    """Return the store where the processes of the launch meet. Raises SettingError, RuntimeError."""
     global _store
     if _store is None and world_size() == 1:
         _store = dist.HashStore()
@@ -147,7 +90,7 @@ def meeting_store(timeout: float) -> dist.Store:
 
 
 def own_address() -> str | None:
-    """This machine's IPv4 address on the way to where all meet; None if gloo is to take GLOO_SOCKET_IFNAME's."""
+    """Return this machine's IPv4 address on the way to where all meet; None if gloo is to take GLOO_SOCKET_IFNAME's."""
     master = os.environ.get("MASTER_ADDR")
     if "GLOO_SOCKET_IFNAME" in os.environ or not master:
         return None
@@ -160,5 +103,5 @@ def own_address() -> str | None:
 
 
 def _next_group() -> str:
-    """A name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
+    """Return a name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
     return f"exogym/{os.environ.get(RESTARTS, 0)}/{next(_groups)}"

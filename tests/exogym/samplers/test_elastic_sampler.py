@@ -10,10 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exogym.batches import BatchSource, DatasetSamples
-from exogym.elastic_sampler import ElasticSampler
 from exogym.errors import SettingError
-from exogym.state.tree import from_tree, to_tree
+from exogym.samplers.batches import BatchSource, DatasetSamples
+from exogym.samplers.elastic import ElasticSampler
+from exogym.state.checkpoint import from_tree, to_tree
 
 HOSTS = ("ada", "bob", "cy", "dee")
 EPOCHS = 3

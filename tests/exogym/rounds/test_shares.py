@@ -13,8 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, ElasticSampler, FlatParameters
-from exogym.batches import DatasetSamples
-from exogym.shares import EQUAL, FITTING, LEAST, OFTEN, SELDOM, UNKNOWN, WINDOW, Measured, Speed, fair_shares, told
+from exogym.rounds.shares import (
+    EQUAL,
+    FITTING,
+    LEAST,
+    OFTEN,
+    SELDOM,
+    UNKNOWN,
+    WINDOW,
+    Measured,
+    Speed,
+    fair_shares,
+    told,
+)
+from exogym.samplers.batches import DatasetSamples
 
 BATCH = 24.0  # cost of all machines' parts of a step
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from exogym.batches import Batch, BatchSource
 from exogym.comm.comm import Comm
 from exogym.errors import PeerLost, SettingError
+from exogym.samplers.batches import Batch, BatchSource
 
 Plan = list[list[list[int]]]  # of an epoch: for each member, for each of its steps, numbers of samples
 Place = tuple[int, int]  # epoch, step in it
@@ -30,7 +30,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def plan_settings(self) -> dict[str, Any]:
-        """What decides about plans, by name, in JSON: the same on all ranks, also when a run is resumed."""
+        """Return what decides about plans, by name, in JSON: the same on all ranks, also when a run is resumed."""
 
     def plan(
         self,
@@ -40,7 +40,7 @@ class Samples(Protocol):
         weights: Sequence[float],
         steps_before: int = 0,
     ) -> Plan:
-        """Each sample to one step of one member, all with equally many steps, some of which may be empty.
+        """Give each sample to one step of one member, all with equally many steps, some of which may be empty.
 
         left: bool [len], the samples that are still to be trained in this epoch; None if all are, and then the number
         of steps does not depend on the epoch. weights: how much a member should get, in proportion. steps_before: that
@@ -49,10 +49,10 @@ class Samples(Protocol):
         """
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
-        """They will be read, most likely in this order: what takes time to get can be got now."""
+        """Get what takes time: these steps will be read, most likely in this order."""
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
-        """The micro-batches of each step."""
+        """Yield the micro-batches of each step."""
 
 
 class ElasticSampler:
@@ -98,23 +98,23 @@ class ElasticSampler:
         return self.samples.read(self._own(epoch)[first_step:])
 
     def samples_in_step(self, epoch: int) -> float:
-        """Of all members together, as a mean over the epoch as it was last shared."""
+        """Return the samples of all members together in a step, as a mean over the epoch as it was last shared."""
         done = self._done_at_reshard.get(epoch)
         return (len(self.samples) if done is None else int((~done).sum())) / self.steps_in(epoch)
 
     def cost(self, place: Place, trained: int) -> float:
-        """Of this member's step there, of which so many samples were trained."""
+        """Return the cost of this member's step there, of which so many samples were trained."""
         epoch, step = place
         numbers = self._own(epoch)[step]
         cost_of = getattr(self.samples, "cost", None)
         return trained / len(numbers) * cost_of(epoch, numbers) if cost_of and numbers else trained
 
     def agree_on_length(self, comm: Comm) -> bool:
-        """All ranks have the same plans."""
+        """Do nothing, as all ranks have the same plans."""
         return False
 
     def mark_done(self, since: Place, until: Place, members: Sequence[str]) -> None:
-        """`members` have trained their shares between two places."""
+        """Take note that `members` have trained their shares between two places."""
         for epoch in range(since[0], until[0] + 1):
             first = since[1] if epoch == since[0] else 0
             last = until[1] if epoch == until[0] else self.steps_in(epoch)
@@ -128,7 +128,7 @@ class ElasticSampler:
             self.first_epoch += 1
 
     def is_shared_among(self, members: Sequence[str]) -> bool:
-        """Whether each of them, and nobody else, has a share of what is left."""
+        """Say whether each of them, and nobody else, has a share of what is left."""
         return self.members == tuple(members) and not self.needs_reshard
 
     def reshard(self, members: Sequence[str], weights: Sequence[float] | None = None) -> None:
@@ -153,25 +153,24 @@ class ElasticSampler:
         self.samples.prefetch([numbers for epoch in soon for numbers in self._own(epoch)])
 
     def next_numbers(self, steps: int | None = None) -> list[int]:
-        """Those of the samples that this member reads in its next epoch, or in so many steps of it, in order."""
+        """Return which samples this member reads in its next epoch, or in so many steps of it, in order."""
         return [number for step in self._own(self.first_epoch)[:steps] for number in step]
 
     def knows(self, members: Sequence[str]) -> bool:
-        """Whether all of them have a share."""
+        """Say whether all of them have a share."""
         return set(members) <= set(self.members)
 
     def fingerprint(self) -> int:
-        """64 bits of a hash, the same on ranks that share the same work."""
+        """Return 64 bits of a hash, the same on ranks that share the same work."""
         text = json.dumps(self.samples.plan_settings(), sort_keys=True).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
     def fixed_settings(self) -> dict[str, Any]:
-        """See BatchSource."""
         describe = getattr(self.samples, "describe", None)
         return self.samples.plan_settings() | (describe() if describe else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """What is done, and who shares what is left: what ranks have in common, not copied."""
+        """Return what is done, and who shares what is left: what ranks have in common, not copied."""
         return {
             "members": self.members,
             "weights": self.weights,
@@ -232,7 +231,7 @@ class FixedSampler:
         return self.source.epoch(epoch, first_step=first_step) if first_step else self.source.epoch(epoch)
 
     def samples_in_step(self, epoch: int) -> float:
-        """0: it is not known."""
+        """Return 0, as it is not known."""
         return 0.0
 
     def cost(self, place: Place, trained: int) -> float:
@@ -252,7 +251,7 @@ class FixedSampler:
         pass
 
     def is_shared_among(self, members: Sequence[str]) -> bool:
-        """Raises PeerLost for others than those who began."""
+        """Raise PeerLost for others than those who began."""
         if self.members != tuple(members):
             self.reshard(members)
         return True
@@ -274,7 +273,6 @@ class FixedSampler:
         return self.steps_per_epoch
 
     def fixed_settings(self) -> dict[str, Any]:
-        """See BatchSource."""
         settings = getattr(self.source, "fixed_settings", None)
         about = settings() if settings else {"steps_per_epoch": self.steps_per_epoch}
         return {**about, "num_nodes": len(self.members)}

@@ -7,9 +7,8 @@ import torch
 from exogym_toys import run_threads
 
 import exogym
-from exogym.comm_check import check_communication, measure
 from exogym.errors import SettingError
-from exogym.info import main
+from exogym.info import check_communication, main, measure
 from exogym.launch import launch
 
 SCRIPT = Path(__file__).with_name("launched_script.py")

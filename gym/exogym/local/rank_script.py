@@ -1,6 +1,6 @@
-"""`python -m exogym.rank_script train.py [args]`: what `exogym.launch` starts for each rank, which then is that script.
+"""`python -m exogym.local.rank_script train.py [args]` runs a script as one rank; `exogym.launch` starts it for each.
 
-Beside running it, this writes down an exception for the launcher to show, and ends when the launcher is killed.
+It writes down an exception for the launcher to show, and ends when the launcher is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLL_S = 0.5
 
 
 def end_with_parent() -> None:
-    """A launcher that is killed cannot stop its ranks."""
+    """End this process when its launcher is killed, which then cannot stop its ranks."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -28,7 +28,7 @@ def end_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`-m` in front of the script means a module, as for Python itself."""
+    """Run a script, or a module where `-m` stands in front of it, as Python itself does."""
     end_with_parent()  # at once: importing torch takes seconds, in which the launcher may be killed
     from torch.distributed.elastic.multiprocessing.errors import record
 

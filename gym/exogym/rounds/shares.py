@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from exogym.comm.comm import Comm
-from exogym.elastic_sampler import ElasticSampler
 from exogym.membership.messages import SPEEDS
+from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
 from exogym.state.position import Position
@@ -36,7 +36,7 @@ UNKNOWN = Measured(0.0, 0.0)
 
 
 class Speed:
-    """This rank's, over the last steps in which it had work.
+    """The speed of this rank, over the last steps in which it had work.
 
     They are put into blocks of steps that follow each other. Only the middle half of these counts, by speed: so a first
     step that compiles, or one in which the machine slept, does not.
@@ -50,14 +50,16 @@ class Speed:
             self._steps.append((cost, seconds))
 
     def clear(self) -> None:
-        """A step of another size has another speed, as part of its time is the same for all sizes."""
+        """Forget all steps: one of another size has another speed, as part of its time is the same for all sizes."""
         self._steps.clear()
 
     def measured(self) -> Measured:
         count = len(self._steps)
         if count < FEWEST:
             return UNKNOWN
-        blocks = self._blocks(-(-count // BLOCKS))
+        steps = -(-count // BLOCKS)  # in a block; the newest steps are in one
+        own = list(self._steps)[count % steps :]
+        blocks = [tuple(map(sum, zip(*own[at : at + steps], strict=True))) for at in range(0, len(own), steps)]
         count = len(blocks)
         by_speed = sorted(blocks, key=lambda block: block[0] / block[1])
         middle = by_speed[count // 4 : count - count // 4]
@@ -65,15 +67,9 @@ class Speed:
         slowest, fastest = (cost / seconds for cost, seconds in (middle[0], middle[-1]))
         return Measured(speed, (fastest - slowest) / speed / math.sqrt(count - FEWEST + 1))
 
-    def _blocks(self, steps: int) -> list[tuple[float, float]]:
-        """Cost and seconds of each block of so many steps; the newest steps are in one."""
-        own = list(self._steps)
-        own = own[len(own) % steps :]
-        return [tuple(map(sum, zip(*own[at : at + steps], strict=True))) for at in range(0, len(own), steps)]
-
 
 def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[float] | None:
-    """Weights of mean 1 in place of the `present` ones; None if those may stay.
+    """Return weights of mean 1 in place of the `present` ones; None if those may stay.
 
     A rank's speed grows with its share where part of a step costs the same whatever its size. So one dealing in
     proportion to speeds is too cautious, never too bold, and the next ones end where all ranks take equally long.
@@ -92,12 +88,12 @@ def fair_shares(measured: Sequence[Measured], present: Sequence[float]) -> list[
 
 
 def _factor(values: Sequence[float]) -> float:
-    """By which they differ at most."""
+    """Return the factor by which they differ at most."""
     return max(values) / min(values)
 
 
 def told(members: Sequence[str], shares: Sequence[float], speeds: Sequence[float]) -> str:
-    """`shares h1 40 %, h2 35 %, h3 25 %: h1 is 1.6 times as fast as h3`."""
+    """Say it in words: `shares h1 40 %, h2 35 %, h3 25 %: h1 is 1.6 times as fast as h3`."""
     slowest, fastest = (members[speeds.index(speed)] for speed in (min(speeds), max(speeds)))
     parts = [f"{member} {100 * share / sum(shares):.0f} %" for member, share in zip(members, shares, strict=True)]
     return f"shares {', '.join(parts)}: {fastest} is {_factor(speeds):.2g} times as fast as {slowest}"
@@ -112,14 +108,15 @@ class Shares:
         self.speed = Speed()
 
     def is_comparison_due(self, at: Position) -> bool:
-        """At an agreed point: soon after the work was shared, and then in ever longer intervals."""
+        """Say whether speeds are to be compared: soon after the work was shared, then in ever longer intervals."""
         seldom = max(SELDOM, 4 * self._state.strategy.config.steps_in_round)  # ranks wait for each other there
         interval = min(max(OFTEN, at.compared_at - at.shared_at), seldom)
         return self._are_measured and self._comm.world_size > 1 and at.step >= at.compared_at + interval
 
     def compare(self) -> tuple[list[float], str] | None:
-        """The weights in proportion to which ranks should share the work from now on, and what to tell of them; None if
-        they should go on as they do. May raise Rejoined.
+        """Return the weights by which ranks should share the work from now on, and what to tell of them.
+
+        None if they should go on as they do. May raise Rejoined.
         """
         mine = torch.tensor(self.speed.measured(), dtype=torch.float64)
         gathered = self._comm.commit_together(SPEEDS, lambda: self._comm.all_gather(mine))
@@ -129,7 +126,7 @@ class Shares:
         return shares and (shares, told(members, shares, [speed for speed, _ in measured]))
 
     def kept(self, members: Sequence[str]) -> list[float]:
-        """Their present weights; one who has none gets the mean."""
+        """Return the present weights of members; one who has none gets the mean."""
         if not self._are_measured:
             return [1.0] * len(members)
         sampler = self._state.sampler

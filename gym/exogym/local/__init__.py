@@ -1,0 +1,1 @@
+"""Processes of one machine, or of a launched script, that are ranks: how they start, meet and end."""

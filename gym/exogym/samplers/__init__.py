@@ -1,0 +1,1 @@
+"""Where a rank's batches come from, and which rank trains which samples."""
