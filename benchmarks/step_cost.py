@@ -75,7 +75,7 @@ def measure(shape: str, way: str, device: torch.device, repeats: int) -> dict:
 
 def measure_parts(shape: str, way: str, device: torch.device, repeats: int) -> dict:
     """Seconds of a clip in each part of a step; the optimizer's are those of a batch divided by its clips."""
-    from exogym.config import AllReduceConfig
+    from exogym.strategy import AllReduceConfig
     from exogym.strategy.optim import inner_optimizer
     from whisper_tuner.model.padding_free import decoder_options
 

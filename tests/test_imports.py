@@ -38,8 +38,9 @@ LAYERS = [
     ["exogym.comm", "whisper_tuner.data"],
     ["exogym.membership", "whisper_tuner.data.formats"],
     ["exogym.batches", "whisper_tuner.data.problems", "whisper_tuner.data.timed_text"],
-    ["exogym.config", "exogym.device", "exogym.flat", "exogym.random_state"],
-    ["exogym.errors", "exogym.files", "exogym.mean", "whisper_tuner"],
+    ["exogym.device", "exogym.flat", "exogym.random_state", "whisper_tuner"],
+    ["exogym.config", "exogym.files", "exogym.mean"],
+    ["exogym.errors"],
 ]
 LAYER = {package: -number for number, packages in enumerate(LAYERS) for package in packages}
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from fractions import Fraction
 
-from exogym.config import DiLoCoConfig
+from exogym.strategy import DiLoCoConfig
 from whisper_tuner.data.steps import worked_part
 from whisper_tuner.text import size
 

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from exogym.config import STRATEGIES, StrategyConfig, strategy_config
+from exogym.config import nearest, setting, validate
 from exogym.errors import SettingError
+from exogym.strategy import STRATEGIES, StrategyConfig, strategy_config
 from whisper_tuner.config import INHERITED, ConfigFile, Profile, Resolved, set_by_hand
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.settings import nearest, setting, validate
 
 # Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
 BESIDE = "beside train"  # where a test set was found that no section names
@@ -23,16 +23,21 @@ FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H
 class Distribution:
     """How several ranks work together. Beside these keys a section takes the strategy's own and any profile key."""
 
-    base_profile: str = setting(help="name of the [profile:NAME] to train")
-    strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES))
-    communication_interval: int = setting(5, "optimizer steps in a round, where a strategy has rounds", low=1)
-    hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
-    shares: str = setting(
-        "auto", "clips of each host: auto (by speed) or fixed (equal, reproducible)", choices=("auto", "fixed")
+    base_profile: str = setting(help="name of the [profile:NAME] to train", example="mine")
+    strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES), example="diloco")
+    communication_interval: int = setting(
+        5, "optimizer steps in a round, where a strategy has rounds", low=1, example="20"
     )
-    min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1)
+    hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one", example="distributed_hosts.json")
+    shares: str = setting(
+        "auto",
+        "clips of each host: auto (by speed) or fixed (equal, reproducible)",
+        choices=("auto", "fixed"),
+        example="fixed",
+    )
+    min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1, example="2")
     round_timeout_s: float = setting(
-        120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0
+        120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0, example="300"
     )
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exogym.config import (
+from exogym.strategy import (
     AllReduceConfig,
     DiLoCoConfig,
     FedAvgConfig,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from exogym import device as devices
-from exogym.config import STRATEGIES
+from exogym.strategy import STRATEGIES
 
 SOURCE = Path(__file__).parent
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")

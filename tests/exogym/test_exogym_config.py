@@ -9,9 +9,8 @@ import torch
 from exogym_toys import make_step
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, SingleComm, build_strategy, strategy_config
-from exogym.config import DiLoCoConfig, OptimSpec, ScheduleSpec
 from exogym.errors import SettingError
-from exogym.strategy import SimpleReduceStrategy
+from exogym.strategy import DiLoCoConfig, OptimSpec, ScheduleSpec, SimpleReduceStrategy
 from exogym.strategy.optim import inner_optimizer, outer_optimizer
 
 
@@ -22,8 +21,8 @@ def outer(**settings):
 
 def test_imports_no_torch():
     script = (
-        "import sys, exogym, exogym.config, exogym.errors\n"
-        "exogym.config.strategy_config('diloco', {'H': '5', 'lr': '1e-4'})\n"
+        "import sys, exogym, exogym.config, exogym.errors, exogym.strategy\n"
+        "exogym.strategy_config('diloco', {'H': '5', 'lr': '1e-4'})\n"
         "assert 'torch' not in sys.modules\n"
         "exogym.DiLoCoStrategy\n"
         "assert 'torch' in sys.modules\n"

@@ -13,10 +13,10 @@ from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm
 from exogym.batches import DatasetSamples
-from exogym.config import STRATEGIES, strategy_of
 from exogym.elastic_sampler import ElasticSampler
 from exogym.errors import SettingError
 from exogym.settings import fit_settings
+from exogym.strategy import STRATEGIES, strategy_of
 
 
 def parsed(**settings):

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exogym.config import AllReduceConfig
 from exogym.flat import is_finite
+from exogym.strategy.all_reduce_settings import AllReduceConfig
 from exogym.strategy.buckets import Bucket, Staging, divide
 from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from exogym.comm.background import Background
 from exogym.comm.comm import Comm
-from exogym.config import StrategyConfig, check_whole
+from exogym.config import check_whole
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.strategy.draft import Draft
 from exogym.strategy.in_flight import InFlight
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
+from exogym.strategy.strategy_settings import StrategyConfig
 
 # Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
 # ranks one new in mid-run: without, the loss was 0.03 to 0.06 higher for six rounds, and hardly at all with it.

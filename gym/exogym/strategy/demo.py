@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from exogym.config import DeMoConfig
 from exogym.flat import is_finite
 from exogym.strategy.dct import ChunkBatch, chunk_batches
+from exogym.strategy.demo_settings import DeMoConfig
 from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from exogym.comm.comm import Comm
-from exogym.config import DiLoCoConfig, Optim
 from exogym.flat import CHUNK, PIECE, FlatParameters, digest, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.moments import Moments, SharedMoments, due
 from exogym.strategy.optim import fading, outer_optimizer
 from exogym.strategy.strategy import StepResult
+from exogym.strategy.strategy_settings import Optim
 from exogym.strategy.wire import WireSum
 
 NOT_FINITE = "the weights were not finite at the end of the round"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from exogym.config import AllReduceConfig, DeMoConfig
+from exogym.strategy.all_reduce_settings import AllReduceConfig
+from exogym.strategy.demo_settings import DeMoConfig
 from exogym.strategy.strategy import Strategy
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from exogym.config import DiLoCoConfig, Optim, OptimSpec, ScheduleSpec, StrategyConfig
+from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.exact import ExactAdam, ExactSGD
+from exogym.strategy.strategy_settings import Optim, OptimSpec, ScheduleSpec, StrategyConfig
 
 # The plain classes mean what their names mean, defaults included.
 _NAME_OF_CLASS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}

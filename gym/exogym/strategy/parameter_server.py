@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import ParameterServerConfig
 from exogym.flat import FlatParameters
 from exogym.strategy.communicate_optimize import Exchanged
 from exogym.strategy.diloco import NOT_FINITE, DiLoCoCommunicator, DiLoCoStrategy
 from exogym.strategy.draft import Draft
+from exogym.strategy.parameter_server_settings import ParameterServerConfig
 
 SERVER = 0
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import SPARTAConfig, check_sparse
 from exogym.flat import FlatParameters
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.draft import Draft
 from exogym.strategy.federated_averaging import hash_of
 from exogym.strategy.quantize import dequantized, quantized
+from exogym.strategy.sparta_settings import SPARTAConfig, check_sparse
 
 NOT_FINITE = "the weights to be sent were not finite"
 LEAST_PIECE = 1 << 20  # values

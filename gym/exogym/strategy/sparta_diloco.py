@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from exogym.config import SPARTADiLoCoConfig
 from exogym.strategy.communicate_optimize import CommunicationModule
 from exogym.strategy.diloco import DiLoCoStrategy
 from exogym.strategy.sparta import sparse_module
+from exogym.strategy.sparta_diloco_settings import SPARTADiLoCoConfig
 
 
 class SPARTADiLoCoStrategy(DiLoCoStrategy):

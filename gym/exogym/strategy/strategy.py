@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from exogym.comm.comm import Comm
-from exogym.config import ALIASES, StrategyConfig, check_keys, without_aliases
+from exogym.config import check_keys
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.draft import Payload
 from exogym.strategy.optim import Schedule, clip, inner_optimizer, named, scale_grads
+from exogym.strategy.strategy_settings import StrategyConfig
+
+ALIASES = {"inner_lr": "lr", "lr_scheduler": "schedule"}  # other names that a constructor takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,10 @@ class Strategy:
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
-        settings = without_aliases(settings)
+        for alias, name in ALIASES.items():
+            if alias in settings and name in settings:
+                raise SettingError(f"{alias} is another name of {name}: give one of them")
+        settings = {ALIASES.get(key, key): value for key, value in settings.items()}
         known = [f.name for f in fields(self.Config)]
         check_keys(type(self).__name__, settings, known, also=ALIASES)
         self.config = self.Config(**{key: named(value) for key, value in settings.items()})
