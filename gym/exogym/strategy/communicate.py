@@ -38,7 +38,7 @@ _of_thread = threading.local()
 
 
 class use:
-    """From now on, the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
+    """Let this thread's collectives run on `comm` from now on; as a context, until its end. None: as without it."""
 
     def __init__(self, comm: Comm | None):
         self._before = getattr(_of_thread, "comm", None)
@@ -139,7 +139,7 @@ def reduce_scatter(tensor: Tensor, parts: Sequence[Tensor], op: str = "sum") -> 
 
 
 def _reduced(comm: Comm, flat: Tensor, op: str) -> Tensor:
-    """May change `flat`."""
+    """Return the sum, mean or max of `flat` over the ranks; `flat` itself may change."""
     if op == "max":
         return fold(torch.maximum, (other.view(flat.dtype) for other in comm.all_gather(_bytes(flat))))
     comm.all_reduce_(flat)
@@ -148,7 +148,7 @@ def _reduced(comm: Comm, flat: Tensor, op: str) -> Tensor:
 
 @contextmanager
 def _flat(tensor: Tensor, comm: Comm) -> Iterator[Tensor]:
-    """`tensor` as a flat one on the communicator's device: its own memory, or a copy that is written back."""
+    """Give `tensor` as a flat one on the communicator's device: its own memory, or a copy that is written back."""
     with torch.no_grad():
         own = tensor.detach()
         flat = own.to(comm.device).contiguous().view(-1)
@@ -162,7 +162,7 @@ def _copy(tensor: Tensor, comm: Comm) -> Tensor:
 
 
 def _bytes(flat: Tensor) -> Tensor:
-    """What only travels is bytes: so it may be of any dtype."""
+    """Return `flat` as bytes: where nothing is added up, any dtype can be sent."""
     return flat.view(torch.uint8)
 
 
@@ -189,7 +189,7 @@ def _check_rank(name: str, rank: int, comm: Comm) -> None:
 
 
 def _check_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> None:
-    """One for each rank, each like `tensor`."""
+    """Raise SettingError unless there is a part for each rank, each like `tensor`."""
     count, wanted = 0 if parts is None else len(parts), (tuple(tensor.shape), tensor.dtype)
     if count != comm.world_size:
         raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {count}")

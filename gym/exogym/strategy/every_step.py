@@ -1,4 +1,4 @@
-"""What the strategies share whose ranks exchange at every step, and so have the same weights all the time."""
+"""The base of strategies whose ranks exchange at every step, and so have the same weights all the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EveryStepStrategy(Strategy):
         self._agreed_buffers = self.parameters.read_buffers()
 
     def agreed_weights(self) -> Tensor:
-        """The buffers as agreed: a forward pass that has not counted yet may have changed the model's."""
+        """Return the agreed weights [numel]. A forward pass that has not counted yet may have changed the buffers."""
         flat = self.parameters.read()
         flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
         return flat

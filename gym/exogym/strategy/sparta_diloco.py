@@ -9,9 +9,10 @@ from exogym.strategy.sparta_diloco_settings import SPARTADiLoCoConfig
 
 
 class SPARTADiLoCoStrategy(DiLoCoStrategy):
-    """A sparse average every `sparta_interval` steps, an outer step every H steps: see SPARTAStrategy, DiLoCoStrategy.
+    """Ranks make a sparse average every `sparta_interval` steps and an outer step every H steps.
 
-    Where both are due only the outer step is made: it brings all to the same weights.
+    Where both are due only the outer step is made: it brings all to the same weights. SPARTAStrategy and DiLoCoStrategy
+    say more of each.
     """
 
     Config = SPARTADiLoCoConfig
