@@ -18,7 +18,7 @@ KINDS = (*INHERITED, "profile", "distributed")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What to train, on what, and how. One flat list of settings: `multimac config show NAME` prints them."""
+    """A flat list of settings: what to train, on what, and how. `multimac config show NAME` prints them."""
 
     base_model: str = setting(
         help="Whisper checkpoint: a folder in transformers layout, or a hub id", example="openai/whisper-small"
@@ -217,7 +217,7 @@ class Profile:
 
     @property
     def caches_encoder(self) -> bool:
-        """Whether its outputs are kept: not where a clip changes from epoch to epoch."""
+        """Tell whether the encoder's outputs are kept: not where a clip changes from epoch to epoch."""
         changes = self.speed_perturbation or self.mask_time_prob or self.mask_feature_prob
         changes = changes or self.audio_context == "pack"
         return not self.trains_encoder and self.encoder_cache_gb > 0 and not changes
@@ -243,7 +243,7 @@ UNCHANGED = Resolved("", {}, {})
 
 
 def set_by_hand(settings: Sequence[str]) -> Resolved:
-    """What `--set KEY=VALUE` says, to be read as the profile's own keys. Raises ConfigError."""
+    """Return the settings of `--set KEY=VALUE`, to be read as the profile's own keys. Raises ConfigError."""
     values: dict[str, str] = {}
     for text in settings:
         key, equals, value = map(str.strip, text.partition("="))
@@ -292,7 +292,7 @@ class ConfigFile:
         return self._parser.has_section(f"{kind}:{name}")
 
     def section(self, kind: str, name: str, asked_by: str = "") -> Resolved:
-        """The keys of one section alone, without what it inherits. `asked_by` is the place that names it."""
+        """Return the keys of one section alone, without what it inherits. `asked_by` is the place that names it."""
         if not self.has(kind, name):
             known, place = self.names(kind), asked_by or self.path.name
             raise ConfigError(
@@ -302,12 +302,12 @@ class ConfigFile:
         return self._layer(f"{kind}:{name}")
 
     def paths(self, key: str) -> list[Path]:
-        """What any section has for `key`, as absolute paths."""
+        """Return the values that any section has for `key`, as absolute paths."""
         texts = (self._layer(header).values.get(key) for header in self._parser.sections())
         return [(self.path.parent / expanded(text)).absolute() for text in texts if text]
 
     def profile_values(self, name: str, asked_by: str = "", changes: Resolved = UNCHANGED) -> Resolved:
-        """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out.
+        """Return profile <- model + dataset <- DEFAULT, the nearest winning, without `model` and `dataset` themselves.
 
         `changes` are read as if they stood in the profile's section.
         """
@@ -324,7 +324,7 @@ class ConfigFile:
         return self.build(Profile, self.profile_values(name), f"profile:{name}")
 
     def build(self, cls, resolved: Resolved, section: str):
-        """An instance of the settings dataclass `cls` from text values. Raises ConfigError naming line and key."""
+        """Return an instance of the settings dataclass `cls` from text. Raises ConfigError naming line and key."""
         fields, hints, built = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls), {}
         for key, text in resolved.values.items():
             place = resolved.origin.get(key, self.path.name)
@@ -347,7 +347,7 @@ class ConfigFile:
         return cls(**built)
 
     def _model_path(self, text: str, place: str) -> str:
-        """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
+        """Return an existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
         path = (self.path.parent / expanded(text)).absolute()
         try:
             if path.is_dir():
@@ -394,7 +394,7 @@ class ConfigFile:
 
 
 def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
-    """(section, key) -> line; (section, None) is its header."""
+    """Return (section, key) -> line; (section, None) is the section's header."""
     lines, section = {}, ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := re.match(r"\[([^\]]+)\]", line):

@@ -14,10 +14,11 @@ from torch import Tensor
 from exogym.comm.comm import Comm
 from exogym.flat import FlatParameters
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.diloco import DiLoCoStrategy
 from exogym.strategy.draft import Draft
 from exogym.strategy.federated_averaging import hash_of
 from exogym.strategy.quantize import dequantized, quantized
-from exogym.strategy.sparta_settings import SPARTAConfig, check_sparse
+from exogym.strategy.sparta_settings import SPARTAConfig, SPARTADiLoCoConfig, check_sparse
 
 NOT_FINITE = "the weights to be sent were not finite"
 LEAST_PIECE = 1 << 20  # values
@@ -137,6 +138,20 @@ class SPARTAStrategy(CommunicateOptimizeStrategy):
 
     def _modules(self) -> list[CommunicationModule]:
         return [sparse_module(self.config)]
+
+
+class SPARTADiLoCoStrategy(DiLoCoStrategy):
+    """Ranks make a sparse average every `sparta_interval` steps and an outer step every H steps.
+
+    Where both are due only the outer step is made: it brings all to the same weights. SPARTAStrategy and DiLoCoStrategy
+    say more of each.
+    """
+
+    Config = SPARTADiLoCoConfig
+    config: SPARTADiLoCoConfig
+
+    def _modules(self) -> list[CommunicationModule]:
+        return [sparse_module(self.config), *super()._modules()]
 
 
 def largest(values: Tensor, count: int) -> Tensor:

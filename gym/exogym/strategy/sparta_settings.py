@@ -1,4 +1,4 @@
-"""Settings of SPARTA; they import no torch."""
+"""Settings of SPARTA, alone and inside the rounds of DiLoCo; they import no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from exogym.config import one_of, setting
 from exogym.errors import SettingError
+from exogym.strategy.diloco_settings import DiLoCoConfig, refuse_overlap
 from exogym.strategy.strategy_settings import StrategyConfig, register
 
 COMPRESSION_METHODS = ("random", "sequential", "partitioned", "topk")
@@ -33,6 +34,20 @@ class SPARTAConfig(StrategyConfig):
     @property
     def steps_in_round(self) -> int:
         return self.sparta_interval
+
+
+@register("sparta_diloco", "exogym.strategy.sparta:SPARTADiLoCoStrategy")
+@dataclass(frozen=True, kw_only=True)
+class SPARTADiLoCoConfig(SPARTAConfig, DiLoCoConfig):
+    """SPARTA inside the rounds of DiLoCo."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_overlap("sparta_diloco", self.overlap_steps)
+
+    @property
+    def steps_in_round(self) -> int:
+        return min(self.sparta_interval, self.H)
 
 
 def check_sparse(rate: float, method: str, bits: int | None, name: str) -> None:
