@@ -139,6 +139,12 @@ def test_what_breaks_the_rules_is_found(tmp_path, file, text, complaint):
     assert any(complaint in each for each in wrong(tmp_path))
 
 
+def test_whisper_tuner_takes_only_settings_from_exogym():
+    known = modules(PROJECT)
+    imported = {each for name, path in known.items() for each in imports(name, path, known) if "whisper_tuner" in name}
+    assert {name for name in imported if name.startswith("exogym")} == {"exogym.config"}
+
+
 def test_every_folder_is_installed():
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert set(settings["packages"]) == {n for n, path in modules(PROJECT).items() if path.name == "__init__.py"}

@@ -183,21 +183,17 @@ class CommunicateOptimizeStrategy(Strategy):
     def local_step(self, weight: float, samples: int) -> StepResult:
         if self._flight:
             self._flight.snapshot()  # before the weights change
-        lr = self._set_rate(samples)
-        self.steps += 1
-        norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
-        skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
-        counted, worked = 0 if skipped else samples, int(samples > 0)
-        self._trained = [Trained(since.samples + counted, since.steps + worked) for since in self._trained]
-        return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
-
-    def _set_rate(self, samples: int) -> float:
         lr, factor = self.schedule.set(self.steps), self._rate_factor(samples)
         if self._ramp_left:
             factor *= 1 - self._ramp_left / (RAMP_STEPS + 1)
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
-        return lr * factor
+        self.steps += 1
+        norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
+        skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
+        counted, worked = 0 if skipped else samples, int(samples > 0)
+        self._trained = [Trained(since.samples + counted, since.steps + worked) for since in self._trained]
+        return StepResult(lr=lr * factor, grad_norm=norm, skipped=skipped)
 
     def _rate_factor(self, samples: int) -> float:
         """Return the factor of the learning rate in a step of so many samples."""
@@ -431,20 +427,17 @@ class CommunicateOptimizeStrategy(Strategy):
     # What is a rank's own.
 
     def own_state(self) -> dict[str, Any]:
+        inside = None  # what this rank has made since the last agreement
+        if self._steps_in_round:
+            weights = None if self.differs else self.parameters.read(self._snapshot)
+            inside = {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
         return {
             "optimizer": self.optimizer.state_dict(),
             "ramp_left": self._ramp_left,
             "trained": self._agreed_trained,
             "modules": [module.own_state() for module in self.modules],
-            "inside": self._inside_round(),
+            "inside": inside,
         }
-
-    def _inside_round(self) -> dict[str, Any] | None:
-        """Return what this rank has made since the last agreement; None if there is nothing."""
-        if not self._steps_in_round:
-            return None
-        weights = None if self.differs else self.parameters.read(self._snapshot)
-        return {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])

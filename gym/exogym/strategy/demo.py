@@ -143,13 +143,19 @@ class DeMoStrategy(EveryStepStrategy):
         if self.config.weight_decay and decaying:
             torch._foreach_mul_(decaying, 1 - self._lr * self.config.weight_decay)
         for number, batch in enumerate(self._batches):
-            mean = batch.zeros()  # of the ranks' coefficients [chunks, values]
-            for message, share in zip(messages, shares, strict=True):  # one rank after the other: always in this order
-                if share:
-                    indices = message.indices[number].to(batch.device, torch.int64)
-                    mean.scatter_add_(1, indices, message.values[number].to(batch.device) * share)
-            for part, sign in batch.parts(batch.decode(mean).sign_(), params):
+            signs = batch.decode(self._mean(number, messages, shares)).sign_()
+            for part, sign in batch.parts(signs, params):
                 part.sub_(sign, alpha=self._lr)
+
+    def _mean(self, number: int, messages: Sequence[_Message], shares: Sequence[float]) -> Tensor:
+        """Return the ranks' mean coefficients [chunks, values] of batch `number`, added up in the order of ranks."""
+        batch = self._batches[number]
+        mean = batch.zeros()
+        for message, share in zip(messages, shares, strict=True):
+            if share:
+                indices = message.indices[number].to(batch.device, torch.int64)
+                mean.scatter_add_(1, indices, message.values[number].to(batch.device) * share)
+        return mean
 
     def agreed_state(self) -> dict[str, Any]:
         return {"steps": self.steps, "schedule": self.schedule.state_dict(), "weights": self.agreed_weights()}
