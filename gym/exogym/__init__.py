@@ -4,6 +4,7 @@ Names load on first use: `import exogym`, `import exogym.config` and `import exo
 """
 
 import importlib
+from typing import Any
 
 _HOME = {
     "exogym.about": ("info",),
@@ -33,7 +34,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
     strategies = importlib.import_module("exogym.strategy")

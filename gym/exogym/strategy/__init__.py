@@ -6,6 +6,7 @@ strategy itself, which is imported when it is first used.
 
 import importlib
 import pkgutil
+from typing import Any
 
 from exogym.strategy.strategy_settings import (
     STRATEGIES,
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -154,13 +154,13 @@ def check_optim(key: str, optim: Optim, **beside: Any) -> None:
 
 # name -> its settings and where the strategy is, as "module:class"; the strategy is imported only when it is built
 STRATEGIES: dict[str, tuple[type[StrategyConfig], str]] = {}
-Config = TypeVar("Config", bound=type[StrategyConfig])
+Settings = TypeVar("Settings", bound=type[StrategyConfig])
 
 
-def register(name: str, strategy: str) -> Callable[[Config], Config]:
+def register(name: str, strategy: str) -> Callable[[Settings], Settings]:
     """Return a decorator for the settings of a strategy that can be chosen by `name`. strategy: "module:class"."""
 
-    def add(config: Config) -> Config:
+    def add(config: Settings) -> Settings:
         STRATEGIES[name] = config, strategy
         return config
 
