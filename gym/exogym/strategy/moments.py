@@ -114,7 +114,7 @@ class SharedMoments:
                 continue
             moment = place.state[MOMENT]
             flat, since = moment.reshape(-1), int(place.state["step"]) - step  # a copy where it is not contiguous
-            inside, biased = flat[place.inside], 1 - place.beta**step
+            inside, biased = flat[place.inside], 1 - place.beta**step  # the optimizer keeps biased * moment
             if since:
                 change = torch.sub(mean[here], own.values[here], out=mean[here]).to(moment.device)
                 inside.add_(change, alpha=biased * place.beta**since).clamp_(min=0)

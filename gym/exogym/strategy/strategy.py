@@ -48,7 +48,7 @@ class StepResult:
 
 
 class Strategy:
-    """Turns the gradients in a model's `.grad` into the next weights, together with the other ranks.
+    """A way to turn the gradients in a model's `.grad` into the next weights, together with the other ranks.
 
     As it is, it averages gradients at every step. For one of your own, override some of
 
@@ -69,9 +69,9 @@ class Strategy:
     differs: ranks may have other weights after an exchange; then their mean is everybody's at the end of a run.
     drifts: the parts of agreed_state that may differ from rank to rank: because each has its own, or computes it with
     arithmetic that differs from machine to machine in the last bit. They are handed to newcomers, and are not compared.
-    stretches: ranks with less to do make fewer, larger steps; then a change counts as that of as many steps as the
-    others make, where the strategy can tell.
-    samples_in_step: of all ranks together, about; 0 where it is not known.
+    stretches: ranks with less to do make fewer, larger steps. Where the strategy can tell, their change in a round then
+    counts as that of as many steps as the others make.
+    samples_in_step: about how many all ranks have together in a step; 0 where it is not known.
     passes_change_weights: a forward or backward pass has changed a parameter, which most leave to the optimizer.
     """
 
