@@ -38,7 +38,7 @@ _of_thread = threading.local()
 
 
 class use:
-    """Let this thread's collectives run on `comm` from now on; as a context, until its end. None: as without it."""
+    """From now on, the collectives of this thread run on `comm`; as a context, until its end. None: as without it."""
 
     def __init__(self, comm: Comm | None):
         self._before = getattr(_of_thread, "comm", None)
