@@ -69,7 +69,7 @@ def measure(shape: str, way: str, device: torch.device, repeats: int) -> dict:
     from torch.utils.flop_counter import FlopCounterMode
 
     from exogym import device as devices
-    from exogym.config import AllReduceConfig
+    from exogym.strategy import AllReduceConfig
     from exogym.strategy.optim import inner_optimizer
     from whisper_tuner.model.padding_free import decoder_options
 

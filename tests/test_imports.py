@@ -38,8 +38,9 @@ LAYERS = [
     ["exogym.samplers", "whisper_tuner.data"],
     ["exogym.comm", "whisper_tuner.data.formats"],
     ["exogym.membership", "exogym.logger", "whisper_tuner.data.problems", "whisper_tuner.data.timed_text"],
-    ["exogym.config", "exogym.device", "exogym.flat"],
-    ["exogym.errors", "whisper_tuner"],
+    ["exogym.device", "exogym.flat", "whisper_tuner"],
+    ["exogym.config"],
+    ["exogym.errors"],
 ]
 LAYER = {package: -number for number, packages in enumerate(LAYERS) for package in packages}
 
@@ -136,6 +137,12 @@ def test_what_breaks_the_rules_is_found(tmp_path, file, text, complaint):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content)
     assert any(complaint in each for each in wrong(tmp_path))
+
+
+def test_whisper_tuner_takes_only_settings_from_exogym():
+    known = modules(PROJECT)
+    imported = {each for name, path in known.items() for each in imports(name, path, known) if "whisper_tuner" in name}
+    assert {name for name in imported if name.startswith("exogym")} == {"exogym.config"}
 
 
 def test_every_folder_is_installed():

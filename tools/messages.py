@@ -28,6 +28,7 @@ come before the message. Once the first round is done, an error on one host lose
 
 Other exit statuses: 0, all went well; 1, a bug in this program, shown with its traceback; 2, a wrong command
 line; 130, stopped with Ctrl-C or SIGTERM."""
+NEAREST = "[, did you mean <name>?]"  # what exogym.config.nearest gives
 Message = tuple[str, str, str]  # group, text, remedy
 
 
@@ -94,7 +95,7 @@ class _Reader(ast.NodeVisitor):
 
     def __init__(self, groups: dict[str, str], takers: dict[str, tuple[str, int]]):
         self.takers = {name: (group, 9) for name, group in groups.items()} | takers
-        self.texts = {"nearest()": ", did you mean <name>?"}
+        self.texts: dict[str, str] = {}
         self.found: set[Message] = set()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -133,7 +134,7 @@ class _Reader(ast.NodeVisitor):
             texts = [text for text in map(self.text, either) if text]
             return " / ".join(texts) if len(texts) > 1 else f"[{''.join(texts)}]"
         source = f"{_name(node.func)}()" if isinstance(node, ast.Call) else ast.unparse(node)
-        known = self.texts.get(source, "")
+        known = NEAREST if source == "nearest()" else self.texts.get(source, "")
         is_telling = _says_something(known) or (known and source.isupper())
         return known if is_telling else f"<{_name(node).strip('_').replace('_', ' ').lower()}>"
 

@@ -1,24 +1,25 @@
-"""Writes docs/configuration.md and docs/messages.md from the source; `--check` says whether they are up to date."""
+"""Write docs/configuration.md and docs/messages.md from the source; `--check` says whether they are up to date."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tools")]
 
 import messages  # noqa: E402
-from reference_texts import EXAMPLES, HOST_TEXTS, KINDS, SECTIONS  # noqa: E402
+from reference_texts import HOST_TEXTS, KINDS, SECTIONS  # noqa: E402
 
 from distributed.plan.hosts_file import HOST_KEYS, TOP_KEYS  # noqa: E402
 from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402
 from distributed.ssh.host import PROJECT_PATH  # noqa: E402
-from exogym.config import STRATEGIES, StrategyConfig, strategy_config  # noqa: E402
+from exogym.config import hints_of, kind_of  # noqa: E402
 from exogym.errors import SettingError  # noqa: E402
+from exogym.strategy import STRATEGIES, StrategyConfig, strategy_config  # noqa: E402
 from whisper_tuner.config import Profile  # noqa: E402
 
 NOTE = "<!-- Written by tools/write_reference.py (`make reference`): change the source, not this file. -->"
@@ -28,56 +29,44 @@ Row = tuple[str, ...]
 
 def configuration() -> str:
     parts = ["# Configuration", NOTE, SECTIONS["configuration"]]
-    parts += ["## Profile", SECTIONS["profile"], _table(_settings_rows(Profile))]
-    parts += ["## Distributed profile", SECTIONS["distributed"], _table(_settings_rows(Distribution))]
+    parts += ["## Profile", SECTIONS["profile"], _table(_rows(Profile))]
+    parts += ["## Distributed profile", SECTIONS["distributed"], _table(_rows(Distribution))]
     parts += ["## Strategies", SECTIONS["strategies"]]
-    parts.append(_table(_strategy_rows(StrategyConfig, set()), title="All strategies"))
+    parts.append(_table(_rows(StrategyConfig, FROM_PROFILE), title="All strategies"))
     shared = {field.name for field in dataclasses.fields(StrategyConfig)}
     for name, (cls, _) in STRATEGIES.items():
-        parts.append(_table(_strategy_rows(cls, shared | refused(name)), title=f"`strategy = {name}`"))
+        parts.append(_table(_rows(cls, {*FROM_PROFILE, *shared, *refused(name)}), title=f"`strategy = {name}`"))
     header = ("key", "where", "type", "default", "meaning", "example")
     parts += ["## Hosts file", SECTIONS["hosts"], _table(_hosts_rows(), header=header)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def refused(strategy: str) -> set[str]:
-    """Keys that a strategy has from another one and does not take, whatever else is set."""
-    cls, _ = STRATEGIES[strategy]
-    names = [field.name for field in dataclasses.fields(cls) if field.name not in FROM_PROFILE]
-    rounds = {"H": "20"} if "H" in {field.name for field in dataclasses.fields(cls)} else {}
-    return {name for name in names if not _is_taken(strategy, {name: EXAMPLES[name]} | rounds)}
+    """Return the keys that a strategy has from another one and does not take, whatever else is set."""
+    examples = {field.name: field.metadata["example"] for field in dataclasses.fields(STRATEGIES[strategy][0])}
+    rounds = {"H": examples["H"]} if "H" in examples else {}
+
+    def is_taken(name: str) -> bool:
+        with_it = {"outer_momentum": examples["outer_momentum"]} if name == "nesterov" else {}
+        try:
+            strategy_config(strategy, {name: examples[name]} | rounds | with_it)
+        except SettingError:
+            return False
+        return True
+
+    return {name for name in examples if name not in FROM_PROFILE and not is_taken(name)}
 
 
-def _is_taken(strategy: str, settings: dict[str, str]) -> bool:
-    if "nesterov" in settings:
-        settings |= {"outer_momentum": EXAMPLES["outer_momentum"]}
-    try:
-        strategy_config(strategy, settings)
-    except SettingError:
-        return False
-    return True
+def _rows(cls, without: Collection[str] = ()) -> list[Row]:
+    return [_row(field, hints_of(cls)[field.name]) for field in dataclasses.fields(cls) if field.name not in without]
 
 
-def _settings_rows(cls) -> list[Row]:
-    hints = typing.get_type_hints(cls)
-    return [_row(field, _type(hints[field.name]), _range(field.metadata)) for field in dataclasses.fields(cls)]
-
-
-def _strategy_rows(cls, without: set[str]) -> list[Row]:
-    fields = [f for f in dataclasses.fields(cls) if f.name not in {*FROM_PROFILE, *without}]
-    return [_row(field, KINDS[field.metadata["kind"]], "") for field in fields]
-
-
-def _row(field: dataclasses.Field, kind: str, limits: str) -> Row:
+def _row(field: dataclasses.Field, hint) -> Row:
+    kind, limits = kind_of(hint), _range(field.metadata)
+    words = "words" if typing.get_origin(kind) is tuple else KINDS[kind]
     default = "required" if field.default is dataclasses.MISSING else _value(field.default)
-    example = f"`{field.name} = {EXAMPLES[field.name]}`"
-    return f"`{field.name}`", f"{kind}{', ' + limits if limits else ''}", default, field.metadata["help"], example
-
-
-def _type(hint) -> str:
-    if isinstance(hint, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-    return "words" if typing.get_origin(hint) is tuple else KINDS[hint]
+    example = f"`{field.name} = {field.metadata['example']}`"
+    return f"`{field.name}`", ", ".join(filter(None, [words, limits])), default, field.metadata["help"], example
 
 
 def _range(meta) -> str:

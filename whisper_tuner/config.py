@@ -5,13 +5,12 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import re
-import typing
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from exogym.config import hints_of, nearest, parse, setting, validate
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.paths import expanded
-from whisper_tuner.settings import nearest, parse, setting, validate
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
@@ -19,113 +18,194 @@ KINDS = (*INHERITED, "profile", "distributed")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What to train, on what, and how. One flat list of settings: `multimac config show NAME` prints them."""
+    """A flat list of settings: what to train, on what, and how. `multimac config show NAME` prints them."""
 
-    base_model: str = setting(help="Whisper checkpoint: a folder in transformers layout, or a hub id")
-    language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr")
+    base_model: str = setting(
+        help="Whisper checkpoint: a folder in transformers layout, or a hub id", example="openai/whisper-small"
+    )
+    language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr", example="fr")
     task: str = setting(
         "transcribe",
         "transcribe as spoken, or translate into English",
         choices=("transcribe", "translate"),
+        example="translate",
     )
 
-    train: Path = setting(help="training clips: a manifest (CSV, JSON), or a data set of another layout (data.md)")
-    validation: Path | None = setting(None, "clips for the loss after each epoch; without this key, those beside train")
-    test: Path | None = setting(None, "clips for WER before and after; without this key, those beside train")
-    layout: str = setting("", "layout of the data set, where its files fit several (data.md)")
-    audio_column: str = setting("", "column of the audio's names; without a header, its number")
-    text_column: str = setting("", "column of the text; without a header, its number")
-    encoding: str = setting("", "encoding of texts that are not UTF-8, e.g. cp1251")
-    delimiter: str = setting(
-        "", "what stands between columns, where that cannot be told", choices=("", "comma", "semicolon", "tab", "bar")
+    train: Path = setting(
+        help="training clips: a manifest (CSV, JSON), or a data set of another layout (data.md)",
+        example="recordings/train.csv",
     )
-    max_duration_s: float = setting(30.0, "seconds; longer clips are skipped", low=0.1, high=30.0)
+    validation: Path | None = setting(
+        None,
+        "clips for the loss after each epoch; without this key, those beside train",
+        example="recordings/validation.csv",
+    )
+    test: Path | None = setting(
+        None, "clips for WER before and after; without this key, those beside train", example="recordings/test.csv"
+    )
+    layout: str = setting("", "layout of the data set, where its files fit several (data.md)", example="subtitles")
+    audio_column: str = setting("", "column of the audio's names; without a header, its number", example="Datei")
+    text_column: str = setting("", "column of the text; without a header, its number", example="Satz")
+    encoding: str = setting("", "encoding of texts that are not UTF-8, e.g. cp1251", example="cp1251")
+    delimiter: str = setting(
+        "",
+        "what stands between columns, where that cannot be told",
+        choices=("", "comma", "semicolon", "tab", "bar"),
+        example="semicolon",
+    )
+    max_duration_s: float = setting(30.0, "seconds; longer clips are skipped", low=0.1, high=30.0, example="20")
 
     bad_rows: str = setting(
-        "skip", "rows that cannot be used: train without them, or refuse to start", choices=("skip", "refuse")
+        "skip",
+        "rows that cannot be used: train without them, or refuse to start",
+        choices=("skip", "refuse"),
+        example="refuse",
     )
     no_speech: str = setting(
         "skip",
         "rows with an empty text: they cannot be used, or train that there is no speech in them",
         choices=("skip", "train"),
+        example="train",
     )
     timestamps_share: float = setting(
-        0.0, "share of the clips that are trained with timestamps; 0: the model forgets them", low=0.0, high=1.0
+        0.0,
+        "share of the clips that are trained with timestamps; 0: the model forgets them",
+        low=0.0,
+        high=1.0,
+        example="0.5",
+        changes_plan=True,
     )
     previous_text_share: float = setting(
-        0.0, "share of the clips that are trained with the text of the row before as a prompt", low=0.0, high=1.0
+        0.0,
+        "share of the clips that are trained with the text of the row before as a prompt",
+        low=0.0,
+        high=1.0,
+        example="0.5",
+        changes_plan=True,
     )
 
-    method: str = setting("full", "which weights are trained", choices=("full", "lora", "decoder"))
-    lora_r: int = setting(32, "rank of the LoRA matrices", low=1, high=1024)
-    lora_alpha: int = setting(64, "LoRA scale: updates are multiplied by alpha / r", low=1)
-    lora_dropout: float = setting(0.0, "dropout inside the LoRA branches", low=0.0, high=0.9)
+    method: str = setting("full", "which weights are trained", choices=("full", "lora", "decoder"), example="lora")
+    lora_r: int = setting(32, "rank of the LoRA matrices", low=1, high=1024, example="16")
+    lora_alpha: int = setting(64, "LoRA scale: updates are multiplied by alpha / r", low=1, example="32")
+    lora_dropout: float = setting(0.0, "dropout inside the LoRA branches", low=0.0, high=0.9, example="0.05")
     lora_targets: tuple[str, ...] = setting(
-        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "names of the linear layers that LoRA adapts"
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+        "names of the linear layers that LoRA adapts",
+        example="q_proj, v_proj",
     )
     lora_part: str = setting(
-        "all", "where LoRA adapts those layers: everywhere, or in the decoder alone", choices=("all", "decoder")
+        "all",
+        "where LoRA adapts those layers: everywhere, or in the decoder alone",
+        choices=("all", "decoder"),
+        example="decoder",
     )
     encoder_cache_gb: float = setting(
         20.0,
         "disk space on each host for the outputs of an encoder that is not trained (method = decoder, or lora_part = "
         "decoder), which is then computed once for each clip and not in each epoch; 0: none",
         low=0.0,
+        example="50",
     )
-    dropout: float = setting(0.0, "dropout in the model's feed-forward layers while training", low=0.0, high=0.9)
+    dropout: float = setting(
+        0.0, "dropout in the model's feed-forward layers while training", low=0.0, high=0.9, example="0.1"
+    )
     label_smoothing: float = setting(
-        0.0, "share of each target token's probability that is spread over all tokens", low=0.0, high=0.5
+        0.0, "share of each target token's probability that is spread over all tokens", low=0.0, high=0.5, example="0.1"
     )
     speed_perturbation: float = setting(
-        0.0, "clips are played slower or faster by this share, or as they are, anew in each epoch", low=0.0, high=0.5
+        0.0,
+        "clips are played slower or faster by this share, or as they are, anew in each epoch",
+        low=0.0,
+        high=0.5,
+        example="0.1",
+        changes_plan=True,
     )
-    mask_time_prob: float = setting(0.0, "SpecAugment: share of a clip's frames that is masked", low=0.0, high=0.5)
-    mask_time_length: int = setting(10, "frames (of 10 ms) of a mask; at most a quarter of the clip", low=1)
-    mask_feature_prob: float = setting(0.0, "SpecAugment: share of the mel bands that is masked", low=0.0, high=0.5)
-    mask_feature_length: int = setting(10, "mel bands of a mask; at most a quarter of them", low=1)
+    mask_time_prob: float = setting(
+        0.0,
+        "SpecAugment: share of a clip's frames that is masked",
+        low=0.0,
+        high=0.5,
+        example="0.05",
+        changes_plan=True,
+    )
+    mask_time_length: int = setting(
+        10, "frames (of 10 ms) of a mask; at most a quarter of the clip", low=1, example="20", changes_plan=True
+    )
+    mask_feature_prob: float = setting(
+        0.0, "SpecAugment: share of the mel bands that is masked", low=0.0, high=0.5, example="0.05", changes_plan=True
+    )
+    mask_feature_length: int = setting(
+        10, "mel bands of a mask; at most a quarter of them", low=1, example="8", changes_plan=True
+    )
     gradient_checkpointing: bool = setting(
-        False, "saves memory, takes a third longer; `false`: only where not even one clip would fit"
+        False, "saves memory, takes a third longer; `false`: only where not even one clip would fit", example="true"
     )
 
-    epochs: int = setting(5, "passes over the training clips", low=1)
-    max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0)
+    epochs: int = setting(5, "passes over the training clips", low=1, example="3")
+    max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0, example="500")
     early_stopping: int = setting(
-        0, "epochs in a row without a new lowest validation loss, after which training ends; 0: never", low=0
+        0,
+        "epochs in a row without a new lowest validation loss, after which training ends; 0: never",
+        low=0,
+        example="3",
     )
     keep_best: bool = setting(
-        False, "the model is that of the epoch with the lowest validation loss, not that of the last one"
+        False,
+        "the model is that of the epoch with the lowest validation loss, not that of the last one",
+        example="true",
     )
-    batch_size: int = setting(8, "clips per optimizer step, of all hosts together", low=1)
-    accumulation: int = setting(1, "micro-batches that one batch is cut into, to save memory", low=1)
-    learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0)
-    schedule: str = setting("cosine", "learning rate after warm-up", choices=("constant", "linear", "cosine"))
-    warmup_ratio: float = setting(0.1, "share of the steps in which the learning rate rises", low=0.0, high=1.0)
-    weight_decay: float = setting(0.01, "AdamW weight decay; none for biases and norms", low=0.0)
-    max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0)
-    seed: int = setting(42, "order of the clips, initial LoRA weights, dropout, augmentation", low=0)
+    batch_size: int = setting(
+        8, "clips per optimizer step, of all hosts together", low=1, example="4", changes_plan=True
+    )
+    accumulation: int = setting(1, "micro-batches that one batch is cut into, to save memory", low=1, example="2")
+    learning_rate: float = setting(1e-5, "peak learning rate", low=0.0, high=10.0, example="1e-4")
+    schedule: str = setting(
+        "cosine", "learning rate after warm-up", choices=("constant", "linear", "cosine"), example="linear"
+    )
+    warmup_ratio: float = setting(
+        0.1, "share of the steps in which the learning rate rises", low=0.0, high=1.0, example="0.05"
+    )
+    weight_decay: float = setting(0.01, "AdamW weight decay; none for biases and norms", low=0.0, example="0.0")
+    max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0, example="0.5")
+    seed: int = setting(
+        42, "order of the clips, initial LoRA weights, dropout, augmentation", low=0, example="7", changes_plan=True
+    )
     audio_context: str = setting(
         "mixed",
         "how long clips are made: padded to little more than they last, or to the full 30 s; mixed: a share of them to "
         "30 s; pack: those of a step joined to windows of up to 30 s",
         choices=("cropped", "mixed", "pack", "full"),
+        example="full",
+        changes_plan=True,
     )
     full_share: float = setting(
-        0.02, "with audio_context = mixed: share of the clips that are padded to 30 s", low=0.0, high=1.0
+        0.02,
+        "with audio_context = mixed: share of the clips that are padded to 30 s",
+        low=0.0,
+        high=1.0,
+        example="0.2",
+        changes_plan=True,
     )
 
-    device: str = setting("auto", "where to train", choices=("auto", "mps", "cuda", "cpu"))
-    precision: str = setting("float32", "arithmetic of forward and backward", choices=("float32", "bf16"))
-    num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0)
-    runs_dir: Path = setting(Path("runs"), "where runs are kept")
+    device: str = setting("auto", "where to train", choices=("auto", "mps", "cuda", "cpu"), example="mps")
+    precision: str = setting(
+        "float32", "arithmetic of forward and backward", choices=("float32", "bf16"), example="bf16"
+    )
+    num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0, example="2")
+    runs_dir: Path = setting(Path("runs"), "where runs are kept", example="~/whisper-runs")
     checkpoint_interval: int = setting(
         0,
         "exchanges (rounds; with allreduce: steps) between checkpoints; 0: about twenty in a run, 25 steps or more "
         "apart, and with diloco fewer if they are large",
         low=0,
+        example="5",
     )
-    keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16)
+    keep_checkpoints: int = setting(2, "checkpoints that each host keeps during a run", low=2, high=16, example="2")
     shards: tuple[str, ...] = setting(
-        (), "train on one machine the batches that hosts with these names would get, to compare runs"
+        (),
+        "train on one machine the batches that hosts with these names would get, to compare runs",
+        example="mac-studio.local mac-mini.local",
+        changes_plan=True,
     )
 
     def __post_init__(self) -> None:
@@ -137,7 +217,7 @@ class Profile:
 
     @property
     def caches_encoder(self) -> bool:
-        """Whether its outputs are kept: not where a clip changes from epoch to epoch."""
+        """Tell whether the encoder's outputs are kept: not where a clip changes from epoch to epoch."""
         changes = self.speed_perturbation or self.mask_time_prob or self.mask_feature_prob
         changes = changes or self.audio_context == "pack"
         return not self.trains_encoder and self.encoder_cache_gb > 0 and not changes
@@ -163,7 +243,7 @@ UNCHANGED = Resolved("", {}, {})
 
 
 def set_by_hand(settings: Sequence[str]) -> Resolved:
-    """What `--set KEY=VALUE` says, to be read as the profile's own keys. Raises ConfigError."""
+    """Return the settings of `--set KEY=VALUE`, to be read as the profile's own keys. Raises ConfigError."""
     values: dict[str, str] = {}
     for text in settings:
         key, equals, value = map(str.strip, text.partition("="))
@@ -212,7 +292,7 @@ class ConfigFile:
         return self._parser.has_section(f"{kind}:{name}")
 
     def section(self, kind: str, name: str, asked_by: str = "") -> Resolved:
-        """The keys of one section alone, without what it inherits. `asked_by` is the place that names it."""
+        """Return the keys of one section alone, without what it inherits. `asked_by` is the place that names it."""
         if not self.has(kind, name):
             known, place = self.names(kind), asked_by or self.path.name
             raise ConfigError(
@@ -222,12 +302,12 @@ class ConfigFile:
         return self._layer(f"{kind}:{name}")
 
     def paths(self, key: str) -> list[Path]:
-        """What any section has for `key`, as absolute paths."""
+        """Return the values that any section has for `key`, as absolute paths."""
         texts = (self._layer(header).values.get(key) for header in self._parser.sections())
         return [(self.path.parent / expanded(text)).absolute() for text in texts if text]
 
     def profile_values(self, name: str, asked_by: str = "", changes: Resolved = UNCHANGED) -> Resolved:
-        """profile <- model + dataset <- DEFAULT, the nearest winning; `model` and `dataset` themselves left out.
+        """Return profile <- model + dataset <- DEFAULT, the nearest winning, without `model` and `dataset` themselves.
 
         `changes` are read as if they stood in the profile's section.
         """
@@ -244,19 +324,18 @@ class ConfigFile:
         return self.build(Profile, self.profile_values(name), f"profile:{name}")
 
     def build(self, cls, resolved: Resolved, section: str):
-        """An instance of the settings dataclass `cls` from text values. Raises ConfigError naming line and key."""
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        hints = typing.get_type_hints(cls)
-        built = {}
+        """Return an instance of the settings dataclass `cls` from text. Raises ConfigError naming line and key."""
+        fields, hints, built = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls), {}
         for key, text in resolved.values.items():
             place = resolved.origin.get(key, self.path.name)
             if key not in fields:
                 known = f"Known keys: {', '.join(sorted(fields))}."
                 raise ConfigError(f"{place}: unknown key {key!r}{nearest(key, fields)}", remedy=known)
             try:
-                built[key] = parse(fields[key], hints[key], text, self.path.parent)
+                value = parse(fields[key], hints[key], text)
             except ValueError as error:
                 raise ConfigError(f"{place}: {key} = {text}: {error}", remedy=fields[key].metadata["help"]) from None
+            built[key] = (self.path.parent / expanded(value)).absolute() if isinstance(value, Path) else value
         for key, field in fields.items():
             if key not in built and field.default is dataclasses.MISSING:
                 help = field.metadata["help"]
@@ -268,7 +347,7 @@ class ConfigFile:
         return cls(**built)
 
     def _model_path(self, text: str, place: str) -> str:
-        """An existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
+        """Return an existing folder as an absolute path; anything else must look like a hub id (`owner/name`)."""
         path = (self.path.parent / expanded(text)).absolute()
         try:
             if path.is_dir():
@@ -315,7 +394,7 @@ class ConfigFile:
 
 
 def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
-    """(section, key) -> line; (section, None) is its header."""
+    """Return (section, key) -> line; (section, None) is the section's header."""
     lines, section = {}, ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := re.match(r"\[([^\]]+)\]", line):

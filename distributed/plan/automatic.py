@@ -6,7 +6,7 @@ import dataclasses
 import math
 from fractions import Fraction
 
-from exogym.config import DiLoCoConfig
+from exogym.strategy import DiLoCoConfig
 from whisper_tuner.data.steps import worked_part
 from whisper_tuner.text import size
 
@@ -22,7 +22,7 @@ SPARE = 1.25  # an exchange is given the steps that it takes by the measured rat
 HIDDEN = Fraction(7, 10)
 FEWEST_ROUNDS = 20  # of a run whose rounds are made longer
 TOLD_WAITING = 0.1  # of the time
-# Rounds in which each second moment travels once, at first and later; and how many travel at once at first. They are
+# Rounds in which each second moment is sent once, at first and later; and how many are sent at once at first. They are
 # those of exogym/strategy/moments.py, which needs torch.
 OFTEN, EVERY, FEW = 4, 16, 2**20
 BY_THE_STEP = ("share_moments", "scale_lr", "weigh_steps")  # switches, whatever links and steps are like
@@ -31,7 +31,7 @@ PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Of the hosts of a run; None where it is not known.
+    """The measurements of a run's hosts; None where something is not known.
 
     bytes_s: of the slowest link. step_s: seconds of a step, the same for all. spare_bytes: of memory, beyond what
     the profile as it is written takes, on the host that has least.
@@ -60,7 +60,7 @@ class Conditions:
         return self.measured.step_s or STEP_S
 
     def of_worked_steps(self, job: Job) -> Conditions:
-        """The same where hosts measured a step with clips, and have none in some: these take no time."""
+        """Return the conditions with the mean time of a step, where hosts have no clips in some: these take no time."""
         if not self.measured.step_s:
             return self
         part = worked_part(self.hosts, job.profile.batch_size, job.dealt_over)
@@ -68,8 +68,9 @@ class Conditions:
         return dataclasses.replace(self, measured=measured)
 
     def round_bytes(self, config: DiLoCoConfig = PLAIN, *, moments_in: int = EVERY) -> float:
-        """That each host sends in a round, or in one of the first: these bring more of the second moments. It does not
-        grow with the number of hosts.
+        """Return the bytes that each host sends in a round; they do not grow with the number of hosts.
+
+        moments_in: exchanges in which each second moment is sent once, fewer in the first rounds.
         """
         a_parameter = WIRE_BYTES[config.wire] + (1 / moments_in if config.share_moments else 0.0)
         return 2 * (self.hosts - 1) / self.hosts * self.parameters * a_parameter
@@ -82,16 +83,16 @@ class Conditions:
         return self.round_bytes(config, moments_in=moments_in) / self.bytes_s
 
     def waiting(self, config: DiLoCoConfig) -> float:
-        """The part of the time that hosts wait for the link."""
+        """Return the part of the time that hosts wait for the link."""
         return 1 - config.H * self.step_s / self.round_s(config)
 
     def round_s(self, config: DiLoCoConfig) -> float:
-        """Of a round, with what hosts wait for the link."""
+        """Return the seconds of a round, with what hosts wait for the link."""
         return config.H * self.step_s + max(0.0, self.exchange_s(config) - config.overlap_steps * self.step_s)
 
 
 def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
-    """The job with what was open in it, and a line that says what its rounds are like; '' if it has none.
+    """Return the job with what was open in it, and a line that says what its rounds are like; '' if it has none.
 
     What the profile sets stays.
     """
@@ -116,7 +117,7 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
         return conditions.longest_s(config) <= SMALL * config.H * step_s
 
     def steps_in(seconds: float) -> int:
-        """That are made while an exchange travels that takes so long."""
+        """Return how many steps are made while an exchange takes so long."""
         return math.ceil(SPARE * seconds / step_s) + 1
 
     takes(weigh_steps=True)  # docs/strategies.md has what was measured
@@ -135,14 +136,14 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
 
 
 def open_settings(job: Job) -> set[str]:
-    """Keys that are chosen when the job starts on several hosts."""
+    """Return the keys that are chosen when the job starts on several hosts."""
     if job.distribution.strategy != "diloco":
         return set()
     return {"communication_interval", "wire", "overlap_steps", *BY_THE_STEP} - set(job.origin)
 
 
 def may_choose(job: Job, hosts: int) -> bool:
-    """Whether the time of a step would decide anything."""
+    """Tell whether the time of a step would decide anything."""
     return hosts > 1 and bool(open_settings(job) - set(BY_THE_STEP))
 
 

@@ -11,10 +11,10 @@ from posixpath import normpath
 from typing import Any
 
 from distributed.ssh.host import PROJECT_PATH, Host, Hosts
+from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
-from whisper_tuner.settings import nearest
 
 HOSTS_FILE, EXAMPLE = "distributed_hosts.json", "distributed_hosts.example.json"
 TEXT = (r".*\S.*", "text", "Put it between quotes, or leave it out.")

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from exogym.config import STRATEGIES, StrategyConfig, strategy_config
+from exogym.config import nearest, setting, validate
 from exogym.errors import SettingError
+from exogym.strategy import STRATEGIES, StrategyConfig, strategy_config
 from whisper_tuner.config import INHERITED, ConfigFile, Profile, Resolved, set_by_hand
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.settings import nearest, setting, validate
 
-# Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
 BESIDE = "beside train"  # where a test set was found that no section names
+# Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
 FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H")
 
 
@@ -23,16 +23,21 @@ FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H
 class Distribution:
     """How several ranks work together. Beside these keys a section takes the strategy's own and any profile key."""
 
-    base_profile: str = setting(help="name of the [profile:NAME] to train")
-    strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES))
-    communication_interval: int = setting(5, "optimizer steps in a round, where a strategy has rounds", low=1)
-    hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one")
-    shares: str = setting(
-        "auto", "clips of each host: auto (by speed) or fixed (equal, reproducible)", choices=("auto", "fixed")
+    base_profile: str = setting(help="name of the [profile:NAME] to train", example="mine")
+    strategy: str = setting("diloco", "how the ranks agree", choices=tuple(STRATEGIES), example="diloco")
+    communication_interval: int = setting(
+        5, "optimizer steps in a round, where a strategy has rounds", low=1, example="20"
     )
-    min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1)
+    hosts_config: Path | None = setting(None, "hosts file, unless --hosts names one", example="distributed_hosts.json")
+    shares: str = setting(
+        "auto",
+        "clips of each host: auto (by speed) or fixed (equal, reproducible)",
+        choices=("auto", "fixed"),
+        example="fixed",
+    )
+    min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1, example="2")
     round_timeout_s: float = setting(
-        120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0
+        120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0, example="300"
     )
 
     def __post_init__(self) -> None:
@@ -50,11 +55,11 @@ class Job:
     origin: dict[str, str]
 
     def with_profile(self, **values) -> Job:
-        """The same job with other values in its profile."""
+        """Return this job with other values in its profile."""
         return dataclasses.replace(self, profile=dataclasses.replace(self.profile, **values))
 
     def with_strategy(self, name: str) -> Job:
-        """The same job with another strategy, at its defaults."""
+        """Return this job with another strategy, at its defaults."""
         distribution = dataclasses.replace(self.distribution, strategy=name)
         return dataclasses.replace(self, distribution=distribution, strategy_settings={})
 
@@ -64,7 +69,7 @@ class Job:
         return self.distribution.communication_interval if self.distribution.strategy == "diloco" else 1
 
     def strategy_config(self, total_steps: int) -> StrategyConfig:
-        """The strategy's settings for a run of `total_steps` optimizer steps; what was set is never overridden."""
+        """Return the strategy's settings for a run of `total_steps` optimizer steps."""
         profile, settings = self.profile, dict(self.strategy_settings)
         settings |= {
             "lr": profile.learning_rate,
@@ -77,15 +82,15 @@ class Job:
 
 
 def _round_of(distribution: Distribution) -> dict[str, int]:
-    """The steps of a round, as a setting of the strategy; nothing where it has no rounds."""
+    """Return the steps of a round as a setting of the strategy; nothing where it has no rounds."""
     fields = STRATEGIES[distribution.strategy][0].__dataclass_fields__
     return {"H": distribution.communication_interval} if "H" in fields else {}
 
 
 def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings: Sequence[str] = ()) -> Job:
-    """The job of a [distributed:NAME], or of a plain [profile:NAME] with `strategy`'s defaults. Raises ConfigError.
+    """Return the job of a [distributed:NAME], or of a plain [profile:NAME] with `strategy`'s defaults.
 
-    settings: see set_by_hand. They stand above what the sections say.
+    settings: texts KEY=VALUE, which win over what the sections say. Raises ConfigError.
     """
     changes = set_by_hand(settings)
     if not config.has("distributed", name):
@@ -141,7 +146,10 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
 
 
 def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resolved, distribution: Distribution) -> str:
-    """Place, and value if `error` does not begin with it, of the one that is to blame by itself; '' if several are."""
+    """Return the place of the one setting that is to blame by itself, with its value if `error` does not begin with it.
+
+    '' if several are to blame.
+    """
     for key, value in settings.items():
         try:
             strategy_config(distribution.strategy, {key: value} | _round_of(distribution))

@@ -14,23 +14,23 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from exogym.config import hints_of, kind_of
 from whisper_tuner.errors import ConfigError
 
 
 def json_of(instance: Any, **options: Any) -> str:
-    """A dataclass and all that is in it as JSON. `build` is the way back."""
+    """Return a dataclass and all that is in it as JSON. `build` reads it."""
     return json.dumps(dataclasses.asdict(instance), default=os.fspath, **options)
 
 
 def build(hint: Any, data: Any, where: str) -> Any:
-    """`data`, as it comes from JSON, as what a field annotated `hint` holds. No value is converted to another type.
+    """Return `data`, as it comes from JSON, as what a field annotated `hint` holds; no value changes its type.
 
     Raises ConfigError naming the place of what is missing, unknown, of the wrong type or out of range.
     """
-    if isinstance(hint, types.UnionType):
-        if data is None and types.NoneType in typing.get_args(hint):
-            return None
-        hint = typing.get_args(hint)[0]
+    if data is None and types.NoneType in typing.get_args(hint):
+        return None
+    hint = kind_of(hint)
     if dataclasses.is_dataclass(hint):
         read = getattr(hint, "read", None) or functools.partial(build_object, hint)
         return read(_exactly(dict, data, where), where)
@@ -47,8 +47,8 @@ def build(hint: Any, data: Any, where: str) -> Any:
 
 
 def build_object(cls: type, data: dict[str, Any], where: str, **other_hints: Any) -> Any:
-    """A dataclass from its fields. other_hints: for fields whose type is not what the class says."""
-    hints = typing.get_type_hints(cls) | other_hints
+    """Return a dataclass from its fields. other_hints: for fields whose type is not what the class says."""
+    hints = hints_of(cls) | other_hints
     for key in sorted(set(data) - set(hints)):
         raise ConfigError(f"{where}: unknown key {key!r}")
     for field in dataclasses.fields(cls):

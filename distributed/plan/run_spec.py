@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from exogym.config import STRATEGIES, StrategyConfig
+from exogym.strategy import STRATEGIES, StrategyConfig
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exogym.config import (
+from exogym.strategy import (
     AllReduceConfig,
     DiLoCoConfig,
     FedAvgConfig,
@@ -30,24 +30,25 @@ ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of t
 
 
 def more_bytes(config: StrategyConfig, ranks: int) -> int:
-    """For each trained parameter, at the peak, beyond TRAINED_BYTES; below 0 where it takes less."""
+    """Return the bytes for each trained parameter at the peak, beyond TRAINED_BYTES; below 0 where it takes less."""
     if ranks == 1 and isinstance(config, AllReduceConfig):
         return ALONE
     found = 0
-    if isinstance(config, DiLoCoConfig) and (states := _outer_states(config)):
-        found += OUTER_STATE * states + (SERVER if isinstance(config, ParameterServerConfig) else 0)
-    if isinstance(config, DiLoCoConfig) and config.wire != "float32":
-        found += ROUNDED
-    if isinstance(config, DiLoCoConfig) and config.overlap_steps and ranks > 1:
-        found += IN_FLIGHT
-    if isinstance(config, DiLoCoConfig) and config.share_moments and ranks > 1:
-        found += MOMENTS
+    if isinstance(config, DiLoCoConfig):
+        if states := _outer_states(config):
+            found += OUTER_STATE * states + (SERVER if isinstance(config, ParameterServerConfig) else 0)
+        if config.wire != "float32":
+            found += ROUNDED
+        if config.overlap_steps and ranks > 1:
+            found += IN_FLIGHT
+        if config.share_moments and ranks > 1:
+            found += MOMENTS
     in_islands = isinstance(config, FedAvgConfig) and config.island_size is not None
     return found + (DRAFT if in_islands or isinstance(config, SPARTADiLoCoConfig) else 0)
 
 
 def _outer_states(config: DiLoCoConfig) -> int:
-    """Numbers that the outer optimizer keeps of each parameter."""
+    """Return how many numbers the outer optimizer keeps of each parameter."""
     if config.outer_optim == "sgd":
         return 1 if config.outer_momentum else 0
     return 2  # Adam's; another may keep fewer

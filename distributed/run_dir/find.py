@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.paths import expanded
-from whisper_tuner.settings import nearest
 
 from .folder import date_in
 from .summary import FINISHED, RunSummary, read_run

@@ -14,9 +14,9 @@ from distributed.control.channel import ControlChannel
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.plan.strategy_memory import more_bytes
 from exogym import device as devices
-from exogym.config import strategy_of
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings
+from exogym.strategy import strategy_of
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.cost import Cost
 from whisper_tuner.data.dataset import Sample, load_manifest

@@ -27,7 +27,7 @@ from exogym.strategy.federated_averaging import AveragingCommunicator
 
 @dataclass(frozen=True, kw_only=True)
 class SignVoteConfig(StrategyConfig):
-    limit: float = setting(2.0, float, "no weight becomes larger than this")
+    limit: float = setting(2.0, "no weight becomes larger than this")
 
 
 class SignVoteStrategy(Strategy):

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from exogym import device as devices
 from exogym.comm.comm import Comm
-from exogym.config import STRATEGIES, at_least
+from exogym.config import at_least
 from exogym.errors import ExogymError
 from exogym.flat import digest
 from exogym.launch import launch
 from exogym.local.launched import join, world_size
-from exogym.strategy import communicate
+from exogym.strategy import STRATEGIES, communicate
 
 SOURCE = Path(__file__).parent
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl")

@@ -1,4 +1,4 @@
-"""What a run can be told. Every default stands here, or in config.py with the strategy that it belongs to."""
+"""The settings of a run, with their defaults; those of a strategy are beside it, in strategy/X_settings.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from exogym.comm.comm import DEFAULT_TIMEOUT
-from exogym.config import at_least, check_keys, one_of, refuse
+from exogym.config import at_least, check_keys, check_whole, one_of, refuse
 from exogym.device import PRECISIONS
 from exogym.errors import SettingError
 from exogym.strategy.strategy import Strategy
@@ -20,7 +20,7 @@ AUTOCAST = {True: "bf16", "bf16": "bf16", False: "float32"}  # what `fit(autocas
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """What the training loop of a rank needs to know; TrainNode takes these.
+    """The settings of the training loop of a rank; TrainNode takes these.
 
     num_epochs, max_steps (of the optimizer): whichever ends first.
     val_interval: steps from one validation to the next (an epoch, if None). It takes place once ranks next agree: in
@@ -136,7 +136,7 @@ class FitSettings(LoopSettings):
 
     @property
     def samples_at_once(self) -> int | None:
-        """In a forward pass; None if that is to be found."""
+        """The samples in a forward pass; None if that is to be found."""
         if self.gradient_accumulation:
             return math.ceil(self.batch_size / self.gradient_accumulation)
         return self.minibatch_size
@@ -149,17 +149,14 @@ class FitSettings(LoopSettings):
 
 
 def _check_whole(settings: LoopSettings, least: dict[str, float]) -> None:
-    """Those of these settings that are given must be whole numbers, and at least so much."""
+    """Raise SettingError unless those of these settings that are given are whole numbers, and at least so much."""
     for name, minimum in least.items():
-        if (value := getattr(settings, name)) is None:
-            continue
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise SettingError(f"{name} must be a whole number, not {value!r}")
-        at_least(name, value, minimum)
+        if (value := getattr(settings, name)) is not None:
+            check_whole(name, value, minimum)
 
 
 def fit_settings(given: dict[str, Any]) -> FitSettings:
-    """What a caller has given to `fit`. Raises SettingError for a name that there is not."""
+    """Return the settings that a caller has given to `fit`. Raises SettingError for a name that there is not."""
     names = [field.name for field in fields(FitSettings) if field.name != "precision"]
     check_keys("fit", given, [*names, "autocast"])
     settings = dict(given)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
+from exogym.config import nearest
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from whisper_tuner.data.audio_check import AudioIndex
@@ -22,7 +23,6 @@ from whisper_tuner.data.problems import Kind, Problem, counts
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
-from whisper_tuner.settings import nearest
 from whisper_tuner.text import counted, duration
 
 SHOWN = 5  # rows that were left out, of each part

@@ -15,6 +15,7 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.evaluate import summary
 from exogym import device as devices
+from exogym.config import nearest
 from multimac.commands.runs import folders_of
 from multimac.view.alignment import side_by_side
 from multimac.view.comparison import Candidate, candidates, check_models, labels
@@ -42,7 +43,6 @@ from whisper_tuner.eval.predictions import (
 )
 from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
-from whisper_tuner.settings import nearest
 from whisper_tuner.text import duration
 
 CACHE = PROJECT / STORE / "cache"

@@ -24,13 +24,13 @@ from distributed.preflight.report import Report
 from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
+from exogym.config import nearest
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus
-from whisper_tuner.settings import nearest
 from whisper_tuner.text import counted, size
 
 

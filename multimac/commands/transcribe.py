@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distributed.hosts.keep_awake import awake
+from exogym.config import nearest
 from multimac.commands.runs import folders_of
 from multimac.view.models import model_named
 from multimac.view.progress import progress, share, working
@@ -24,7 +25,6 @@ from whisper_tuner.files import write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import AUDIO_SUFFIXES
-from whisper_tuner.settings import nearest
 from whisper_tuner.text import harmless
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 from distributed.plan.job import FROM_PROFILE
 from distributed.plan.run_spec import SPEC
 from distributed.run_dir.summary import NOT_AS_WRITTEN, RunSummary
-from exogym.config import STRATEGIES
+from exogym.strategy import STRATEGIES
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import PROBLEMS_FILE
 from whisper_tuner.data.dataset import DURATION_COLUMNS, LANGUAGE_COLUMNS

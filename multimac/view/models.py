@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distributed.run_dir.find import find_run, run_dirs
+from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID
 from whisper_tuner.paths import expanded, shown
-from whisper_tuner.settings import nearest
 
 FINAL = "final"
 REMEDY = "Name a run (see `multimac runs list`), a model's folder, or a hub id such as openai/whisper-small."

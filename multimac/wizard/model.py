@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from distributed.hosts.paths import PROJECT
+from exogym.config import TRUE, parse
 from multimac.doctor.macos import is_macos, output_of
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY
@@ -21,7 +22,6 @@ from whisper_tuner.hub import HUB_ID, settings_of
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.paths import expanded, shown
-from whisper_tuner.settings import TRUE, parse
 from whisper_tuner.text import size
 
 from .draft import Draft, Model
@@ -288,5 +288,5 @@ def _learning_rate(model: Model, method: str) -> str:
 
 def _check_setting(key: str, text: str) -> None:
     field = Profile.__dataclass_fields__[key]
-    if not parse(field, type(field.default), text, Path()):
+    if not parse(field, type(field.default), text):
         raise ValueError("expected a number above 0")

@@ -15,11 +15,11 @@ from pathlib import Path
 import questionary
 from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
+from exogym.config import FALSE, TRUE, nearest
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
-from whisper_tuner.settings import FALSE, TRUE, nearest
 from whisper_tuner.text import is_unicode
 
 from .journal import Journal, T

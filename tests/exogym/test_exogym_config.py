@@ -9,9 +9,9 @@ import torch
 from exogym_toys import make_step
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, SingleComm, build_strategy, strategy_config
-from exogym.config import DiLoCoConfig, OptimSpec, ScheduleSpec
+from exogym.config import from_text
 from exogym.errors import SettingError
-from exogym.strategy import SimpleReduceStrategy
+from exogym.strategy import DiLoCoConfig, OptimSpec, ScheduleSpec, SimpleReduceStrategy
 from exogym.strategy.optim import inner_optimizer, outer_optimizer
 
 
@@ -22,8 +22,8 @@ def outer(**settings):
 
 def test_imports_no_torch():
     script = (
-        "import sys, exogym, exogym.config, exogym.errors\n"
-        "exogym.config.strategy_config('diloco', {'H': '5', 'lr': '1e-4'})\n"
+        "import sys, exogym, exogym.config, exogym.errors, exogym.strategy\n"
+        "exogym.strategy_config('diloco', {'H': '5', 'lr': '1e-4'})\n"
         "assert 'torch' not in sys.modules\n"
         "exogym.DiLoCoStrategy\n"
         "assert 'torch' in sys.modules\n"
@@ -193,6 +193,23 @@ def test_strategy_from_text():
     assert isinstance(build_strategy("allreduce", {"lr": 0.1}), SimpleReduceStrategy)
     with pytest.raises(SettingError, match=r"H = '2\.5' is not a whole number"):
         strategy_config("diloco", {"H": "2.5"})
+
+
+@pytest.mark.parametrize(
+    ("hint", "text", "value"),
+    [
+        (int | None, " None ", None),
+        (float | None, "", None),
+        (Path | None, "", None),
+        (Path | None, "none", Path("none")),
+        (str, "none", "none"),
+        (bool, "On", True),
+        (tuple[str, ...], "a, b c", ("a", "b", "c")),
+        (str | OptimSpec, "sgd", "sgd"),
+    ],
+)
+def test_text_is_read_by_the_annotation_of_a_field(hint, text, value):
+    assert from_text(hint, text) == value
 
 
 def test_schedules():

@@ -12,11 +12,11 @@ from exogym_toys import Line, Points, Tokens, run_threads, token_batch, train_no
 from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm
-from exogym.config import STRATEGIES, strategy_of
 from exogym.errors import SettingError
 from exogym.samplers.batches import DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import fit_settings
+from exogym.strategy import STRATEGIES, strategy_of
 
 
 def parsed(**settings):

@@ -16,7 +16,7 @@ from distributed.plan.json_fields import build, json_of
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import Rendezvous, RunSpec
 from distributed.ssh.host import Host
-from exogym.config import DiLoCoConfig
+from exogym.strategy import DiLoCoConfig
 from multimac.commands import resume
 from multimac.view.comparison import origin_of
 from whisper_tuner.config import Profile

@@ -13,7 +13,7 @@ from saved_model import saved_digest
 from watched import Watched
 
 from distributed.run_dir.summary import read_run
-from exogym.config import STRATEGIES
+from exogym.strategy import STRATEGIES
 from lab import faults
 
 pytestmark = pytest.mark.lab

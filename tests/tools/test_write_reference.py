@@ -4,7 +4,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,14 @@ PROJECT = Path(__file__).parents[2]
 sys.path.append(str(PROJECT / "tools"))
 
 from messages import collect  # noqa: E402
-from reference_texts import EXAMPLES, HOST_TEXTS  # noqa: E402
+from reference_texts import HOST_TEXTS  # noqa: E402
 from write_reference import PACKAGES, refused  # noqa: E402
 
 from distributed.plan.hosts_file import load_hosts  # noqa: E402
-from distributed.plan.job import Distribution  # noqa: E402
-from exogym.config import STRATEGIES, read_text  # noqa: E402
+from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402
+from exogym.config import from_text, hints_of, parse  # noqa: E402
+from exogym.strategy import STRATEGIES  # noqa: E402
 from whisper_tuner.config import Profile  # noqa: E402
-from whisper_tuner.settings import parse  # noqa: E402
 
 SOURCE = """
 HELP = "Look there."
@@ -84,16 +83,17 @@ def test_where_the_project_lies_does_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("cls", [Profile, Distribution])
-def test_examples_of_settings_are_accepted(cls, tmp_path):
-    hints = typing.get_type_hints(cls)
+def test_examples_of_settings_are_accepted(cls):
     for field in dataclasses.fields(cls):
-        parse(field, hints[field.name], EXAMPLES[field.name], tmp_path)
+        parse(field, hints_of(cls)[field.name], field.metadata["example"])
 
 
-def test_examples_of_strategies_are_accepted():
-    fields = {field.name: field for cls, _ in STRATEGIES.values() for field in dataclasses.fields(cls)}
-    for name in EXAMPLES.keys() & fields.keys():
-        read_text(fields[name], EXAMPLES[name])
+@pytest.mark.parametrize("cls", [cls for cls, _ in STRATEGIES.values()])
+def test_examples_of_strategies_can_be_read(cls):
+    for field in dataclasses.fields(cls):
+        if field.name not in FROM_PROFILE or field.name == "H":
+            assert field.metadata["example"]
+            from_text(hints_of(cls)[field.name], field.metadata["example"])
 
 
 def test_a_key_that_a_strategy_refuses_is_not_in_its_table():

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -43,9 +42,10 @@ class Augmentation:
     most_parts: int = 1
     previous: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def settings(self) -> dict[str, Any]:
-        """Of what is on, by name; what is off is not named, as in runs from before there was such a setting."""
-        return {key: getattr(self, key) for key in PROFILE_KEYS if getattr(self, key.replace("_length", "_prob"))}
+    @property
+    def off(self) -> set[str]:
+        """Return the names of the settings that change nothing, as the length of masks that there are none of."""
+        return {key for key in PROFILE_KEYS if not getattr(self, key.replace("_length", "_prob"))}
 
     @property
     def speeds(self) -> tuple[float, ...]:

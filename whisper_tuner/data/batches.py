@@ -7,6 +7,7 @@ of a step is then the union of what its shards give, exactly what their hosts wo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import random
@@ -239,20 +240,21 @@ class ShardBatches:
         return frames / self._frames_per_s
 
     def plan_settings(self) -> dict[str, Any]:
-        """See Samples.plan_settings. How many clips are computed at once is each rank's own affair."""
+        """Return what decides about plans: of the profile, the settings that are marked `changes_plan`.
+
+        One that is off is left out, as in runs from before there was such a setting. How many clips are computed at
+        once is each rank's own affair.
+        """
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
+        off = self._augmentation.off | (set() if self._full_share else {"full_share"})
+        marked = [field.name for field in dataclasses.fields(Profile) if field.metadata["changes_plan"]]
         return {
             "version": VERSION,
             "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
-            "batch_size": self._profile.batch_size,
             "steps_in_round": self._steps_in_round,
-            "audio_context": self._profile.audio_context,
             "edges": list(self.edges),
-            "seed": self._profile.seed,
             "shuffle": self._shuffle,
-            "shards": list(self._profile.shards),
-            **({"full_share": self._full_share} if self._full_share else {}),
-            **self._augmentation.settings(),
+            **{name: getattr(self._profile, name) for name in marked if name not in off},
         }
 
     def plan(

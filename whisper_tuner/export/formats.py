@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
+from exogym.config import nearest
 from whisper_tuner.errors import ConfigError, MissingProgram, RunError
 from whisper_tuner.files import atomic_folder
-from whisper_tuner.settings import nearest
 
 if TYPE_CHECKING:
     import numpy as np

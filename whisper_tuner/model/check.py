@@ -7,12 +7,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from exogym.config import nearest
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import download_remedy, is_evicted
 from whisper_tuner.hub import settings_of
 from whisper_tuner.paths import expanded, is_below
-from whisper_tuner.settings import nearest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COPY_AGAIN = "Copy the model again."

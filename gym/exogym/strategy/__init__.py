@@ -1,28 +1,57 @@
-"""Strategies: when ranks talk, and what they make of what they hear."""
+"""Strategies: when ranks talk, and what they make of what they hear.
 
-from exogym.config import OptimSpec
-from exogym.strategy.all_reduce import AllReduceStrategy, SimpleReduceStrategy
-from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
-from exogym.strategy.demo import DeMoStrategy
-from exogym.strategy.diloco import DiLoCoStrategy
-from exogym.strategy.federated_averaging import FedAvgStrategy
-from exogym.strategy.parameter_server import ParameterServerStrategy
-from exogym.strategy.sparta import SPARTAStrategy
-from exogym.strategy.sparta_diloco import SPARTADiLoCoStrategy
-from exogym.strategy.strategy import StepResult, Strategy
+Each strategy is two files: X_settings.py has its settings, imports no torch and registers it by name; X.py has the
+strategy itself, which is imported when it is first used.
+"""
+
+import importlib
+import pkgutil
+from typing import Any
+
+from exogym.strategy.strategy_settings import (
+    STRATEGIES,
+    OptimSpec,
+    ScheduleSpec,
+    StrategyConfig,
+    build_strategy,
+    strategy_config,
+    strategy_of,
+)
+
+for _found in pkgutil.iter_modules(__path__):
+    if _found.name.endswith("_settings"):
+        importlib.import_module(f"{__name__}.{_found.name}")
+
+_MODULE_OF = {
+    "CommunicateOptimizeStrategy": "exogym.strategy.communicate_optimize",
+    "CommunicationModule": "exogym.strategy.communicate_optimize",
+    "SimpleReduceStrategy": "exogym.strategy.all_reduce",
+    "StepResult": "exogym.strategy.strategy",
+    "Strategy": "exogym.strategy.strategy",
+}
+for _config, _place in STRATEGIES.values():
+    globals()[_config.__name__] = _config
+    _module, _, _class = _place.partition(":")
+    _MODULE_OF[_class] = _module
 
 __all__ = [
-    "AllReduceStrategy",
-    "CommunicateOptimizeStrategy",
-    "CommunicationModule",
-    "DeMoStrategy",
-    "DiLoCoStrategy",
-    "FedAvgStrategy",
+    "STRATEGIES",
     "OptimSpec",
-    "ParameterServerStrategy",
-    "SPARTADiLoCoStrategy",
-    "SPARTAStrategy",
-    "SimpleReduceStrategy",
-    "StepResult",
-    "Strategy",
+    "ScheduleSpec",
+    "StrategyConfig",
+    "build_strategy",
+    "strategy_config",
+    "strategy_of",
+    *(config.__name__ for config, _ in STRATEGIES.values()),
+    *_MODULE_OF,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

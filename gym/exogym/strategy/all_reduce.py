@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exogym.config import AllReduceConfig
 from exogym.flat import is_finite
+from exogym.strategy.all_reduce_settings import AllReduceConfig
 from exogym.strategy.buckets import Bucket, Staging, divide
 from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip
@@ -22,11 +22,11 @@ NOT_FINITE = "the gradient is not finite"
 
 
 class AllReduceStrategy(EveryStepStrategy):
-    """The mean gradient over all ranks' tokens, clipped, then one step of the same optimizer on every rank.
+    """The ranks take the mean gradient over all their tokens, clip it, and each makes the same optimizer step.
 
-    Gradients travel in buckets, all else that ranks have to know with the last one. With `overlap` the others travel
-    while the backward pass still runs; their order and the sums are the same without. What a rank has sent may turn
-    out to be wrong, as when a gradient in a later bucket is not finite: then all ranks repeat the exchange.
+    Gradients are sent in buckets, all else that ranks have to know with the last one. With `overlap` the others are
+    sent while the backward pass still runs; their order and the sums are the same without. What a rank has sent may
+    turn out to be wrong, as when a gradient in a later bucket is not finite: then all ranks repeat the exchange.
     A gradient that is None on some ranks counts as zeros there; None on all stays None.
     Holds one CPU flat: the payload [who has a gradient | change of buffers | weight, stopping, repeat | gradients].
     """
@@ -41,18 +41,19 @@ class AllReduceStrategy(EveryStepStrategy):
         self._weight, self._stopping, self._skipped = 0.0, False, ""
         self._buckets = divide([p.numel() for p in params.parameters], self.config.bucket_mb)
         self._staging: Staging | None = None
-        self._only_adds, self._background = False, self.comm.background()
+        self._background = self.comm.background()
+        self._more_to_come = False  # of this step's micro-batches
         watched = params.parameters if self.config.overlap and len(self._buckets) > 1 else []
-        came = partial(_gradient_came, weakref.ref(self))  # the model may outlive the run, and is not to keep it
+        came = partial(_gradient_came, weakref.ref(self))  # weak: the model may outlive the run, and must not keep it
         self._hooks = [p.register_post_accumulate_grad_hook(partial(came, n)) for n, p in enumerate(watched)]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._only_adds = True
+        self._more_to_come = True
         try:
             yield
         finally:
-            self._only_adds = False
+            self._more_to_come = False
 
     def close(self) -> None:
         self._stop_overlap()
@@ -67,7 +68,11 @@ class AllReduceStrategy(EveryStepStrategy):
         return StepResult()
 
     def exchange(self, stopping: bool) -> tuple[Tensor, ...] | None:
-        """Sums in `.grad` -> sums over all ranks, in the payload; the model stays as it is. None without others."""
+        """Sum over all ranks what they have in `.grad`; the model stays as it is.
+
+        Returns (gradients, change of buffers, how many ranks have each gradient, total weight, whether to stop), in the
+        payload; None for a rank alone.
+        """
         self._stopping, self._skipped = stopping, ""
         staging, self._staging = self._staging, None
         if self.comm.world_size == 1:
@@ -83,19 +88,29 @@ class AllReduceStrategy(EveryStepStrategy):
 
     def apply(self, exchanged: tuple[Tensor, ...] | None, local: StepResult) -> StepResult:
         self.steps += 1
-        # Alone there is no copy on the CPU, and gradients are divided as they are clipped.
-        total, stop = self._divide(*exchanged) if exchanged else (self._weight, self._stopping)
-        lr = self.schedule.set(self.steps - 1)
-        norm = self._move(scale=1.0 if exchanged else 1 / total) if total > 0 else None
-        if norm is None or not math.isfinite(norm):
+        if exchanged:
+            *sums, total, stop = exchanged
+            if total > 0:
+                self._take_means(*sums, total)
+        else:
+            total, stop = self._weight, self._stopping
+        lr, norm = self.schedule.set(self.steps - 1), None
+        if total > 0:
+            # Alone there is no copy on the CPU, and gradients are divided as they are clipped.
+            scale = 1.0 if exchanged else 1 / total
+            norm = clip(self.parameters.parameters, self.config.max_norm, scale=scale)
+        if norm is not None and math.isfinite(norm):
+            self.optimizer.step()
+            if not exchanged:
+                self._agreed_buffers = self.parameters.read_buffers()
+        else:
+            self._skipped = self._skipped if norm is None else NOT_FINITE
             self.parameters.write_buffers(self._agreed_buffers)  # a forward pass that does not count changed them
-        elif not exchanged:
-            self._agreed_buffers = self.parameters.read_buffers()
         return StepResult(lr=lr, grad_norm=norm, agreed=True, stop=stop, skipped=self._skipped)
 
     def gradient_came(self, number: int) -> None:
-        """The backward pass has added to the gradient of parameter `number`."""
-        if self._only_adds or self.comm.world_size == 1:
+        """Note that the backward pass has added to the gradient of parameter `number`."""
+        if self._more_to_come or self.comm.world_size == 1:
             return
         if self._staging is None or self._staging.generation != self.comm.generation:
             self._staging = self._new_staging()
@@ -111,6 +126,7 @@ class AllReduceStrategy(EveryStepStrategy):
         return Staging(self.parameters, self._buckets, grads, send, self.comm.generation)
 
     def _sum(self, staging: Staging) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+        """Send the buckets that have not been sent; return gradients, buffers, who has a gradient, and the tail."""
         params, weight = self.parameters, self._weight
         payload, present, buffers, tail, grads = self._fields()
         staging.read_rest()
@@ -130,34 +146,25 @@ class AllReduceStrategy(EveryStepStrategy):
         return grads, buffers, present, tail.tolist()
 
     def _part(self, payload: Tensor, bucket: Bucket) -> Tensor:
-        """What travels in a bucket: with the last one, which begins with the first parameter, all else."""
+        """Return what is sent of `payload` in a bucket: with the last one, which has the first parameter, all else."""
         head = payload.numel() - self.parameters.num_parameters
         first = 0 if bucket is self._buckets[-1] else head + bucket.values.start
         return payload[first : head + bucket.values.stop]
 
-    def _divide(self, grads: Tensor, buffers: Tensor, present: Tensor, total: float, stop: bool) -> tuple[float, bool]:
-        """Sums over all ranks -> means in `.grad` and in the buffers. Returns (total weight, stop)."""
+    def _take_means(self, grads: Tensor, buffers: Tensor, present: Tensor, total: float) -> None:
+        """Write the means over all ranks into `.grad` and into the buffers, from sums and the total weight."""
         params = self.parameters
-        if total > 0:
-            params.write_grads(grads.mul_(1 / total))
-            params.write_buffers(self._agreed_buffers.add_(buffers.mul_(1 / total)))
-            for p, count in zip(params.parameters, present.tolist(), strict=True):
-                p.grad = p.grad if count else None
-        return total, stop
+        params.write_grads(grads.mul_(1 / total))
+        params.write_buffers(self._agreed_buffers.add_(buffers.mul_(1 / total)))
+        for p, count in zip(params.parameters, present.tolist(), strict=True):
+            p.grad = p.grad if count else None
 
     def _fields(self) -> tuple[Tensor, ...]:
+        """Return the payload and its parts: who has a gradient, buffers, (weight, stopping, repeat), gradients."""
         params = self.parameters
         sizes = [len(params.parameters), params.numel - params.num_parameters, 3, params.num_parameters]
         payload = self._payload(extra=len(params.parameters) + 3)
         return payload, *payload.split(sizes)
-
-    def _move(self, *, scale: float) -> float:
-        norm = clip(self.parameters.parameters, self.config.max_norm, scale=scale)
-        if math.isfinite(norm):
-            self.optimizer.step()
-        else:
-            self._skipped = NOT_FINITE
-        return norm
 
 
 def _gradient_came(strategy: weakref.ref[AllReduceStrategy], number: int, _: Tensor) -> None:

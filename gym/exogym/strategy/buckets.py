@@ -1,4 +1,4 @@
-"""Gradients in buckets: what travels together, and what of it has left while the backward pass still runs."""
+"""Gradients in buckets: each is sent in one piece, if possible while the backward pass still runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bucket:
 
 
 def divide(sizes: Sequence[int], most_mb: float | None = None) -> list[Bucket]:
-    """From parameters of so many values to buckets, from the last to the first: about the order of backward.
+    """Put parameters of so many values into buckets, from the last to the first: about the order of backward.
 
     A parameter is never cut: one that is larger than `most_mb` has a bucket of its own.
     """
@@ -74,7 +74,7 @@ class Staging:
         return self._buckets[self.sent :]
 
     def gradient_came(self, number: int) -> None:
-        """The backward pass has added to the gradient of parameter `number`."""
+        """Note that the backward pass has added to the gradient of parameter `number`, and send what is complete."""
         at = self._bucket_of[number]
         if at < self.sent:
             self.has_changed = self.is_void = True
@@ -91,7 +91,7 @@ class Staging:
         self._read(slice(0, first.parameters.stop), slice(0, first.values.stop))
 
     def not_finite(self) -> None:
-        """Something that belongs to these gradients is not."""
+        """Note that something that belongs to these gradients is not finite."""
         self.is_void |= self.is_finite and self.sent > 0
         self.is_finite = False
 

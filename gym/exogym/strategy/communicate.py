@@ -121,7 +121,7 @@ def reduce_scatter(tensor: Tensor, parts: Sequence[Tensor], op: str = "sum") -> 
 
 
 def _reduced(comm: Comm, flat: Tensor, op: str) -> Tensor:
-    """May change `flat`."""
+    """Return the sum, mean or max of `flat` over the ranks; `flat` itself may change."""
     if op == "max":
         return fold(torch.maximum, (other.view(flat.dtype) for other in comm.all_gather(_bytes(flat))))
     comm.all_reduce_(flat)
@@ -130,7 +130,7 @@ def _reduced(comm: Comm, flat: Tensor, op: str) -> Tensor:
 
 @contextmanager
 def _flat(tensor: Tensor, comm: Comm) -> Iterator[Tensor]:
-    """`tensor` as a flat one on the communicator's device: its own memory, or a copy that is written back."""
+    """Give `tensor` as a flat one on the communicator's device: its own memory, or a copy that is written back."""
     with torch.no_grad():
         own = tensor.detach()
         flat = own.to(comm.device).contiguous().view(-1)
@@ -144,7 +144,7 @@ def _copy(tensor: Tensor, comm: Comm) -> Tensor:
 
 
 def _bytes(flat: Tensor) -> Tensor:
-    """What only travels is bytes: so it may be of any dtype."""
+    """Return `flat` as bytes: where nothing is added up, any dtype can be sent."""
     return flat.view(torch.uint8)
 
 
@@ -171,7 +171,7 @@ def _check_rank(name: str, rank: int, comm: Comm) -> None:
 
 
 def _check_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> None:
-    """One for each rank, each like `tensor`."""
+    """Raise SettingError unless there is a part for each rank, each like `tensor`."""
     count, wanted = 0 if parts is None else len(parts), (tuple(tensor.shape), tensor.dtype)
     if count != comm.world_size:
         raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {count}")

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from exogym.comm.background import Background
 from exogym.comm.comm import Comm
-from exogym.config import StrategyConfig, check_whole
+from exogym.config import check_whole
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.strategy.draft import Draft
 from exogym.strategy.in_flight import InFlight
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
+from exogym.strategy.strategy_settings import StrategyConfig
 
 # Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
 # ranks one new in mid-run: without, the loss was 0.03 to 0.06 higher for six rounds, and hardly at all with it.
@@ -27,7 +28,10 @@ RAMP_STEPS = 20
 
 
 class Exchanged(NamedTuple):
-    """What a module's collectives gave. stop: some rank asked to stop. skipped: why this rank's part did not count."""
+    """The outcome of a module's collectives.
+
+    stop: some rank asked to stop. skipped: why this rank's part did not count.
+    """
 
     result: Any
     stop: bool
@@ -38,9 +42,12 @@ class Exchanged(NamedTuple):
 class CommunicationModule(ABC):
     """One way to bring the ranks' weights together, every `interval` optimizer steps.
 
+    Its fields are its settings; what it keeps is its state.
+
     agrees: all ranks have the same weights after it. is_round: its exchanges are counted as rounds.
-    is_exact: its state is the same on all ranks, to the bit. Its fields are its settings; what it keeps is its state.
-    common_digest: that of `common`, where `apply` knows it.
+    is_exact: its state is the same on all ranks, to the bit. is_last: no exchange is planned after the one to come.
+    stretch: all steps of this rank since its last exchange / those in which it had samples, see Strategy.stretches.
+    common_digest: the hash of `common`, where `apply` knows it. optimizer: of this rank's steps, set before `setup`.
     """
 
     interval: int = 1
@@ -48,46 +55,47 @@ class CommunicationModule(ABC):
     agrees = False
     is_round = True
     is_exact = True
-    is_last = False  # no exchange is planned after the one to come
-    stretch = 1.0  # this rank's steps since its last exchange, by those in which it had samples; see Strategy.stretches
+    is_last = False
+    stretch = 1.0
     common_digest = None
-    optimizer = None  # that of the rank's own steps, set before `setup`
+    optimizer = None
 
     def __post_init__(self) -> None:
         check_whole("interval", self.interval, 1)
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
-        """common: weights that all ranks share [numel], at first those at the start.
+        """Begin a run. common: weights that all ranks share [numel], at first those at the start.
 
         keeps_common: this module is the one that may change them, always to the same values on all ranks.
         """
         self.comm, self.parameters, self.common, self.keeps_common = comm, parameters, common, keeps_common
 
     def begin(self) -> None:  # noqa: B027
-        """An exchange comes, which may be repeated: read what the rank's own next steps may change meanwhile.
+        """Read what this rank's next steps may change before the exchange, which may be repeated, is made.
 
-        Another thread may do it while the rank computes its next gradient: nothing that this changes, as buffers.
+        Another thread may call it while the rank computes its next gradient: so it may not read what that changes, as
+        buffers.
         """
 
     @abstractmethod
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """The collectives. It may change nothing but `draft`: it may be repeated, by fewer ranks.
+        """Run the collectives. It may change nothing but `draft`: it may be repeated, by fewer ranks.
 
-        samples: that this rank has trained since the last round. stopping: this rank wants to stop.
+        samples: how many this rank has trained since the last round. stopping: this rank wants to stop.
         """
 
     def apply(self, result: Any, draft: Draft) -> None:  # noqa: B027
-        """The exchange counts: change what the module keeps."""
+        """Change what the module keeps, now that the exchange counts."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it keeps, besides `common`."""
+        """Return what the module keeps, besides `common`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         pass
 
     def own_state(self) -> dict[str, Any]:
-        """What is this rank's own, besides. Not copied: later exchanges may write over it."""
+        """Return what it keeps of this rank alone. It is not copied: later exchanges may write over it."""
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027
@@ -112,22 +120,17 @@ class CommunicateOptimizeConfig(StrategyConfig):
 
 
 class Trained(NamedTuple):
-    """What a rank has trained: so many samples, in so many of its steps; in the others it had none."""
+    """The samples that a rank has trained, and the steps in which it had any."""
 
     samples: int = 0
     steps: int = 0
 
-    def plus(self, samples: int, *, works: bool) -> Trained:
-        """After one more step."""
-        return Trained(self.samples + samples, self.steps + works)
-
-    def less(self, earlier: Trained) -> Trained:
-        return Trained(self.samples - earlier.samples, self.steps - earlier.steps)
-
 
 class Outcome(NamedTuple):
+    """The outcome of a round's end. by_module: (number of a module, what its collectives gave)."""
+
     draft: Draft
-    of: list[tuple[int, Exchanged]]  # modules by their number
+    by_module: list[tuple[int, Exchanged]]
     stop: bool
     skipped: str
 
@@ -180,32 +183,31 @@ class CommunicateOptimizeStrategy(Strategy):
     def local_step(self, weight: float, samples: int) -> StepResult:
         if self._flight:
             self._flight.snapshot()  # before the weights change
-        lr = self._set_rate(samples)
-        self.steps += 1
-        norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
-        skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
-        counted = 0 if skipped else samples
-        self._trained = [trained.plus(counted, works=samples > 0) for trained in self._trained]
-        return StepResult(lr=lr, grad_norm=norm, skipped=skipped)
-
-    def _set_rate(self, samples: int) -> float:
         lr, factor = self.schedule.set(self.steps), self._rate_factor(samples)
         if self._ramp_left:
             factor *= 1 - self._ramp_left / (RAMP_STEPS + 1)
         for group in self.optimizer.param_groups:
             group["lr"] *= factor
-        return lr * factor
+        self.steps += 1
+        norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
+        skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
+        counted, worked = 0 if skipped else samples, int(samples > 0)
+        self._trained = [Trained(since.samples + counted, since.steps + worked) for since in self._trained]
+        return StepResult(lr=lr * factor, grad_norm=norm, skipped=skipped)
 
     def _rate_factor(self, samples: int) -> float:
-        """Of the learning rate in a step of so many samples."""
+        """Return the factor of the learning rate in a step of so many samples."""
         return 1.0
 
     def _step_weight(self, weight: float, samples: int) -> float:
-        """What the gradient of a step counts for, where 1 is usual. Called once for each step that has work."""
+        """Return what the gradient of a step counts for; 1 is usual. Called once for each step that has work."""
         return 1.0
 
     def _inner_step(self, weight: float, counts_for: float) -> float:
-        """The norm of the mean gradient. If clipped, it counts for the root: noise in a sum grows no faster."""
+        """Make a step along `counts_for` times the mean gradient; return the norm of the mean gradient.
+
+        The limit of the norm grows with sqrt(counts_for): noise in a sum grows no faster.
+        """
         max_norm = self.config.max_norm and self.config.max_norm * math.sqrt(counts_for)
         norm = clip(self.parameters.parameters, max_norm, scale=counts_for / weight)
         if math.isfinite(norm):
@@ -232,18 +234,18 @@ class CommunicateOptimizeStrategy(Strategy):
         return self._steps_in_round > 0 or bool(self._left_open())
 
     def _left_open(self) -> list[int]:
-        """Modules that have to bring all to the same weights, once the work is at its end."""
+        """Return the modules, by number, that have to bring all to the same weights once the work is at its end."""
         return [n for n, m in enumerate(self.modules) if m.agrees and m.keeps_common and self._last[n] < self.steps]
 
     def _due(self) -> list[int]:
-        """Modules of the next exchange."""
+        """Return the modules, by number, whose interval ends with the next exchange."""
         if not self._steps_in_round:
             return self._left_open()
         due_at = self.round_end
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
     def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
-        room, trained, modules = self._snapshot, list(self._trained), self._about_to_exchange()
+        room, trained, modules = self._snapshot, list(self._trained), self._prepare_modules()
         buffers = self.parameters.read_buffers()  # which a forward pass may change, and mostly nothing else
         self._snapshot = None
         self._background = self._background or self.comm.background()
@@ -256,10 +258,16 @@ class CommunicateOptimizeStrategy(Strategy):
         def exchange(snapshot: Tensor) -> Outcome:
             return self._exchange(Draft(self.parameters, snapshot), trained, stopping=False)
 
-        # An accelerator's queue is for one thread.
-        at_once = self.passes_change_weights or not self.parameters.is_on_cpu
-        about = (self.steps, trained, exchange, arrived, self._background)
-        self._flight = InFlight(read, *about, reads_at_once=at_once)
+        self._flight = InFlight(
+            read,
+            self.steps,
+            trained,
+            exchange,
+            arrived,
+            self._background,
+            # An accelerator's queue is for one thread.
+            reads_at_once=self.passes_change_weights or not self.parameters.is_on_cpu,
+        )
 
     @property
     def exchange_has_failed(self) -> bool:
@@ -268,12 +276,12 @@ class CommunicateOptimizeStrategy(Strategy):
     def exchange(self, stopping: bool) -> Outcome:
         if self._flight:
             return self._flight.outcome()
-        for module in self._about_to_exchange():
+        for module in self._prepare_modules():
             module.begin()
         return self._exchange(Draft(self.parameters), self._trained, stopping)
 
-    def _about_to_exchange(self) -> list[CommunicationModule]:
-        """Those that take part, told where in the work they are."""
+    def _prepare_modules(self) -> list[CommunicationModule]:
+        """Return the modules that take part in the next exchange, once they know where in the work they are."""
         taking_part = self._taking_part()
         for n in taking_part:
             # Where the round should end, not where this rank is: one that stops makes fewer steps.
@@ -284,12 +292,14 @@ class CommunicateOptimizeStrategy(Strategy):
 
     @property
     def _is_stretched(self) -> bool:
-        """Whether a change counts for this rank's steps without work too. What another module brings is no step of its
-        own.
+        """Tell whether a change counts for this rank's steps without work, too.
+
+        With several modules it does not: what another module brings is no step of this rank's own.
         """
         return self.stretches and len(self.modules) == 1
 
     def _taking_part(self) -> list[int]:
+        """Return the modules, by number, that run in the next exchange: one after which all agree, or all due."""
         due = self._due()
         return [n for n in due if self.modules[n].agrees][-1:] or due
 
@@ -307,13 +317,14 @@ class CommunicateOptimizeStrategy(Strategy):
     def apply(self, exchanged: Outcome, local: StepResult) -> StepResult:
         if exchanged.stop:
             self._before_stop = self._copied_state()
-        due, ran = self._due(), [self.modules[n] for n, _ in exchanged.of]
+        due, ran = self._due(), [self.modules[n] for n, _ in exchanged.by_module]
         travelled = self._flight.seconds if self._flight else None
-        for n, outcome in exchanged.of:
+        for n, outcome in exchanged.by_module:
             self.modules[n].apply(outcome.result, exchanged.draft)
         steps, trained = self._take_on(exchanged)
         for n in due:
-            self._last[n], self._trained[n] = steps, self._trained[n].less(trained[n])
+            since, then = self._trained[n], trained[n]
+            self._last[n], self._trained[n] = steps, Trained(since.samples - then.samples, since.steps - then.steps)
         self._agreements += 1
         self._agreed_steps = steps
         self._agreed_trained = [Trained() if n in due else since for n, since in enumerate(trained)]
@@ -330,7 +341,7 @@ class CommunicateOptimizeStrategy(Strategy):
         return result
 
     def _take_on(self, exchanged: Outcome) -> tuple[int, list[Trained]]:
-        """The new weights. Returns how far this rank was where the round has ended."""
+        """Write the new weights; return the step at which the round ended, and what this rank had trained by then."""
         flight, self._flight = self._flight, None
         if flight is None:
             exchanged.draft.write()
@@ -353,11 +364,14 @@ class CommunicateOptimizeStrategy(Strategy):
         return self._before_stop is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two rounds' ends also what this rank has made since the first, which is its own."""
+        """Return agreed_state and own_state; after a stop, as they were before the ranks were made to agree."""
         return self._before_stop or super().state_dict()
 
     def agreed_state(self) -> dict[str, Any]:
-        """Reads nothing from the device, unless ranks differ: another thread may ask for it."""
+        """Return what all ranks had in common when they last agreed.
+
+        It reads nothing from the device, unless ranks differ: another thread may ask for it.
+        """
         if self._before_stop:
             return self._before_stop["agreed"]
         return {
@@ -386,7 +400,10 @@ class CommunicateOptimizeStrategy(Strategy):
         self._before_stop = self._flight = None
 
     def agreed_weights(self) -> Tensor:
-        """Of ranks that differ this rank's own as they are now: a copy of what they were would cost as much again."""
+        """Return the common weights; of ranks that differ, this one's as they are now.
+
+        A copy of what they were when the ranks last agreed would take as much memory again.
+        """
         return self.parameters.read() if self.differs else self._common
 
     def consensus(self) -> Tensor:
@@ -399,7 +416,7 @@ class CommunicateOptimizeStrategy(Strategy):
         return total.mul_(1 / max(count, 1)).add_(self._common)
 
     def is_drift_check_due(self, *, at_least: bool) -> bool:
-        """All compute alike, unless an outer optimizer does not."""
+        """Tell whether ranks should compare weights: only where an outer optimizer may compute differently on each."""
         return not self.differs and not self._is_exact
 
     def load_weights(self, flat: Tensor) -> None:
@@ -410,16 +427,17 @@ class CommunicateOptimizeStrategy(Strategy):
     # What is a rank's own.
 
     def own_state(self) -> dict[str, Any]:
-        about = {"ramp_left": self._ramp_left, "trained": self._agreed_trained}
-        about["modules"] = [module.own_state() for module in self.modules]
-        return {"optimizer": self.optimizer.state_dict(), **about, "inside": self._inside_round()}
-
-    def _inside_round(self) -> dict[str, Any] | None:
-        """What this rank has made since the last agreement; None if there is nothing."""
-        if not self._steps_in_round:
-            return None
-        weights = None if self.differs else self.parameters.read(self._snapshot)
-        return {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
+        inside = None  # what this rank has made since the last agreement
+        if self._steps_in_round:
+            weights = None if self.differs else self.parameters.read(self._snapshot)
+            inside = {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "ramp_left": self._ramp_left,
+            "trained": self._agreed_trained,
+            "modules": [module.own_state() for module in self.modules],
+            "inside": inside,
+        }
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
@@ -435,7 +453,7 @@ class CommunicateOptimizeStrategy(Strategy):
             self._trained = [Trained(*since) for since in part["trained"]]
 
     def _copied_state(self) -> dict[str, Any]:
-        """The state in the middle of a round, copied where its forced end will change it."""
+        """Return the state in the middle of a round, copied where its forced end will change it."""
         agreed, own = self.agreed_state(), self.own_state()
         agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "weights", "common")}
         own |= {key: copy.deepcopy(own[key]) for key in ("modules", "inside")}

@@ -15,7 +15,7 @@ BATCH = 4 * 1024 * 1024  # values: 16 MB, the most that is transformed at once, 
 
 
 def basis(size: int, device: torch.device) -> Tensor:
-    """[size, size] float32, `basis @ x` is the DCT of x. Made in float64 on the CPU: mps has none."""
+    """Return [size, size] float32: `basis @ x` is the DCT of x. It is made in float64 on the CPU: mps has none."""
     k = torch.arange(size, dtype=torch.float64)
     matrix = torch.cos(math.pi / size * torch.outer(k, k + 0.5)) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
@@ -23,7 +23,7 @@ def basis(size: int, device: torch.device) -> Tensor:
 
 
 def matrix_shape(shape: Sequence[int], chunk: int) -> tuple[int, int]:
-    """Rows and columns of the matrix that a tensor is seen as: its first edge by all the others.
+    """Return the rows and columns of the matrix that a tensor is seen as: its first edge by all the others.
 
     Edges of 1 do not count. A vector becomes rows of at most `chunk` values, the last one filled up with zeros.
     """
@@ -36,7 +36,7 @@ def matrix_shape(shape: Sequence[int], chunk: int) -> tuple[int, int]:
 
 
 def chunk_edge(length: int, chunk: int) -> int:
-    """The edge of as few equal chunks as cover `length`, at most `chunk`. The last one is filled up with zeros.
+    """Return the edge of as few equal chunks as cover `length`, at most `chunk`; the last is filled up with zeros.
 
     The paper's code takes the largest divisor of `length`, which is 1 for a prime one.
     """
@@ -53,7 +53,7 @@ class Piece:
     chunks: slice
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part of the tensor itself, a view. Only tensors with several dimensions are divided."""
+        """Return this part of the tensor itself, a view. Only tensors with several dimensions are divided."""
         tensor = tensor.squeeze()
         return tensor[self.rows] if tensor.ndim > 1 else tensor
 
@@ -69,15 +69,15 @@ class ChunkBatch:
 
     @property
     def values(self) -> int:
-        """Of a chunk."""
+        """The number of values in a chunk."""
         return self.height * self.width
 
     def zeros(self) -> Tensor:
-        """Coefficients, float32 [chunks, values]."""
+        """Return coefficients that are all zero, float32 [chunks, values]."""
         return torch.zeros(self.size, self.values, device=self.device)
 
     def encode(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Coefficients [chunks, values] of the tensors; None counts as zeros."""
+        """Return the coefficients [chunks, values] of the tensors; None counts as zeros."""
         chunks = self.zeros().view(-1, self.height, self.width)
         for piece in self.pieces:
             if (tensor := tensors[piece.tensor]) is not None:
@@ -85,11 +85,11 @@ class ChunkBatch:
         return (self._left @ chunks @ self._right.T).flatten(1)
 
     def decode(self, coefficients: Tensor) -> Tensor:
-        """Chunks [chunks, height, width]: the inverse of `encode`, for `parts`."""
+        """Return the chunks [chunks, height, width] of which `encode` gives these coefficients, for `parts`."""
         return self._left.T @ coefficients.view(-1, self.height, self.width) @ self._right
 
     def parts(self, chunks: Tensor, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each part of a tensor, a view, and what the chunks hold for it, in the same shape."""
+        """Yield each part of a tensor, a view, and what the chunks hold for it, in the same shape."""
         for piece in self.pieces:
             part, (rows, columns) = piece.of(tensors[piece.tensor]), piece.shape
             whole = self._blocks(chunks, piece).flatten(2).flatten(0, 1)[:rows, :columns]
@@ -99,11 +99,11 @@ class ChunkBatch:
         return math.ceil(piece.shape[0] / self.height), math.ceil(piece.shape[1] / self.width)
 
     def _blocks(self, chunks: Tensor, piece: Piece) -> Tensor:
-        """The piece's chunks where they lie in its matrix: a view [down, height, across, width]."""
+        """Return the piece's chunks where they lie in its matrix: a view [down, height, across, width]."""
         return chunks[piece.chunks].view(*self._grid(piece), self.height, self.width).transpose(1, 2)
 
     def _padded(self, piece: Piece, part: Tensor) -> Tensor:
-        """Its matrix, filled up with zeros to whole chunks, in the order of `_blocks`."""
+        """Return the piece's matrix, filled up with zeros to whole chunks, in the order of `_blocks`."""
         (rows, columns), (down, across) = piece.shape, self._grid(piece)
         matrix = pad(part.reshape(-1).float(), (0, rows * columns - part.numel())).view(rows, columns)
         whole = pad(matrix, (0, across * self.width - columns, 0, down * self.height - rows))
@@ -111,7 +111,7 @@ class ChunkBatch:
 
 
 def chunk_batches(tensors: Sequence[Tensor], chunk: int) -> list[ChunkBatch]:
-    """All tensors in chunks of at most [chunk, chunk], the largest chunks first."""
+    """Return all tensors in chunks of at most [chunk, chunk], the largest chunks first."""
     groups: dict[tuple[int, int, torch.device], list[tuple[int, slice, tuple[int, int], int]]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
         for edges, *piece in _divided(number, tensor, chunk):
@@ -121,7 +121,7 @@ def chunk_batches(tensors: Sequence[Tensor], chunk: int) -> list[ChunkBatch]:
 
 
 def _divided(number: int, tensor: Tensor, chunk: int) -> Iterator[tuple]:
-    """(chunk's edges, tensor's number, rows, shape, how many chunks) of parts that are no larger than a batch."""
+    """Yield (chunk's edges, tensor's number, rows, shape, number of chunks) of parts no larger than a batch."""
     if not tensor.numel():
         return
     rows, columns = matrix_shape(tensor.shape, chunk)

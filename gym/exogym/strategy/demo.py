@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from exogym.config import DeMoConfig
 from exogym.flat import is_finite
 from exogym.strategy.dct import ChunkBatch, chunk_batches
+from exogym.strategy.demo_settings import DeMoConfig
 from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult
@@ -41,7 +41,7 @@ class DeMoStrategy(EveryStepStrategy):
     drifts = ()
 
     def _make_optimizer(self) -> Optimizer:
-        """For the schedule, which sets its learning rate; it never steps."""
+        """Return an optimizer that never steps: the schedule sets its learning rate, which is DeMo's."""
         return SGD(self.parameters.parameters, lr=DEFAULT_LR if self.config.lr is None else self.config.lr)
 
     def _start(self, flat: Tensor) -> None:
@@ -65,9 +65,9 @@ class DeMoStrategy(EveryStepStrategy):
         return StepResult(lr=self._lr, grad_norm=norm, skipped=skipped)
 
     def exchange(self, stopping: bool) -> list[_Message]:
-        """What each rank sends. The next residual and this rank's message are made once in a step."""
+        """Return the messages of all ranks. This rank's own, and its next residual, are made once in a step."""
         if self._message is None:
-            self._message = self._compress() if self._weight else self._nothing()
+            self._message = self._compress() if self._weight else self._empty_message()
         self._message.head[1] = stopping
         return [self._message.unpacked(data) for data in self.comm.all_gather(self._message.packed())]
 
@@ -78,7 +78,11 @@ class DeMoStrategy(EveryStepStrategy):
         total = sum(message.weight for message in exchanged)
         if total > 0:
             shares = [message.weight / total for message in exchanged]
-            self._mean_of_buffers(exchanged, shares)
+            if len(exchanged) == 1:
+                self._agreed_buffers = self.parameters.read_buffers()
+            else:
+                for message, share in zip(exchanged, shares, strict=True):
+                    self._agreed_buffers.add_(message.buffers, alpha=share)
             self._move(exchanged, shares)
         self.parameters.write_buffers(self._agreed_buffers)  # a forward pass has changed the model's
         self._message = None
@@ -86,6 +90,7 @@ class DeMoStrategy(EveryStepStrategy):
 
     @torch.no_grad()
     def _compress(self) -> _Message:
+        """Return this rank's message, and make the residual that it keeps if the step counts."""
         params = self.parameters
         grads = [p.grad for p in params.parameters]
         chosen = [self._choose(*each, grads) for each in zip(self._batches, self._residuals, self._next, strict=True)]
@@ -99,10 +104,11 @@ class DeMoStrategy(EveryStepStrategy):
     def _choose(
         self, batch: ChunkBatch, residual: Tensor, following: Tensor, grads: list[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        """Values and indices [chunks, k] on the CPU; what is left goes into `following`.
+        """Return the k largest coefficients of each chunk: values and indices [chunks, k] on the CPU.
 
-        Of equally large coefficients another device may choose others. It does not matter: each rank chooses only its
-        own. A parameter without gradient sends zeros and keeps its residual, as a rank without work does.
+        `following` becomes residual * decay + lr * DCT(gradient), without what is sent. Of equally large coefficients
+        another device may choose others: that does not matter, since each rank chooses its own. A parameter without
+        gradient sends zeros and keeps its residual, as a rank without work does.
         """
         torch.mul(residual, self.config.compression_decay, out=following).add_(batch.encode(grads), alpha=self._lr)
         indices = following.abs().topk(self._count(batch), sorted=False).indices
@@ -114,8 +120,8 @@ class DeMoStrategy(EveryStepStrategy):
                 following[piece.chunks] = residual[piece.chunks]
         return values.cpu(), indices.cpu().to(_index_type(batch.values))
 
-    def _nothing(self) -> _Message:
-        """The message of a rank that has nothing to send."""
+    def _empty_message(self) -> _Message:
+        """Return the message of a rank without work: as long as the others', and all zeros."""
         batches = [((batch.size, self._count(batch)), _index_type(batch.values)) for batch in self._batches]
         values = [torch.zeros(shape) for shape, _ in batches]
         indices = [torch.zeros(shape, dtype=kind) for shape, kind in batches]
@@ -124,20 +130,13 @@ class DeMoStrategy(EveryStepStrategy):
         return _Message([head, buffers, *values, *indices, has_grad])
 
     def _count(self, batch: ChunkBatch) -> int:
-        """Coefficients of a chunk that are sent."""
+        """Return how many coefficients of a chunk are sent."""
         config = self.config
         return min(batch.values, math.ceil(config.compression_topk * batch.values / config.compression_chunk**2))
 
-    def _mean_of_buffers(self, messages: Sequence[_Message], shares: Sequence[float]) -> None:
-        if len(messages) == 1:
-            self._agreed_buffers = self.parameters.read_buffers()
-        else:
-            for message, share in zip(messages, shares, strict=True):
-                self._agreed_buffers.add_(message.buffers, alpha=share)
-
     @torch.no_grad()
     def _move(self, messages: Sequence[_Message], shares: Sequence[float]) -> None:
-        """Only what has a gradient on some rank; all else does not even decay."""
+        """Step along the sign of the mean. A parameter without gradient on any rank stays; it does not even decay."""
         params = self.parameters.parameters
         used = torch.stack([message.has_grad for message in messages]).any(0).tolist()
         decaying = [p for p, is_used in zip(params, used, strict=True) if is_used and p.ndim >= 2]
@@ -149,7 +148,7 @@ class DeMoStrategy(EveryStepStrategy):
                 part.sub_(sign, alpha=self._lr)
 
     def _mean(self, number: int, messages: Sequence[_Message], shares: Sequence[float]) -> Tensor:
-        """Of the ranks' coefficients. Rank after rank: no two values are added to one place at once, in any order."""
+        """Return the ranks' mean coefficients [chunks, values] of batch `number`, added up in the order of ranks."""
         batch = self._batches[number]
         mean = batch.zeros()
         for message, share in zip(messages, shares, strict=True):
@@ -175,10 +174,10 @@ class DeMoStrategy(EveryStepStrategy):
 
 
 class _Message:
-    """What one rank sends in a step. Its size depends on the model and the settings alone.
+    """The tensors that one rank sends in a step. Their sizes depend on the model and the settings alone.
 
-    head: float64 [weight, stopping]. buffers: their change, float32. values, indices: of the coefficients, float32 and
-    the smallest integers that do [chunks, k], for each batch. has_grad: uint8, for each parameter.
+    head: float64 [weight, stopping]. buffers: their change, float32 [buffers]. values, indices: the coefficients of
+    each batch, float32 and the smallest integers that do [chunks, k]. has_grad: uint8 [parameters].
     """
 
     def __init__(self, tensors: list[Tensor]):
@@ -196,15 +195,15 @@ class _Message:
         return self.head[1].item() > 0
 
     def packed(self) -> Tensor:
-        """uint8 [bytes]"""
+        """Return all of it as bytes, uint8 [bytes]."""
         return torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in self._tensors])
 
     def unpacked(self, data: Tensor) -> _Message:
-        """Another rank's, from its bytes."""
+        """Return another rank's message, from its bytes."""
         parts = zip(data.split([own.nbytes for own in self._tensors]), self._tensors, strict=True)
         return _Message([part.view(own.dtype).view(own.shape) for part, own in parts])
 
 
 def _index_type(count: int) -> torch.dtype:
-    """The smallest one for numbers below `count`."""
+    """Return the smallest integer type for numbers below `count`."""
     return next(kind for kind in (torch.uint8, torch.int16, torch.int32) if count - 1 <= torch.iinfo(kind).max)

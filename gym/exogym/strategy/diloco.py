@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from exogym.comm.comm import Comm
-from exogym.config import DiLoCoConfig, Optim
 from exogym.flat import CHUNK, PIECE, FlatParameters, digest, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.moments import Moments, SharedMoments, due
@@ -24,9 +24,11 @@ NOT_FINITE = "the weights were not finite at the end of the round"
 
 
 class Means(NamedTuple):
-    """Over the ranks: of their changes [numel], None if nobody has trained; and of Adam's moments that were due.
+    """The result of an exchange: means over the ranks, weighted by the samples that each trained.
 
-    weights: what the change makes of the common weights, and their digest, where that needs no state; `change` is None.
+    change: of the weights' changes in the round [numel], None if nobody has trained. moments: of Adam's second moments
+    that were due, if any. weights, digest: where the outer step needs no state it is made already, and `change` is
+    None; these are the new common weights [numel] and their hash.
     """
 
     change: Tensor | None
@@ -35,57 +37,45 @@ class Means(NamedTuple):
     digest: int | None = None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, init=False)
 class DiLoCoCommunicator(CommunicationModule):
-    """An outer optimizer on the CPU, the same on all ranks; its settings are those of DiLoCoConfig.
+    """An outer optimizer on the CPU, the same on all ranks.
 
-    The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. One
-    that trained its share in fewer, larger steps is taken as if it had made as many as the others: Adam's steps are as
-    long whatever the batch. Buffers take the mean itself. The outer optimizer sees the common weights as pieces of
-    64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (exact.py). With one
-    of another kind ranks compare their weights after each round, and take on rank 0's where they differ.
+    The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. If a
+    rank made fewer, larger steps than the others, its change is multiplied as if it had made as many: Adam's steps are
+    equally long whatever the batch. Buffers take the mean itself. The outer optimizer sees the common weights as pieces
+    of 64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (exact.py). With
+    one of another kind ranks compare their weights after each round, and take on rank 0's where they differ.
     """
 
-    interval: int = 100
-    outer_optim: Optim = "sgd"
-    outer_lr: float | None = None
-    outer_momentum: float | None = None
-    nesterov: bool | None = None
-    wire: str = "float32"
-    share_moments: bool = False
+    config: DiLoCoConfig
 
     agrees = True
     Config = DiLoCoConfig
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.config = self.Config(
-            H=self.interval,
-            outer_optim=self.outer_optim,
-            outer_lr=self.outer_lr,
-            outer_momentum=self.outer_momentum,
-            nesterov=self.nesterov,
-            wire=self.wire,
-            share_moments=self.share_moments,
-        )
+    def __init__(self, config: DiLoCoConfig | None = None, *, interval: int = 100, **settings: Any):
+        """Take a strategy's `config`; in a composition, `interval` and the settings of DiLoCoConfig that differ."""
+        super().__init__(interval=config.H if config else interval)
+        self.config = config or self.Config(H=interval, **settings)
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
         super().setup(comm, parameters, common, keeps_common=keeps_common)
         self.outer = self._outer_of(common)
         self.is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
         self._sent = Payload(comm)
-        self._wire = WireSum(comm, self.wire) if self.wire != "float32" else None
-        self._moments = SharedMoments(comm, self.optimizer, parameters.parameters) if self.share_moments else None
-        self._own: Moments | None = None  # when the exchange began
+        wire, shares = self.config.wire, self.config.share_moments
+        self._wire = WireSum(comm, wire) if wire != "float32" else None
+        self._moments = SharedMoments(comm, self.optimizer, parameters.parameters) if shares else None
+        self._own_moments: Moments | None = None  # as they were when the exchange began
         self._exchanges = 0
 
     def begin(self) -> None:
         part = due(self._exchanges, self.parameters.num_parameters)
         is_now = self._moments and part.start < part.stop and not self.is_last
-        self._own = self._moments.read(part) if is_now else None
+        self._own_moments = self._moments.read(part) if is_now else None
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """Its result: Means."""
+        """Sum the ranks' changes; the result is of the type Means."""
         numel, skipped = self.parameters.numel, ""
         if self._wire:
             change, tail = self._wire.flat(numel), torch.zeros(2)
@@ -102,8 +92,8 @@ class DiLoCoCommunicator(CommunicationModule):
         else:
             self.comm.all_reduce_(payload)
         total, stop = tail.tolist()
-        # What a rank is to resume from after a stop is its optimizer's state as it is now.
-        moments = self._moments.exchange(self._own, samples) if self._own and not stop else None
+        # After a stop a rank resumes from its optimizer's state as it is now: the moments stay each rank's own.
+        moments = self._moments.exchange(self._own_moments, samples) if self._own_moments and not stop else None
         if total > 0 and self._is_plain:
             weights = self._plain_step(change, 1 / total)
             return Exchanged(Means(None, moments, weights, digest(weights)), stop > 0, skipped)
@@ -118,19 +108,19 @@ class DiLoCoCommunicator(CommunicationModule):
         if self._wire and (result.weights is not None or result.change is not None):
             self._wire.accept()
         if result.moments is not None:
-            self._moments.apply(result.moments, self._own)
-        self._own, self._exchanges = None, self._exchanges + 1
+            self._moments.apply(result.moments, self._own_moments)
+        self._own_moments, self._exchanges = None, self._exchanges + 1
         draft.set(self.common)
 
     def _read_change(self, draft: Draft, change: Tensor, samples: int) -> bool:
-        """Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
+        """Write samples * (own weights - common weights) into `change` [numel]; return whether all of it is finite.
 
-        False if this rank's weights are not finite.
+        Ranks send changes, not values: the mean of N equal values is not always that value, that of N zeros is.
         """
         n, at, finite = self.parameters.num_parameters, 0, True
         stretch = self.stretch if self.comm.world_size > 1 else 1
-        of_rank = draft.look(change)
-        for piece, own, common in zip(*(flat.split(PIECE) for flat in (change, of_rank, self.common)), strict=True):
+        own_weights = draft.look(change)
+        for piece, own, common in zip(*(flat.split(PIECE) for flat in (change, own_weights, self.common)), strict=True):
             torch.sub(own, common, out=piece).mul_(samples)
             if stretch != 1:
                 piece[: max(0, n - at)].mul_(stretch)
@@ -138,7 +128,7 @@ class DiLoCoCommunicator(CommunicationModule):
         return finite
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:
-        """An outer optimizer of the parameters in `flat` [numel]."""
+        """Return an outer optimizer of the parameters in `flat` [numel]."""
         return outer_optimizer(self.config, [nn.Parameter(piece) for piece in self._pieces(flat)])
 
     def _pieces(self, flat: Tensor) -> tuple[Tensor, ...]:
@@ -146,7 +136,7 @@ class DiLoCoCommunicator(CommunicationModule):
 
     @torch.no_grad()
     def _outer_step(self, flat: Tensor, outer: torch.optim.Optimizer, change: Tensor) -> None:
-        """One step of `outer`, which is over `flat`, along the mean change, which is used up."""
+        """Make one step of `outer`, which is over `flat` [numel], along the mean change, which is used up."""
         n = self.parameters.num_parameters
         flat[n:].add_(change[n:])
         pieces = [p for group in outer.param_groups for p in group["params"]]
@@ -156,12 +146,12 @@ class DiLoCoCommunicator(CommunicationModule):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the outer optimizer keeps nothing. Then its step is made where the exchange is, beside training."""
+        """Tell whether the outer optimizer keeps no state; its step is then made with the exchange, beside training."""
         group = self.outer.param_groups[0]
         return isinstance(self.outer, ExactSGD) and not (group["momentum"] or group["weight_decay"])
 
     def _plain_step(self, change: Tensor, scale: float) -> Tensor:
-        """The weights after the outer optimizer's step along `scale * change`, of which they take the place."""
+        """Return common + lr * scale * change [numel], in the memory of `change`; buffers have no lr."""
         lr, n = self.outer.param_groups[0]["lr"], self.parameters.num_parameters
         for part, rate in ((slice(0, n), lr), (slice(n, None), 1.0)):  # parameters, buffers
             for piece, common in zip(change[part].split(PIECE), self.common[part].split(PIECE), strict=True):
@@ -183,7 +173,7 @@ class DiLoCoCommunicator(CommunicationModule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.outer.load_state_dict(state["outer"])
-        self._exchanges, self._own = state.get("exchanges", 0), None
+        self._exchanges, self._own_moments = state.get("exchanges", 0), None
 
 
 class DiLoCoStrategy(CommunicateOptimizeStrategy):
@@ -199,54 +189,58 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
     Module = DiLoCoCommunicator
 
     def _modules(self) -> list[CommunicationModule]:
-        config = self.config
-        outer = ("outer_optim", "outer_lr", "outer_momentum", "nesterov", "wire", "share_moments")
-        return [self.Module(interval=config.H, **{name: getattr(config, name) for name in outer})]
-
-    def _rate_factor(self, samples: int) -> float:
-        """Adam's steps are as long however noisy the gradient. So the mean of N steps of B / N samples goes 1 / sqrt(N)
-        as far as one of B samples where noise is all (Malladi et al., 2205.10287), and as far where there is none. This
-        is half-way.
-        """
-        return math.sqrt(math.sqrt(self._parts(samples))) if self.config.scale_lr else 1.0
-
-    def _parts(self, samples: int) -> float:
-        """All ranks' samples of a step by this rank's; 1 where that is not known."""
-        return max(1.0, self.samples_in_step / samples) if samples and self.comm.world_size > 1 else 1.0
+        return [self.Module(self.config)]
 
     def _start(self, flat: Tensor) -> None:
         super()._start(flat)
-        self._seen = (0.0, 0)  # weight and samples of this rank's steps
-        self._since_work = 0  # steps
+        self.tokens_seen, self.samples_seen = 0.0, 0  # of this rank's steps with work; tokens: the weights of the loss
+        self.steps_since_work = 0
 
     def local_step(self, weight: float, samples: int) -> StepResult:
-        self._since_work += 1
+        self.steps_since_work += 1
         return super().local_step(weight, samples)
 
+    def _batch_over_own(self, samples: int) -> float:
+        """Return B / b for `samples`, b, of this rank in a step of B on all ranks; 1 where that is not known."""
+        return max(1.0, self.samples_in_step / samples) if samples and self.comm.world_size > 1 else 1.0
+
+    def _rate_factor(self, samples: int) -> float:
+        """Return the factor of the learning rate in a step of b samples: (B / b) ** 0.25 with `scale_lr`.
+
+        Adam's steps are equally long however noisy the gradient is. Where it is all noise, the mean of B / b steps of b
+        samples goes sqrt(b / B) as far as one step of B samples (Malladi et al., 2205.10287): the rate would have to be
+        (B / b) ** 0.5 times as large. Where there is no noise it goes as far. This is between the two.
+        """
+        if not self.config.scale_lr:
+            return 1.0
+        return math.sqrt(math.sqrt(self._batch_over_own(samples)))  # x ** 0.25 may differ in the last bit elsewhere
+
+    def _step_weight(self, weight: float, samples: int) -> float:
+        """Return the tokens of a sample in this step by those of this rank's average one, with `weigh_steps`.
+
+        In one batch of all ranks' samples each would count for its tokens. In steps of its own a rank's short clips
+        would count for as much as long ones. It is at most B / b, so that one step counts for no more than all ranks'.
+        """
+        if not self.config.weigh_steps or (most := self._batch_over_own(samples)) == 1:
+            return 1.0
+        self.tokens_seen, self.samples_seen = self.tokens_seen + weight, self.samples_seen + samples
+        return min(weight / samples * self.samples_seen / self.tokens_seen, most)
+
     def _inner_step(self, weight: float, counts_for: float) -> float:
-        """What a rank with work in every other step makes counts twice, and its momentum is as old as the others'."""
-        steps, self._since_work = self._since_work, 0
+        """Make a step of the inner optimizer; its momentum fades by as many steps as the other ranks made meanwhile."""
+        steps, self.steps_since_work = self.steps_since_work, 0
         with fading(self.optimizer, steps if self._is_stretched else 1):
             return super()._inner_step(weight, counts_for)
 
-    def _step_weight(self, weight: float, samples: int) -> float:
-        """By the weight that as many of this rank's samples have on average; at most what all ranks' samples have.
-
-        In one batch of all ranks' samples each counts for its tokens. In steps of its own a rank's short clips would
-        count for as much as long ones.
-        """
-        if not self.config.weigh_steps or (parts := self._parts(samples)) == 1:
-            return 1.0
-        self._seen = (self._seen[0] + weight, self._seen[1] + samples)
-        return min(weight / samples * self._seen[1] / self._seen[0], parts)
-
     def own_state(self) -> dict[str, Any]:
-        return super().own_state() | {"seen": self._seen, "since_work": self._since_work}
+        seen = (self.tokens_seen, self.samples_seen)
+        return super().own_state() | {"seen": seen, "since_work": self.steps_since_work}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
         super().load_own_state(state, inside=inside)
-        self._seen = tuple(state.get("seen", self._seen))  # a run of an earlier version has neither
-        self._since_work = state.get("since_work", self._since_work)
+        if "seen" in state:  # not in a run of an earlier version
+            self.tokens_seen, self.samples_seen = state["seen"]
+        self.steps_since_work = state.get("since_work", self.steps_since_work)
 
     @property
     def overlap_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""What a rank sends, and the weights that come of it until they count."""
+"""The flat that a rank sends, and the weights that come of an exchange until it counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from exogym.flat import FlatParameters
 
 
 class Payload:
-    """A flat that is sent again and again. A fresh one for each generation of `comm`: a peer of an older one may still
-    write into its own.
+    """A flat that is sent again and again; a fresh one in each generation of `comm`.
+
+    A peer of an older generation may still write into the one that it had.
     """
 
     def __init__(self, comm: Comm):
@@ -20,7 +21,7 @@ class Payload:
         self._generation: int | None = None
 
     def flat(self, size: int) -> Tensor:
-        """float32 [size]: zeros, or what was sent last."""
+        """Return float32 [size]: zeros, or what was sent last."""
         if self._flat is None or self._generation != self._comm.generation or self._flat.numel() != size:
             self._flat, self._generation = torch.zeros(size), self._comm.generation
         return self._flat
@@ -36,7 +37,7 @@ class Draft:
         self._at: tuple[Tensor, Tensor] | None = None
 
     def read(self, out: Tensor | None = None) -> Tensor:
-        """[numel], a copy."""
+        """Return a copy of the weights [numel]."""
         if self._flat is not None:
             return self._flat.clone() if out is None else out.copy_(self._flat)
         out = self._parameters.read(out)
@@ -45,11 +46,11 @@ class Draft:
         return out
 
     def look(self, room: Tensor) -> Tensor:
-        """[numel], not to be changed; a copy in `room` if they are those that the model has now."""
+        """Return the weights [numel], not to be changed; in `room` if they are those that the model has now."""
         return self.read(room) if self._flat is None else self._flat
 
     def read_at(self, indices: Tensor) -> Tensor:
-        """Of sorted int64 indices, float32 on the CPU."""
+        """Return the weights at sorted int64 indices, float32 on the CPU."""
         if self._at:
             self.set(self.read())
         return self._parameters.read_at(indices) if self._flat is None else self._flat[indices]

@@ -1,10 +1,11 @@
-"""What the strategies share whose ranks exchange at every step, and so have the same weights all the time."""
+"""The base of strategies whose ranks exchange at every step, and so have the same weights all the time."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from exogym.config import AllReduceConfig, DeMoConfig
+from exogym.strategy.all_reduce_settings import AllReduceConfig
+from exogym.strategy.demo_settings import DeMoConfig
 from exogym.strategy.strategy import Strategy
 
 
@@ -30,7 +31,7 @@ class EveryStepStrategy(Strategy):
         self._agreed_buffers = self.parameters.read_buffers()
 
     def agreed_weights(self) -> Tensor:
-        """The buffers as agreed: a forward pass that has not counted yet may have changed the model's."""
+        """Return the agreed weights [numel]. A forward pass that has not counted yet may have changed the buffers."""
         flat = self.parameters.read()
         flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
         return flat

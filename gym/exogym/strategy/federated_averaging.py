@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import FedAvgConfig, check_whole
+from exogym.config import check_whole
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.diloco import NOT_FINITE
 from exogym.strategy.draft import Draft, Payload
+from exogym.strategy.federated_averaging_settings import FedAvgConfig
 
 
 @dataclass(kw_only=True, eq=False)
 class AveragingCommunicator(CommunicationModule):
     """Ranks take the mean of their weights, weighted by the samples that each trained since the last time.
 
-    island_size: only so many average with each other. The islands are drawn anew each time, from a seed that all share:
-    so what one rank has learnt reaches all others in a few rounds, though nobody talks to all of them at once.
+    island_size: how many ranks average with each other. The islands are drawn anew each time, from a seed that all
+    share: so what one rank has learnt reaches all others in a few rounds, though nobody talks to all of them at once.
     """
 
     island_size: int | None = None
@@ -38,7 +39,7 @@ class AveragingCommunicator(CommunicationModule):
         self._sent, self._count = Payload(comm), 0
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """Its result: the new weights [numel], None if nobody has trained."""
+        """Average the island's weights. The result is the new weights [numel], or None if nobody has trained."""
         n, skipped = self.parameters.numel, ""
         payload = self._sent.flat(n + 2)
         change, tail = payload.split([n, 2])
@@ -48,7 +49,15 @@ class AveragingCommunicator(CommunicationModule):
         if not samples:
             change.zero_()
         tail.copy_(torch.tensor([samples, stopping]))
-        stop = self._sum(payload, tail)
+        island = self.island()
+        if len(island) == self.comm.world_size:
+            self.comm.all_reduce_(payload)
+            stop = tail[1].item() > 0
+        else:  # all learn of a rank that wants to stop, whatever its island
+            stopping_ranks = tail[1:].clone()
+            self.comm.all_reduce_(stopping_ranks)
+            self.comm.reduce_among_(payload, island)
+            stop = stopping_ranks.item() > 0
         total = tail[0].item()
         if total > 0:
             draft.set(change.mul_(1 / total).add_(self.common))
@@ -59,19 +68,11 @@ class AveragingCommunicator(CommunicationModule):
         if result is not None and self.agrees and self.keeps_common:
             self.common.copy_(result)
 
-    def _sum(self, payload: Tensor, tail: Tensor) -> bool:
-        """Over the ranks of this one's island; returns whether any rank at all wants to stop."""
-        island = self.island()
-        if len(island) == self.comm.world_size:
-            self.comm.all_reduce_(payload)
-            return tail[1].item() > 0
-        stopping = tail[1:].clone()
-        self.comm.all_reduce_(stopping)
-        self.comm.reduce_among_(payload, island)
-        return stopping.item() > 0
-
     def island(self) -> list[int]:
-        """Ranks that this one averages with in the next exchange, itself included. Islands are equal to one rank."""
+        """Return the ranks that this one averages with in the next exchange, itself included.
+
+        The sizes of islands differ by at most one.
+        """
         world = self.comm.world_size
         if self.island_size is None or self.island_size >= world:
             return list(range(world))
@@ -89,7 +90,7 @@ class AveragingCommunicator(CommunicationModule):
 
 
 def hash_of(seed: int, count: int) -> int:
-    """A seed for the exchange with this number: neighbours have nothing in common."""
+    """Return the seed of exchange number `count`; those of neighbouring exchanges have nothing in common."""
     return ((seed + 1) * 0x9E3779B97F4A7C15 + count * 0xD1B54A32D192ED03) % 2**63
 
 

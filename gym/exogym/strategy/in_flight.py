@@ -15,9 +15,9 @@ T, W = TypeVar("T"), TypeVar("W")
 
 
 class InFlight(Generic[T, W]):
-    """What a rank has sent, and what comes of it.
+    """One exchange that runs in the background, and its outcome.
 
-    read: gives its weights as they are when the round ends [numel]. steps, trained: how far it is then.
+    read: gives the rank's weights as they are when the round ends [numel]. steps, trained: how far it is then.
     exchange: the collectives, given those weights. They run in `background`, as `arrived` does after them, and may
     change nothing that the rank needs meanwhile.
     """
@@ -33,10 +33,12 @@ class InFlight(Generic[T, W]):
         *,
         reads_at_once: bool,
     ):
-        """reads_at_once: else in the background, while the rank computes what does not change them yet."""
+        """Begin. Unless reads_at_once, weights are read in the background, while the rank computes without changing
+        them.
+        """
         self._read, self._snapshot, self._reading = read, None, threading.Lock()
         self.steps, self.trained = steps, trained
-        self.has_failed, self.seconds = False, 0.0  # that it travelled
+        self.has_failed, self.seconds = False, 0.0  # that the exchange took
         self._exchange, self._arrived, self._background = exchange, arrived, background
         self._outcome: T | None = None
         self._was_waited_for = False
@@ -45,7 +47,7 @@ class InFlight(Generic[T, W]):
         background.put(self._run)
 
     def snapshot(self) -> Tensor:
-        """The rank's weights when the round ended [numel]. Asked for before they change: who asks first reads them."""
+        """Return the rank's weights when the round ended [numel]. Must be called first before they change."""
         with self._reading:
             if self._snapshot is None:
                 self._snapshot = self._read()
@@ -62,7 +64,7 @@ class InFlight(Generic[T, W]):
         self.seconds = time.perf_counter() - started
 
     def outcome(self) -> T:
-        """Waits for it. Where ranks have to repeat the exchange: that of another one, made here from the snapshot.
+        """Wait for the exchange and return its outcome; the next time, make it again here from the same weights.
 
         Afterwards nothing runs in the background. Raises PeerLost.
         """

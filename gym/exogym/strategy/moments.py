@@ -20,10 +20,10 @@ FEW = 2**20  # moments, of which so many travel at once in the first EVERY excha
 
 
 def due(exchanges: int, count: int) -> slice:
-    """Of `count` moments those that travel after so many exchanges: a quarter of them or FEW, and later a sixteenth, in
-    turn.
+    """Return which of `count` moments are sent after so many exchanges: a quarter of them or FEW, later a sixteenth.
 
-    So no round takes much longer than another. Moments come to change slowly, with torch's betas over a thousand steps.
+    Each part has its turn, so that no round takes much longer than another. Moments come to change slowly, with torch's
+    betas over a thousand steps.
     """
     parts = min(OFTEN, max(1, -(-count // FEW))) if exchanges < EVERY else EVERY
     turn = exchanges % parts
@@ -32,8 +32,10 @@ def due(exchanges: int, count: int) -> slice:
 
 @dataclass(frozen=True)
 class Moments:
-    """values: flat[part] of all parameters, corrected for bias. steps: of Adam for each parameter of which there are
-    some; 0 without a state.
+    """The second moments of a part of all parameters, and how old they are.
+
+    values: flat[part], corrected for bias. steps: of Adam for each parameter that the part has some of; 0 without a
+    state.
     """
 
     values: Tensor
@@ -42,7 +44,7 @@ class Moments:
 
 
 class Place(NamedTuple):
-    """inside: what a part of the flat has of this parameter, as a slice of that. size: of it, in values."""
+    """The piece of one parameter that lies in a part of the flat. inside: that piece, as a slice of the parameter."""
 
     parameter: nn.Parameter
     state: dict[str, Any]  # of the optimizer; {} if it has none yet
@@ -55,7 +57,7 @@ class Place(NamedTuple):
 
 
 class SharedMoments:
-    """The ranks' mean of Adam's second moments, in 8 bits a value, becomes that of each; of a part of them at a time.
+    """Ranks take the mean of Adam's second moments, sent in 8 bits a value, of a part of them at a time.
 
     Adam divides each weight's step by the root of its moment. A rank whose clips lack a word has a tiny moment for the
     word's weights, and moves them at full speed wherever small gradients push them, in each round anew, since a host
@@ -68,7 +70,7 @@ class SharedMoments:
         self._sum = WireSum(comm, "float8", feeds_back=False)
 
     def read(self, part: slice) -> Moments:
-        """Zeros where the optimizer has none yet."""
+        """Return the moments of `part` as they are now; zeros where the optimizer has none yet."""
         places = list(self._places(part))
         steps = [int(place.state["step"]) if place.state else 0 for place in places]
         values = torch.empty(part.stop - part.start)
@@ -82,7 +84,10 @@ class SharedMoments:
         return Moments(values, part, steps)
 
     def exchange(self, own: Moments, samples: int) -> Tensor | None:
-        """Their mean, as `own.values`, weighted by samples; None if none has any, or there is one. Changes nothing."""
+        """Return the ranks' mean of `own.values`, weighted by samples; None for a rank alone, or if none has any.
+
+        Nothing changes yet.
+        """
         if self._sum.comm.world_size == 1:
             return None
         numel = own.values.numel()
@@ -97,8 +102,9 @@ class SharedMoments:
 
     @torch.no_grad()
     def apply(self, mean: Tensor, own: Moments) -> None:
-        """As if `mean`, which is used up, had taken the place of `own` when that was read; steps may have been made
-        since.
+        """Put `mean` in the place of `own`, as if it had been there when that was read; steps may have been made since.
+
+        `mean` is used up.
         """
         at = 0
         for place, step in zip(self._places(own.part), own.steps, strict=True):
@@ -108,7 +114,7 @@ class SharedMoments:
                 continue
             moment = place.state[MOMENT]
             flat, since = moment.reshape(-1), int(place.state["step"]) - step  # a copy where it is not contiguous
-            inside, biased = flat[place.inside], 1 - place.beta**step
+            inside, biased = flat[place.inside], 1 - place.beta**step  # the optimizer keeps biased * moment
             if since:
                 change = torch.sub(mean[here], own.values[here], out=mean[here]).to(moment.device)
                 inside.add_(change, alpha=biased * place.beta**since).clamp_(min=0)

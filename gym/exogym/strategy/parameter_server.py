@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import ParameterServerConfig
 from exogym.flat import FlatParameters
 from exogym.strategy.communicate_optimize import Exchanged
 from exogym.strategy.diloco import NOT_FINITE, DiLoCoCommunicator, DiLoCoStrategy
 from exogym.strategy.draft import Draft
+from exogym.strategy.parameter_server_settings import ParameterServerConfig
 
 SERVER = 0
 
 
-@dataclass(kw_only=True, eq=False)
 class ServerCommunicator(DiLoCoCommunicator):
-    """The server adds up the ranks' changes in rank order, makes the outer step, and sends all the new weights.
+    """The server adds up the ranks' changes in rank order, makes the outer step, and sends the new weights to all.
 
     If the server is lost, the next rank goes on in its place: from the same weights, with an outer optimizer that
     begins anew.
@@ -34,7 +32,11 @@ class ServerCommunicator(DiLoCoCommunicator):
         self.is_exact = False  # only the server has the outer optimizer's state
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """Its result: the new weights [numel], and on the server its outer optimizer's new state; or None."""
+        """Send this rank's change and receive the new weights.
+
+        The result is (the new weights [numel], on the server its outer optimizer's new state), or None if nobody has
+        trained.
+        """
         change, skipped = self._sent.flat(self.parameters.numel), ""
         if samples and not self._read_change(draft, change, samples):
             samples, skipped = 0, NOT_FINITE
@@ -60,7 +62,10 @@ class ServerCommunicator(DiLoCoCommunicator):
         draft.set(self.common)
 
     def _step_at_server(self, change: Tensor, total: float) -> tuple[Tensor, dict[str, Any] | None]:
-        """Its common weights stay as they are: the step may have to be repeated."""
+        """Return the new weights [numel], to be filled in on all but the server, and there the outer optimizer's state.
+
+        The server's common weights stay as they are: the step may have to be repeated.
+        """
         if self.comm.rank != SERVER:
             self.comm.send(change, SERVER)
             return torch.empty_like(change), None

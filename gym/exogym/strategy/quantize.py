@@ -9,7 +9,7 @@ BLOCK = 1024  # values that share a scale: it adds 4 bytes to each 512 or more
 
 
 def quantized(values: Tensor, bits: int) -> Tensor:
-    """float32 [n] -> uint8: the scales, then the integers. bits: 4, 8 or 16."""
+    """Return float32 [n] as uint8: the scales, then the integers. bits: 4, 8 or 16."""
     blocks = torch.nn.functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
     scales = _scales(blocks.abs(), bits)
     whole = torch.mul(blocks, scales.reciprocal()).round_().view(-1)[: values.numel()]
@@ -17,25 +17,25 @@ def quantized(values: Tensor, bits: int) -> Tensor:
 
 
 def dequantized(sent: Tensor, count: int, bits: int) -> Tensor:
-    """The reverse, float32 [count]. One operation at a time, so that it gives the same bits on every CPU."""
+    """Return float32 [count], as `quantized` had it; one operation at a time, so with the same bits on every CPU."""
     blocks = -(-count // BLOCK)
     scales = sent[: 4 * blocks].clone().view(torch.float32)
     return _scaled(_unpacked(sent[4 * blocks :], count, bits).float(), scales)
 
 
 def _scales(magnitudes: Tensor, bits: int) -> Tensor:
-    """Of blocks [n, BLOCK] -> [n, 1]. None so small that it has lost digits."""
+    """Return the scales [n, 1] of blocks [n, BLOCK], none so small that it has lost digits."""
     return magnitudes.amax(1, keepdim=True).div_(2 ** (bits - 1) - 1).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """0 for scales so small that they have lost digits: nothing is sent of such a block. They become 0, too."""
+    """Return 1 / scales; 0 for those so small that they have lost digits, which become 0: their block is not sent."""
     scales.masked_fill_(scales < torch.finfo(scales.dtype).tiny, 0.0)
     return torch.where(scales > 0, 1 / scales, 0.0)
 
 
 def _scaled(values: Tensor, scales: Tensor) -> Tensor:
-    """`values` [n], in place, by the scales of their blocks; the last one may be shorter."""
+    """Multiply `values` [n], in place, by the scales of their blocks; the last block may be shorter."""
     whole = values.numel() // BLOCK
     values[: whole * BLOCK].view(-1, BLOCK).mul_(scales[:whole, None])
     values[whole * BLOCK :].mul_(scales[whole:])
@@ -43,7 +43,7 @@ def _scaled(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def put_integers(values: Tensor, sent: Tensor, bits: int, spare: Tensor) -> None:
-    """float32 [n], whole blocks -> `sent`, as `quantized` gives it. spare: float32 [n], becomes what arrives."""
+    """Write float32 [n], whole blocks, into `sent`, as `quantized` gives it; `spare` [n] becomes what arrives."""
     blocks, whole = values.view(-1, BLOCK), spare.view(-1, BLOCK)
     scales = _scales(torch.abs(blocks, out=whole), bits)
     torch.mul(blocks, scales.reciprocal(), out=whole).round_()
@@ -52,7 +52,7 @@ def put_integers(values: Tensor, sent: Tensor, bits: int, spare: Tensor) -> None
 
 
 def get_integers(sent: Tensor, values: Tensor, bits: int) -> None:
-    """The reverse, into `values`."""
+    """Read `values` from what put_integers wrote."""
     scales, packed = _parts(sent, values)
     values.copy_(_unpacked(packed, values.numel(), bits))
     values.view(-1, BLOCK).mul_(scales)
@@ -64,7 +64,7 @@ LARGEST, SMALLEST = 2.0**15, 2.0**-16
 
 
 def put_float8(values: Tensor, sent: Tensor, spare: Tensor) -> None:
-    """float32 [n], whole blocks, none below 0 -> `sent`, uint8: the scales, then the values. spare: float32 [n]."""
+    """Write float32 [n], whole blocks, none below 0, into `sent`, uint8: scales, then values. spare: float32 [n]."""
     blocks, scaled = values.view(-1, BLOCK), spare.view(-1, BLOCK)
     scales = blocks.amax(1, keepdim=True).div_(LARGEST)
     torch.mul(blocks, _inverse(scales), out=scaled).clamp_(SMALLEST, LARGEST)
@@ -72,7 +72,7 @@ def put_float8(values: Tensor, sent: Tensor, spare: Tensor) -> None:
 
 
 def get_float8(sent: Tensor, values: Tensor) -> None:
-    """The reverse, into `values`."""
+    """Read `values` from what put_float8 wrote."""
     scales, packed = _parts(sent, values)
     values.copy_(packed.view(torch.float8_e5m2))
     values.view(-1, BLOCK).mul_(scales)
@@ -85,7 +85,7 @@ def _put(scales: Tensor, packed: Tensor, sent: Tensor) -> None:
 
 
 def _parts(sent: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales of `values`, float32 [blocks, 1]; and what stands behind them."""
+    """Return the scales of `values`, float32 [blocks, 1], and what stands behind them in `sent`."""
     at = 4 * values.numel() // BLOCK
     return sent[:at].clone().view(torch.float32).view(-1, 1), sent[at:]
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
-from exogym.config import SPARTAConfig, check_sparse
 from exogym.flat import FlatParameters
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.diloco import DiLoCoStrategy
 from exogym.strategy.draft import Draft
 from exogym.strategy.federated_averaging import hash_of
 from exogym.strategy.quantize import dequantized, quantized
+from exogym.strategy.sparta_settings import SPARTAConfig, SPARTADiLoCoConfig, check_sparse
 
 NOT_FINITE = "the weights to be sent were not finite"
 LEAST_PIECE = 1 << 20  # values
@@ -25,12 +26,13 @@ LEAST_PIECE = 1 << 20  # values
 
 @dataclass(kw_only=True, eq=False)
 class SparseCommunicator(CommunicationModule):
-    """The mean of the ranks' weights, at a few places that all ranks know without being told.
+    """The ranks take the mean of their weights at a few places, which all ranks know without being told.
 
     compression_method: which places. "random": drawn evenly from a shared seed. "sequential": one stretch after the
     other. "partitioned": every so many-th, until each weight has had its turn. "topk": where weights differ most from
     those that ranks last had in common; each rank names its own share of them, which costs 4 bytes more a place.
-    quantization_bits: of what is sent, which is the difference to the common weights. Each rank's goes to all others.
+    quantization_bits: bits of a number that is sent, which is the difference to the common weights; each rank sends its
+    own to all others.
     """
 
     sparsification_rate: float = 0.005
@@ -50,7 +52,10 @@ class SparseCommunicator(CommunicationModule):
         self._size = max(1, round(self.sparsification_rate * parameters.numel))
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """Its result: (places, int64, sorted; the new values there), None for a rank alone."""
+        """Average the weights at the places whose turn it is.
+
+        The result is (places, int64 [k], sorted; the new values there, float32 [k]), None for a rank alone.
+        """
         if self.comm.world_size == 1:
             return Exchanged(None, stopping)
         places = self._places(draft)
@@ -59,7 +64,12 @@ class SparseCommunicator(CommunicationModule):
         if not change.isfinite().all():
             change, skipped = torch.zeros_like(change), NOT_FINITE
         tail = torch.tensor([0.0 if skipped else 1.0, float(stopping)])
-        change, (count, stop) = (self._sum_of_quantized if self.quantization_bits else self._sum)(change, tail)
+        if self.quantization_bits:
+            change, (count, stop) = self._sum_of_quantized(change, tail)
+        else:
+            payload = torch.cat([change, tail])
+            self.comm.all_reduce_(payload)
+            change, (count, stop) = payload[:-2], payload[-2:].tolist()
         if count > 0:
             draft.set_at(places, base.add_(change.mul_(1 / count)))
         return Exchanged((places, base), stop > 0, skipped)
@@ -70,13 +80,11 @@ class SparseCommunicator(CommunicationModule):
             places, values = result
             self.common[places] = values
 
-    def _sum(self, change: Tensor, tail: Tensor) -> tuple[Tensor, list[float]]:
-        payload = torch.cat([change, tail])
-        self.comm.all_reduce_(payload)
-        return payload[:-2], payload[-2:].tolist()
-
     def _sum_of_quantized(self, change: Tensor, tail: Tensor) -> tuple[Tensor, list[float]]:
-        """Sums of integers with unequal scales have to be made where they arrive."""
+        """Return the sums over the ranks of `change` [k], rounded, and of `tail` [2].
+
+        Each rank sends its own to all others: integers with unequal scales have to be added up where they arrive.
+        """
         sent = torch.cat([tail.view(torch.uint8), quantized(change, self.quantization_bits)])
         total, sums = torch.zeros_like(change), torch.zeros(2)
         for payload in self.comm.all_gather(sent):
@@ -85,34 +93,30 @@ class SparseCommunicator(CommunicationModule):
         return total, sums.tolist()
 
     def _places(self, draft: Draft) -> Tensor:
+        """Return the places of the next average, int64, sorted: k of n, or about as many."""
         n, k = self.parameters.numel, self._size
         if k == n:
             return torch.arange(n)
-        if self.compression_method == "topk":
-            return self._of_largest(draft)
+        if self.compression_method == "topk":  # each rank names an equal share of them
+            apart = draft.read().sub_(self.common).abs_().nan_to_num_(0.0, 0.0, 0.0)
+            own = largest(apart, -(-k // self.comm.world_size)).to(torch.int32)
+            return torch.cat(self.comm.all_gather(own)).unique().to(torch.int64)
         if self.compression_method == "sequential":
             return ((self._count * k + torch.arange(k)) % n).sort().values
         if self.compression_method == "partitioned":
-            return self._of_partition()
+            parts = max(1, round(n / k))
+            turn, part = divmod(self._count, parts)
+            order = torch.randperm(parts, generator=self._generator(turn))
+            return torch.arange(int(order[part]), n, parts)
         # One from each of k stretches of equal length: k places in order, each equally likely, at a cost of k. Integers
         # alone, since a product of floats may be rounded differently elsewhere.
-        generator = torch.Generator().manual_seed(hash_of(self.seed, self._count))
         ends = torch.arange(k + 1) * n // k
-        drawn = torch.randint(2**31, (k,), generator=generator)
+        drawn = torch.randint(2**31, (k,), generator=self._generator(self._count))
         return ends[:-1] + (drawn * ends.diff() >> 31)
 
-    def _of_partition(self) -> Tensor:
-        n, parts = self.parameters.numel, max(1, round(self.parameters.numel / self._size))
-        turn, part = divmod(self._count, parts)
-        generator = torch.Generator().manual_seed(hash_of(self.seed, turn))
-        return torch.arange(int(torch.randperm(parts, generator=generator)[part]), n, parts)
-
-    def _of_largest(self, draft: Draft) -> Tensor:
-        """Each rank names an equal share of the places."""
-        apart = draft.read().sub_(self.common).abs_().nan_to_num_(0.0, 0.0, 0.0)
-        share = -(-self._size // self.comm.world_size)
-        own = largest(apart, share).to(torch.int32)
-        return torch.cat(self.comm.all_gather(own)).unique().to(torch.int64)
+    def _generator(self, count: int) -> torch.Generator:
+        """Return a generator that draws the same on all ranks."""
+        return torch.Generator().manual_seed(hash_of(self.seed, count))
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self._count}
@@ -136,10 +140,24 @@ class SPARTAStrategy(CommunicateOptimizeStrategy):
         return [sparse_module(self.config)]
 
 
-def largest(values: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest values (all, if there are fewer), int64, in no order.
+class SPARTADiLoCoStrategy(DiLoCoStrategy):
+    """Ranks make a sparse average every `sparta_interval` steps and an outer step every H steps.
 
-    In pieces, since torch's topk takes 16 bytes for each value that it looks at.
+    Where both are due only the outer step is made: it brings all to the same weights. SPARTAStrategy and DiLoCoStrategy
+    say more of each.
+    """
+
+    Config = SPARTADiLoCoConfig
+    config: SPARTADiLoCoConfig
+
+    def _modules(self) -> list[CommunicationModule]:
+        return [sparse_module(self.config), *super()._modules()]
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Return the places of the `count` largest values (all, if there are fewer), int64, in no order.
+
+    The values are searched in pieces, since torch's topk takes 16 bytes for each one that it looks at.
     """
     kept, piece = torch.empty(0, dtype=torch.int64), max(16 * count, LEAST_PIECE)
     for first in range(0, values.numel(), piece):
@@ -151,6 +169,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def sparse_module(config: SPARTAConfig) -> SparseCommunicator:
+    """Return the module of a strategy with these settings."""
     return SparseCommunicator(
         interval=config.sparta_interval,
         sparsification_rate=config.p_sparta,

@@ -13,23 +13,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from exogym.comm.comm import Comm
-from exogym.config import ALIASES, StrategyConfig, check_keys, without_aliases
+from exogym.config import check_keys
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.draft import Payload
 from exogym.strategy.optim import Schedule, clip, inner_optimizer, named, scale_grads
+from exogym.strategy.strategy_settings import StrategyConfig
+
+ALIASES = {"inner_lr": "lr", "lr_scheduler": "schedule"}  # other names that a constructor takes
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimizer step, or the end of a round, did. `bytes` and `seconds_communicating` are its own.
+    """A report of one optimizer step, or of a round's end. `bytes` and `seconds_communicating` are its own.
 
     agreed: all ranks have made the same exchange, and nothing of it is open: a point to validate or save at. They hold
     the same weights then, unless the strategy `differs`.
     stop: some rank asked to stop and all know it.
     digest: hash of the agreed weights, where ranks are to compare it.
     seconds_travelling: of an exchange that travelled while this rank made steps, waited for or not.
-    skipped: why nothing of this rank's counted in this step (a gradient that is not finite), or nothing.
+    skipped: why nothing of this rank's counted in this step (a gradient that is not finite); "" if it did.
     """
 
     lr: float = 0.0
@@ -45,7 +48,7 @@ class StepResult:
 
 
 class Strategy:
-    """Turns the gradients in a model's `.grad` into the next weights, together with the other ranks.
+    """A way to turn the gradients in a model's `.grad` into the next weights, together with the other ranks.
 
     As it is, it averages gradients at every step. For one of your own, override some of
 
@@ -66,9 +69,9 @@ class Strategy:
     differs: ranks may have other weights after an exchange; then their mean is everybody's at the end of a run.
     drifts: the parts of agreed_state that may differ from rank to rank: because each has its own, or computes it with
     arithmetic that differs from machine to machine in the last bit. They are handed to newcomers, and are not compared.
-    stretches: ranks with less to do make fewer, larger steps; then a change counts as that of as many steps as the
-    others make, where the strategy can tell.
-    samples_in_step: of all ranks together, about; 0 where it is not known.
+    stretches: ranks with less to do make fewer, larger steps. Where the strategy can tell, their change in a round then
+    counts as that of as many steps as the others make.
+    samples_in_step: about how many all ranks have together in a step; 0 where it is not known.
     passes_change_weights: a forward or backward pass has changed a parameter, which most leave to the optimizer.
     """
 
@@ -80,14 +83,17 @@ class Strategy:
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
-        settings = without_aliases(settings)
+        for alias, name in ALIASES.items():
+            if alias in settings and name in settings:
+                raise SettingError(f"{alias} is another name of {name}: give one of them")
+        settings = {ALIASES.get(key, key): value for key, value in settings.items()}
         known = [f.name for f in fields(self.Config)]
         check_keys(type(self).__name__, settings, known, also=ALIASES)
         self.config = self.Config(**{key: named(value) for key, value in settings.items()})
         self.steps = 0
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
-        """Take on the model, already on its device. That ranks start alike is the caller's affair: state_sync.py."""
+        """Take on the model, already on its device. The caller sees to it that ranks start alike (state_sync.py)."""
         self.model, self.comm = model, comm
         self.parameters = FlatParameters(model)
         if not self.parameters.num_parameters:
@@ -101,7 +107,7 @@ class Strategy:
         self._start(self.parameters.read())
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """`model` is on its device. Where hosts come and go, self.rank and self.num_nodes may change later."""
+        """Prepare a rank; `model` is on its device. Where hosts come and go, self.rank and self.num_nodes change."""
 
     def _make_optimizer(self) -> Optimizer:
         return inner_optimizer(self.config, self.parameters.parameters)
@@ -120,11 +126,11 @@ class Strategy:
         return self.comm.world_size
 
     def no_sync(self) -> AbstractContextManager:
-        """Inside it, gradients only add up: for all micro-batches of a step but the last."""
+        """Return a context in which gradients only add up: for all micro-batches of a step but the last."""
         return nullcontext()
 
     def communicate_gradients(self) -> None:
-        """`.grad` becomes the mean gradient over all ranks, weighted as the loss is (by target tokens, as a rule)."""
+        """Make `.grad` the mean gradient over all ranks, weighted as the loss is (by target tokens, as a rule)."""
         payload = self._payload(extra=1)
         self.parameters.read_grads(payload).mul_(self.weight)
         payload[-1] = self.weight
@@ -132,25 +138,25 @@ class Strategy:
         self.parameters.write_grads(payload.mul_(1 / max(payload[-1].item(), 1e-30)))
 
     def update_parameters(self) -> None:
-        """One step of the optimizer, unless the gradient is not finite."""
+        """Make one step of the optimizer, unless the gradient is not finite."""
         self._norm = clip(self.parameters.parameters, self.config.max_norm)
         if math.isfinite(self._norm):
             self.optimizer.step()
 
     def step(self) -> None:
-        """An optimizer step is made: go on to the next learning rate."""
+        """Count an optimizer step, and go on to the next learning rate."""
         self.steps += 1
         self.schedule.set(self.steps)
 
     # What the loop calls.
 
     def close(self) -> None:
-        """The run is over, also if it failed. May be called twice."""
+        """Let go of what the run needed, also if it failed. May be called twice."""
 
     def local_step(self, weight: float, samples: int) -> StepResult:
-        """What a rank does by itself in an optimizer step. `.grad` holds the sum of weight * d(loss) of its batches.
+        """Do what a rank does by itself in an optimizer step. `.grad` holds the sum of weight * d(loss) of its batches.
 
-        weight: what those weights add up to (target tokens, as a rule), samples: how many there were, 0 without work.
+        weight: the sum of those weights (target tokens, as a rule). samples: how many there were, 0 without work.
         Gradients that are not finite are left out, see StepResult.skipped.
         """
         self.weight, self.samples, self._own_grads = weight, samples, None
@@ -161,16 +167,16 @@ class Strategy:
 
     @property
     def is_round_due(self) -> bool:
-        """Whether the step just made is the last one of a round."""
+        """Tell whether the step just made is the last one of a round."""
         return True
 
     @property
     def has_open_round(self) -> bool:
-        """Whether there is something left to exchange since the last round's end."""
+        """Tell whether there is something left to exchange since the last round's end."""
         return False
 
     def exchange(self, stopping: bool) -> Any:
-        """The collectives of a round's end. It changes nothing that it needs again: other ranks may have to repeat it.
+        """Run the collectives of a round's end. It changes nothing that it needs again: ranks may have to repeat it.
 
         stopping: this rank wants to stop; see StepResult.stop for when all do. Raises PeerLost.
         """
@@ -188,17 +194,19 @@ class Strategy:
 
     @property
     def overlap_steps(self) -> int:
-        """Steps that a rank makes meanwhile; 0 where ranks wait for it."""
+        """The steps that a rank makes meanwhile; 0 where ranks wait for it."""
         return 0
 
     def begin_exchange(self, arrived: Callable[[Any], None]) -> None:
-        """The round ends here: let its exchange travel. `exchange` then waits for that one, and `apply` keeps what this
-        rank has trained since. arrived: called with what came of it, in the thread in which it travels.
+        """End the round here, and begin its exchange in another thread.
+
+        `exchange` then waits for that one, and `apply` keeps what this rank has trained since. arrived: called in that
+        thread with the outcome.
         """
 
     @property
     def exchange_has_failed(self) -> bool:
-        """Whether it is known that the one that travels will not come."""
+        """Tell whether the exchange that was begun is known to have failed."""
         return False
 
     @property
@@ -207,7 +215,7 @@ class Strategy:
         return self.steps + 1
 
     def about(self, exchanged: Any) -> dict[str, Any]:
-        """What goes with this rank's vote: the number of the `round`, and whether it is `cut_short` by a stop."""
+        """Return what goes with this rank's vote: the number of the `round`, and whether a stop has `cut_short` it."""
         return {"round": self.steps + 1, "cut_short": False}
 
     def apply(self, exchanged: Any, local: StepResult) -> StepResult:
@@ -230,16 +238,18 @@ class Strategy:
         return type(self).step is not Strategy.step
 
     def is_drift_check_due(self, *, at_least: bool) -> bool:
-        """Right after an agreement: whether ranks should compare their weights now. at_least: they are needed now."""
+        """Tell, after an agreement, whether ranks should compare their weights. at_least: they are needed now."""
         return False
 
     def consensus(self) -> Tensor:
-        """The mean of the ranks' weights [numel], the same on all; a joint action. Nothing changes yet."""
+        """Return the mean of the ranks' weights [numel], the same on all; a joint action. Nothing changes yet."""
         total, count = self._sum_of_finite(self.parameters.read(self.parameters.empty(extra=1)))
         return total.div_(count)
 
     def _sum_of_finite(self, flat: Tensor) -> tuple[Tensor, float]:
-        """Over those ranks whose `flat` [numel + 1] is finite, and how many they are; the last value is for that."""
+        """Return the sum of `flat` [numel + 1] over the ranks where it is finite, without its last value, which counts
+        them, and how many they are.
+        """
         if is_finite(flat):
             flat[-1] = 1.0
         else:
@@ -253,23 +263,23 @@ class Strategy:
 
     @property
     def agreements(self) -> int:
-        """How often the ranks had agreed by state_dict(): rounds, or steps for a strategy without rounds."""
+        """How often the ranks had agreed at state_dict(): rounds, or steps for a strategy without rounds."""
         return self.steps
 
     @property
     def cut_short(self) -> bool:
-        """Whether state_dict() lies inside a round, since a stop made the ranks agree before its end."""
+        """Tell whether state_dict() lies inside a round, since a stop made the ranks agree before its end."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """agreed_state and own_state. With them another process goes on bit for bit.
+        """Return agreed_state and own_state. With them another process goes on bit for bit.
 
         After a stop it is the state before the ranks were made to agree ahead of time: see `cut_short`.
         """
         return {"agreed": self.agreed_state(), "own": self.own_state()}
 
     def agreed_state(self) -> dict[str, Any]:
-        """What all ranks had in common when they last agreed, not copied: enough for a new rank to join.
+        """Return what all ranks had in common when they last agreed, not copied: enough for a new rank to join.
 
         "weights" [numel] must be in it: `runs recover` reads them.
         """
@@ -281,23 +291,23 @@ class Strategy:
         }
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
-        """After `setup`. Leaves what is this rank's own, but for the round that it was in: that is void."""
+        """Go on from agreed_state, after `setup`. This rank's own state stays, but for its open round: that is void."""
         self.steps = state["steps"]
         self.schedule.load_state_dict(state["schedule"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.load_weights(state["weights"])
 
     def own_state(self) -> dict[str, Any]:
-        """What this rank needs besides, at the same moment, to go on bit for bit."""
+        """Return what this rank needs besides, at the same moment, to go on bit for bit."""
         return {}
 
     def load_own_state(self, state: dict[str, Any], *, inside: bool) -> None:
-        """After load_agreed_state, on the same rank. inside: also the part of a round that it had made."""
+        """Go on from own_state, after load_agreed_state, on the same rank. inside: also from the part of a round."""
 
     def agreed_weights(self) -> Tensor:
-        """Flat [numel] on the CPU, not to be changed."""
+        """Return the agreed weights [numel] on the CPU, not to be changed."""
         return self.parameters.read()
 
     def _payload(self, extra: int) -> Tensor:
-        """What travels, [numel + extra]: zeros, or what was sent last."""
+        """Return the flat [numel + extra] that is sent: zeros, or what was sent last."""
         return self._sent.flat(self.parameters.numel + extra)

@@ -23,7 +23,7 @@ HEADER = 8  # bytes: two float32
 
 
 class WireSum:
-    """The sum of the ranks' flats [numel], with the same bits on all ranks.
+    """Ranks add up their flats [numel], and have the same bits of the sum.
 
     Each rank sums one part of the values in float32, from what all have rounded, rounds the sum, and hands it out. It
     sends 2 (N - 1) / N times a float's bytes in this format. The last sum of a run has 16 bits a value: what is left
@@ -34,7 +34,7 @@ class WireSum:
     """
 
     def __init__(self, comm: Comm, wire: str, *, feeds_back: bool = True):
-        """feeds_back: what rounding takes away is wanted."""
+        """Make a sum over the ranks of `comm`. feeds_back: what rounding takes away is added the next time."""
         self.comm, self.wire, self._feeds_back = comm, wire, feeds_back
         self.residual: Tensor | None = None
         self._padded: Tensor | None = None
@@ -44,7 +44,7 @@ class WireSum:
         self._spare: list[Tensor] = []  # room for the next sums: fresh memory costs about as much as what is done in it
 
     def flat(self, numel: int) -> Tensor:
-        """float32 [numel], to be filled with the values of the next sum."""
+        """Return float32 [numel], to be filled with the values of the next sum."""
         ranks = self.comm.world_size
         self._padded = self._room(ranks * -(-numel // (ranks * BLOCK)) * BLOCK)  # for each rank as many whole blocks
         self._padded[numel:] = 0.0
@@ -52,13 +52,13 @@ class WireSum:
         return self._new
 
     def _room(self, numel: int) -> Tensor:
-        """float32 [numel], that of an earlier sum which counted where there is one of this size."""
+        """Return float32 [numel], the room of an earlier sum where there is one of this size."""
         fits = [spare for spare in self._spare if spare.numel() == numel]
         self._spare = fits[1:]
         return fits[0] if fits else torch.empty(numel)
 
     def sum(self, header: Tensor, *, last: bool = False) -> tuple[Tensor, Tensor]:
-        """Sums over the ranks: of what `flat` was filled with, float32 [numel]; and of `header`, float32 [2].
+        """Return the sums over the ranks of what `flat` was filled with, float32 [numel], and of `header`, float32 [2].
 
         `residual` stays as it is. After `accept` the first of them is room for the next ones.
         """
@@ -86,7 +86,7 @@ class WireSum:
         return total[: own.numel()], functools.reduce(torch.add, headers)
 
     def accept(self) -> None:
-        """The last sum counts, and is used up: what it did not send is the residual now."""
+        """Note that the last sum counts, and is used up: what it did not send is the residual now."""
         free = [self._total, self._padded]
         if self._feeds_back:
             free[1], self._held, self.residual = self._held, self._padded, self._new
@@ -95,13 +95,14 @@ class WireSum:
 
 
 def _bytes(count: int, wire: str) -> int:
-    """Of so many values, whole blocks."""
+    """Return the bytes of so many values, whole blocks."""
     return 2 * count if wire == "bf16" else count // BLOCK * 4 + count * BITS[wire] // 8
 
 
 def _round_off(values: Tensor, unsent: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:
-    """What travels of `values`, float32, whole blocks, and of what was left of the first of them earlier -> `sent`,
-    uint8. They keep what does not, if it is wanted.
+    """Write into `sent`, uint8, what is sent of `values`, float32, whole blocks.
+
+    `unsent`, what was left of the first of them earlier, is added before. With feeds_back they keep what is not sent.
     """
     spare, at = torch.empty(min(AT_ONCE, values.numel())), 0
     for piece, place in _pieces(values, sent, wire):
@@ -112,7 +113,7 @@ def _round_off(values: Tensor, unsent: Tensor, sent: Tensor, wire: str, feeds_ba
 
 
 def _round_off_sum(came: Tensor, left: Tensor, sent: Tensor, wire: str, feeds_back: bool) -> None:
-    """The sum of what came of each rank, uint8 [N, bytes] -> `sent`. What does not travel of it is added to `left`."""
+    """Write into `sent` the sum of what came of each rank, uint8 [N, bytes]; with feeds_back add the rest to `left`."""
     sums, spares = torch.empty(2, min(AT_ONCE, left.numel()))
     first, *others = (of_rank.split(_bytes(AT_ONCE, wire)) for of_rank in came)
     for number, (piece, place) in enumerate(_pieces(left, sent, wire)):
@@ -127,7 +128,7 @@ def _round_off_sum(came: Tensor, left: Tensor, sent: Tensor, wire: str, feeds_ba
 
 
 def _put(values: Tensor, sent: Tensor, wire: str, spare: Tensor, feeds_back: bool) -> None:
-    """See _round_off. spare: as many floats, for numbers on the way."""
+    """Write what is sent of `values` into `sent`; with feeds_back they keep the rest. spare: room for as many."""
     if wire == "bf16":
         sent.copy_(values.bfloat16().view(torch.uint8))
     elif wire == "float8":
@@ -141,7 +142,7 @@ def _put(values: Tensor, sent: Tensor, wire: str, spare: Tensor, feeds_back: boo
 
 
 def _get(sent: Tensor, values: Tensor, wire: str) -> None:
-    """The reverse, into `values`."""
+    """Read `values` from what `_put` wrote."""
     if wire == "bf16":
         values.copy_(sent.view(torch.bfloat16))
     elif wire == "float8":

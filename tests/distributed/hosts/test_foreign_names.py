@@ -17,7 +17,7 @@ from distributed.launcher.host_spawner import fetch_folder
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from distributed.ssh import process
 from distributed.ssh.connection import Remote
-from exogym.config import DiLoCoConfig
+from exogym.strategy import DiLoCoConfig
 from multimac.commands.recover import recover
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import HostError, RunError

@@ -16,8 +16,7 @@ from distributed.plan.automatic import (
 )
 from distributed.plan.job import resolve
 from distributed.plan.strategy_memory import more_bytes
-from exogym.config import DiLoCoConfig
-from exogym.strategy import moments
+from exogym.strategy import DiLoCoConfig, moments
 from whisper_tuner.config import ConfigFile
 
 TEXT = """\

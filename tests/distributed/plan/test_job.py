@@ -2,7 +2,7 @@ import pytest
 
 from distributed.plan.automatic import open_settings
 from distributed.plan.job import resolve
-from exogym.config import OptimSpec
+from exogym.strategy import OptimSpec
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError
 

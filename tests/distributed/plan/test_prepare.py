@@ -10,7 +10,7 @@ from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Launch
 from distributed.plan.prepare import for_host, prepare_run, rehost
 from distributed.ssh.host import Host, Hosts
-from exogym.config import DiLoCoConfig
+from exogym.strategy import DiLoCoConfig
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.model.memory import shape_of, trained_parameters

@@ -8,7 +8,7 @@ import pytest
 
 from distributed.plan.json_fields import build, json_of
 from distributed.plan.run_spec import Bundle, Rendezvous, RunSpec
-from exogym.config import AllReduceConfig, DeMoConfig, DiLoCoConfig, OptimSpec
+from exogym.strategy import AllReduceConfig, DeMoConfig, DiLoCoConfig, OptimSpec
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
 

@@ -3,7 +3,7 @@
 import pytest
 
 from distributed.plan.strategy_memory import more_bytes
-from exogym.config import STRATEGIES, AllReduceConfig, DiLoCoConfig, strategy_config
+from exogym.strategy import STRATEGIES, AllReduceConfig, DiLoCoConfig, strategy_config
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, TRAINED_BYTES
 
 # (strategy, keys) -> bytes of the peak for each trained parameter, of the rank that takes most; beyond 0.5 GB and the

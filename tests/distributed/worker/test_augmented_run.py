@@ -14,8 +14,8 @@ from transformers import WhisperForConditionalGeneration
 from distributed.plan.run_spec import RunSpec
 from distributed.worker.train import load_whisper
 from exogym import AllReduceStrategy, LocalTrainer
-from exogym.config import strategy_config
 from exogym.errors import CheckpointError
+from exogym.strategy import strategy_config
 from whisper_tuner.config import Profile
 from whisper_tuner.data.labels import TIMESTAMPS
 

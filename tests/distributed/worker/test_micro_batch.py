@@ -31,9 +31,9 @@ from distributed.worker.micro_batch import (
 )
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.comm.comm import SingleComm
-from exogym.config import build_strategy
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import LoopSettings
+from exogym.strategy import build_strategy
 from exogym.train_node import TrainNode
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import ShardBatches

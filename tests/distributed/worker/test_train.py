@@ -7,7 +7,7 @@ from torch import nn
 
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous, RunSpec
 from distributed.worker.train import keep_spec, load_whisper
-from exogym.config import strategy_config
+from exogym.strategy import strategy_config
 from whisper_tuner.config import Profile
 from whisper_tuner.data import feature_store
 from whisper_tuner.data.audio import load_audio

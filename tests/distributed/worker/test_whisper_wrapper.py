@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, WhisperConfig, WhisperForConditionalGeneration
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from exogym.config import AllReduceConfig
+from exogym.strategy import AllReduceConfig
 from exogym.strategy.optim import inner_optimizer
 from whisper_tuner.config import Profile
 from whisper_tuner.model.base_model import prepare

@@ -17,8 +17,8 @@ from exogym import (
 )
 from exogym.comm.background import in_background
 from exogym.comm.threads import ThreadComm
-from exogym.config import strategy_config
 from exogym.errors import SettingError
+from exogym.strategy import strategy_config
 from exogym.strategy.in_flight import InFlight
 
 LR = 0.05

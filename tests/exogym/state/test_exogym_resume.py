@@ -17,12 +17,12 @@ from exogym import (
     LocalTrainer,
     SingleComm,
 )
-from exogym.config import ScheduleSpec
 from exogym.errors import CheckpointError
 from exogym.samplers.batches import DatasetSamples
 from exogym.state import saved_states
 from exogym.state.checkpoint import FORMAT
 from exogym.state.saved_states import check_settings
+from exogym.strategy import ScheduleSpec
 from exogym.strategy.optim import Schedule
 
 CLIPS, BATCH, EPOCHS, WARMUP = 96, 2, 4, 12

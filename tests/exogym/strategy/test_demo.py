@@ -31,8 +31,8 @@ from exogym import (
     strategy_config,
 )
 from exogym.comm.threads import ThreadComm
-from exogym.config import DeMoConfig, strategy_of
 from exogym.errors import SettingError
+from exogym.strategy import DeMoConfig, strategy_of
 from exogym.strategy.demo import _index_type
 
 

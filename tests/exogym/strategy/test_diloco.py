@@ -6,9 +6,9 @@ from exogym_toys import Line, OtherArithmetic, Points, Scalar, Steps, end_round,
 from torch import nn
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm
-from exogym.config import OptimSpec
 from exogym.errors import RanksDiverged, SettingError
 from exogym.flat import digest
+from exogym.strategy import OptimSpec
 from exogym.strategy.diloco import DiLoCoCommunicator
 from exogym.strategy.draft import Draft
 

@@ -11,7 +11,7 @@ from exogym_toys import Steps, Tokens, token_batch, train_node
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, FlatParameters, digest
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
-from exogym.config import OptimSpec
+from exogym.strategy import OptimSpec
 from exogym.strategy.optim import exact_from_spec, from_spec
 
 SPECS = {

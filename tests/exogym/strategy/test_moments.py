@@ -11,8 +11,8 @@ from torch import nn
 
 from exogym import DiLoCoStrategy
 from exogym.comm.threads import ThreadComm
-from exogym.config import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.errors import SettingError
+from exogym.strategy import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.strategy.moments import EVERY, FEW, MOMENT, Moments, SharedMoments, due
 from exogym.strategy.quantize import BLOCK, get_float8, put_float8
 

@@ -8,7 +8,7 @@ from exogym_toys import Line, PlainMean, Points, Scalar, Steps, make_step, run_t
 from torch import nn
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, FlatParameters, OptimSpec, SettingError, Strategy
-from exogym.config import STRATEGIES, build_strategy
+from exogym.strategy import STRATEGIES, build_strategy
 
 
 def trained(strategy, ranks=2, **settings):

@@ -50,9 +50,9 @@ def test_a_repeated_exchange_gives_the_same():
             model.w.grad = torch.tensor([1.0])
             local = strategy.local_step(1.0, 1)
             first = strategy.exchange(False)
-            values = first.of[0][1].result[0].clone()
+            values = first.by_module[0][1].result[0].clone()
             second = strategy.exchange(False)
-            assert torch.equal(values, second.of[0][1].result[0])
+            assert torch.equal(values, second.by_module[0][1].result[0])
             strategy.apply(second, local)
         return model.w.item()
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym import DiLoCoStrategy, FlatParameters, ParameterServerStrategy, SingleComm, digest
-from exogym.config import WIRES
 from exogym.errors import SettingError
+from exogym.strategy.diloco_settings import WIRES
 from exogym.strategy.parameter_server import ServerCommunicator
 from exogym.strategy.quantize import BLOCK
 from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _bytes, _get, _pieces, _round_off

@@ -14,9 +14,9 @@ from distributed.run_dir.summary import read_run
 from distributed.ssh.machine import LocalMachine
 from distributed.worker.train import keep_spec
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from exogym.config import DiLoCoConfig
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
+from exogym.strategy import DiLoCoConfig
 from multimac.commands.recover import recover
 from multimac.report.page import contents, write_report
 from multimac.view.run_tables import next_commands

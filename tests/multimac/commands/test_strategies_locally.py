@@ -16,9 +16,9 @@ import cli_typer
 from distributed.run_dir.folder import launcher_pid
 from distributed.run_dir.log import read_events
 from distributed.ssh.machine import LocalMachine
-from exogym.config import STRATEGIES
 from exogym.flat import digest
 from exogym.state.checkpoint import Checkpoints
+from exogym.strategy import STRATEGIES
 from multimac.commands.recover import recover
 from multimac.commands.train import finetune
 from whisper_tuner.errors import ExitStatus

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from whisper_tuner.data.augment import UNCHANGED, Augmentation, augmentation_of
+from whisper_tuner.data.augment import PROFILE_KEYS, UNCHANGED, Augmentation, augmentation_of
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
@@ -87,7 +87,7 @@ def test_what_is_validated_is_never_changed(clips, batches_of):
 def test_what_is_off_changes_nothing_and_is_not_recorded(clips, batches_of, profile_of):
     batches = batches_of(clips)
     assert trained(batches, epoch=0) == trained(batches, epoch=5)
-    assert UNCHANGED.settings() == augmentation_of(profile_of(), clips).settings() == {}
+    assert UNCHANGED.off == augmentation_of(profile_of(), clips).off == {*PROFILE_KEYS}
     recorded = set(batches_of(clips, **ALL_ON).plan_settings()) - set(batches.plan_settings())
     assert recorded == {*ALL_ON, "mask_time_length", "mask_feature_length"}
 

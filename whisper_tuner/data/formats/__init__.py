@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from exogym.config import nearest
 from whisper_tuner.data.formats import (
     audiofolder,
     common_voice,
@@ -19,7 +20,6 @@ from whisper_tuner.data.formats.encoding import NAME_A_FILE, read_bytes
 from whisper_tuner.data.formats.place import Place
 from whisper_tuner.data.formats.rows import AS_IT_IS, BadRow, Part, Parts, Reading, Row, cell
 from whisper_tuner.errors import DataError
-from whisper_tuner.settings import nearest
 
 
 class Layout(Protocol):

@@ -1,0 +1,199 @@
+"""Settings that all strategies have: optimizer, learning rate, clipping; and the table of strategies by name.
+
+Files named X_settings.py beside a strategy's X.py import no torch, so that a command line can show settings at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, TypeVar
+
+from exogym.config import at_least, check_keys, check_whole, from_text, hints_of, kind_of, one_of, refuse, setting
+from exogym.errors import SettingError
+
+OPTIMIZERS = ("adamw", "adam", "sgd")
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class OptimSpec:
+    """One optimizer and all its numbers; `betas` and `eps` are Adam's, `momentum` and `nesterov` SGD's.
+
+    name: adamw, adam or sgd, or torch's class of that name. For any other optimizer give a strategy the class itself,
+    or a functools.partial of it with its numbers.
+    """
+
+    name: str = "adamw"
+    _: KW_ONLY
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.name, type):
+            object.__setattr__(self, "name", _name_of(self.name))
+        one_of("optimizer", self.name, OPTIMIZERS)
+        at_least("lr", self.lr, 0)
+        at_least("weight_decay", self.weight_decay, 0)
+        at_least("eps", self.eps, 0)
+        for value in (*self.betas, self.momentum):
+            if not 0 <= value < 1:
+                raise SettingError(f"betas and momentum must be in [0, 1), not {value}")
+        if self.nesterov and not self.momentum:
+            raise SettingError("nesterov = true needs a momentum above 0")
+
+
+def _name_of(optimizer: type) -> str:
+    name = optimizer.__name__.lower()
+    if name not in OPTIMIZERS or not optimizer.__module__.startswith("torch.optim"):
+        remedy = f"give the strategy functools.partial({optimizer.__name__}, lr=...) in place of an OptimSpec"
+        raise SettingError(f"an OptimSpec knows {', '.join(OPTIMIZERS)}, not {optimizer.__name__}: {remedy}")
+    return name
+
+
+# An optimizer class, or any callable that takes parameters and returns a torch optimizer.
+OptimFactory = Callable[..., Any]
+Optim = str | OptimSpec | OptimFactory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """Learning rate over the run: linear warm-up, then `name` down to `min_ratio` times the peak."""
+
+    name: str = "constant"
+    warmup_steps: int = 0
+    min_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("schedule", self.name, SCHEDULES)
+        at_least("warmup_steps", self.warmup_steps, 0)
+        if not 0 <= self.min_ratio <= 1:
+            raise SettingError(f"min_ratio must be in [0, 1], not {self.min_ratio}")
+
+    def factor(self, step: float, total_steps: float) -> float:
+        """Return the multiplier of the peak rate for optimizer step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return min(1.0, (step + 1) / self.warmup_steps)  # a stretched run has fractions of steps
+        if self.name == "constant":
+            return 1.0
+        progress = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
+        decay = 1 - progress if self.name == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        return self.min_ratio + (1 - self.min_ratio) * decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyConfig:
+    """The settings of every strategy: the optimizer that each rank runs on its own device, and its learning rate.
+
+    A subclass adds fields made by `setting`. Types, choices, and the least value of a number are checked here.
+    """
+
+    inner_optim: Optim = setting(
+        "adamw", "optimizer of each step (demo has its own)", choices=OPTIMIZERS, example="adamw"
+    )
+    lr: float | None = setting(None, "peak learning rate (the optimizer's own default if not given)", low=0)
+    weight_decay: float | None = setting(None, "weight decay (0 if not given), none for biases and norms", low=0)
+    max_norm: float | None = setting(None, "clip the gradient to this norm (never, if not given)")
+    schedule: str | ScheduleSpec = setting("constant", "learning rate over the run: constant, linear or cosine")
+    warmup_steps: int | None = setting(None, "optimizer steps of linear warm-up (0 if not given)")
+    min_lr_ratio: float | None = setting(
+        None, "the schedule ends at this fraction of lr (0 if not given)", example="0.1"
+    )
+
+    def __post_init__(self) -> None:
+        hints = hints_of(type(self))
+        for each in fields(self):
+            value, metadata = getattr(self, each.name), each.metadata
+            if value is None or not metadata:
+                continue
+            if kind_of(hints[each.name]) is int:
+                check_whole(each.name, value)
+            if metadata["low"] is not None:
+                at_least(each.name, value, metadata["low"])
+            if metadata["choices"] and (isinstance(value, str) or hints[each.name] is str):
+                one_of(each.name, value, metadata["choices"])
+        self._check_inner_optim()
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise SettingError(f"max_norm must be above 0, not {self.max_norm}")
+        self.schedule_spec()
+
+    def _check_inner_optim(self) -> None:
+        check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)
+
+    def schedule_spec(self) -> ScheduleSpec:
+        """Return the schedule with its numbers. Raises SettingError if they are given twice."""
+        given = {"warmup_steps": self.warmup_steps, "min_ratio": self.min_lr_ratio}
+        given = {key: value for key, value in given.items() if value is not None}
+        if isinstance(self.schedule, str):
+            return ScheduleSpec(name=self.schedule, **given)
+        if given:
+            raise SettingError("schedule is a ScheduleSpec: set warmup_steps and min_ratio in it, not beside it")
+        return self.schedule
+
+    @property
+    def steps_in_round(self) -> int:
+        """Optimizer steps between two agreements."""
+        return 1
+
+
+def check_optim(key: str, optim: Optim, **beside: Any) -> None:
+    """Refuse what is no optimizer, and numbers beside a spec that already has them."""
+    if isinstance(optim, OptimSpec):
+        refuse(f"{key} is an OptimSpec with settings of its own", **beside)
+    elif not isinstance(optim, str) and not callable(optim):
+        raise SettingError(f"{key} must be a name, an OptimSpec or an optimizer class, not {optim!r}")
+
+
+# Strategies by name, for profiles and command lines.
+
+# name -> its settings and where the strategy is, as "module:class"; the strategy is imported only when it is built
+STRATEGIES: dict[str, tuple[type[StrategyConfig], str]] = {}
+Settings = TypeVar("Settings", bound=type[StrategyConfig])
+
+
+def register(name: str, strategy: str) -> Callable[[Settings], Settings]:
+    """Return a decorator for the settings of a strategy that can be chosen by `name`. strategy: "module:class"."""
+
+    def add(config: Settings) -> Settings:
+        STRATEGIES[name] = config, strategy
+        return config
+
+    return add
+
+
+def strategy_config(name: str, settings: Mapping[str, Any]) -> StrategyConfig:
+    """Return the checked settings of strategy `name`; values may be text, as an INI file has them.
+
+    Raises SettingError.
+    """
+    config_class, _ = STRATEGIES[one_of("strategy", name, STRATEGIES)]
+    check_keys(f"strategy {name}", settings, [each.name for each in fields(config_class)])
+    hints = hints_of(config_class)
+    return config_class(**{key: _value(key, hints[key], value) for key, value in settings.items()})
+
+
+def _value(name: str, hint: Any, text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    try:
+        return from_text(hint, text)
+    except SettingError as error:
+        kind = str(error).removeprefix("expected ")
+        raise SettingError(f"{name} = {text.strip()!r} is not {kind}") from None
+
+
+def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:
+    """Return a strategy, ready for `setup`, from its name and its keys. Imports torch."""
+    return strategy_of(strategy_config(name, settings))
+
+
+def strategy_of(config: StrategyConfig) -> Any:
+    """Return the strategy that these are the settings of, ready for `setup`. Imports torch."""
+    module, class_name = next(place for kind, place in STRATEGIES.values() if kind is type(config)).split(":")
+    return getattr(importlib.import_module(module), class_name)(**vars(config))
