@@ -14,4 +14,4 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     data_check.PROJECT = folder
     manifests = [str(folder / f"{part}.csv") for part in ("train", "test")]
-    sys.exit(data_check.data_check(PROJECT / "config.ini", manifests, language="en", as_json=True))
+    sys.exit(data_check.data_check(manifests, language="en", as_json=True, config=PROJECT / "config.ini"))

@@ -19,8 +19,8 @@ START = """
 import sys
 from pathlib import Path
 sys.path[:0] = [".", "gym"]
-from multimac.commands.train import finetune
-sys.exit(finetune(Path(sys.argv[1]), sys.argv[2], ranks=int(sys.argv[3])))
+from multimac.commands.train import train_here
+sys.exit(train_here(Path(sys.argv[1]), sys.argv[2], ranks=int(sys.argv[3])))
 """
 
 

@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -23,7 +26,7 @@ from distributed.preflight.run import preflight
 from distributed.preflight.speed import measure, remember, remembered, step_of_all
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
-from multimac.view.preflight_view import show
+from multimac.view.preflight_view import show_preflight
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
@@ -37,16 +40,40 @@ from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
 
 from .attach_stop import start
+from .options import CONFIG, Config, Detach, Resume, Set, command
+from .resume import resume_run
 
 NO_TEST = "there is no test set, so WER is not measured; to split one off"
 ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
-@awake()
+@command("finetune")
 def finetune(
+    profile: Annotated[str, typer.Argument(help="A [profile:NAME].")] = "",
+    settings: Set = None,
+    resume: Resume = "",
+    detach: Detach = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Train a profile on this machine."""
+    if resume:
+        _only_new(settings)
+        return resume_run(config, resume, name=profile, detach=detach)
+    return train_here(config, _named(profile), settings=settings or (), detach=detach)
+
+
+@command("demo")
+def demo() -> ExitStatus:
+    """Train the bundled model on the bundled speech: two ranks on this machine, about two minutes."""
+    return train_here(PROJECT / "config.ini", "demo-diloco", ranks=2)
+
+
+@awake()
+def train_here(
     config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, detach: bool = False
 ) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
+    """Train a profile on this machine, in `ranks` processes. Raises TunerError."""
+    console = Console()
     job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
@@ -58,18 +85,42 @@ def finetune(
     return start(console, run_dir, detach=detach)
 
 
-@awake()
+@command("distributed-train")
 def distributed_train(
+    profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
+    hosts: Annotated[
+        Path | None, typer.Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
+    ] = None,
+    settings: Set = None,
+    resume: Resume = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,
+    no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
+    detach: Detach = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Train a profile on all machines of a hosts file."""
+    if resume:
+        _only_new(settings)
+        if dry_run:
+            raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
+        return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
+    return _train_on_hosts(
+        config, _named(profile), hosts, settings=settings or (), dry_run=dry_run, no_sync=no_sync, detach=detach
+    )
+
+
+@awake()
+def _train_on_hosts(
     config: Path,
     name: str,
     hosts_file: Path | None,
     *,
-    settings: Sequence[str] = (),
-    dry_run: bool = False,
-    no_sync: bool = False,
-    detach: bool = False,
+    settings: Sequence[str],
+    dry_run: bool,
+    no_sync: bool,
+    detach: bool,
 ) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
+    console = Console()
     job = resolve(ConfigFile(config), name, settings=settings)
     hosts_file = hosts_file or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
     hosts = load_hosts(hosts_file)
@@ -105,6 +156,17 @@ def distributed_train(
     return start(console, run_dir, detach=detach)
 
 
+def _named(profile: str) -> str:
+    if not profile:
+        raise typer.BadParameter("name a profile, or a run with --resume", param_hint="PROFILE")
+    return profile
+
+
+def _only_new(settings: Sequence[str] | None) -> None:
+    if settings:
+        raise ConfigError("--set is for a new run; --resume keeps its settings", remedy="Leave one of them out.")
+
+
 def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
     """Seconds of a step; None if it could not be measured, which stops nobody from training."""
     what = "measuring three training steps on each host, once for hosts and a profile like these"
@@ -137,16 +199,6 @@ def _check_device(wanted: str) -> None:
         devices.choose(wanted)
     except SettingError as error:
         raise ConfigError(f"device = {wanted}: {error}", remedy="Set device to auto or cpu.") from None
-
-
-def show_preflight(console: Console, report: Report) -> None:
-    """One line if all is well, else the tables. Raises HostError or ConfigError with all problems that there are."""
-    if report.problems:
-        show(console, report, errors=False)
-        report.raise_if_errors()
-    elif report.network:
-        console.print(report.network, soft_wrap=True)
-    console.print(report.summary(), soft_wrap=True)
 
 
 def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:

@@ -122,23 +122,33 @@ def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
         if kind not in manifests and not path.is_file():
             continue
         name = str(manifests.get(kind) or "")
-        about = {"kind": KINDS[kind], "file": Path(name).name, "left_out": left_out.get(name, "")}
-        found.append(DataSet(**about, **_clips(path)))
+        clips, hours, languages = listed_clips(path) or (None, None, "")
+        found.append(
+            DataSet(
+                kind=KINDS[kind],
+                file=Path(name).name,
+                clips=clips,
+                hours=hours,
+                languages=languages,
+                left_out=left_out.get(name, ""),
+            )
+        )
     if run.test:
         found.append(DataSet(kind=KINDS["test"], file=Path(run.test).name, left_out=left_out.get(run.test, "")))
     return found
 
 
-def _clips(path: Path) -> dict[str, Any]:
+def listed_clips(path: Path) -> tuple[int, float, str] | None:
+    """Return clips, hours and languages of a run's list of clips; None for one that cannot be read."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         seconds = sum(float(row[DURATION_COLUMNS[0]]) for row in rows)
     except (OSError, csv.Error, *NOT_AS_WRITTEN):
-        return {}
+        return None
     languages = Counter(filter(None, (row.get(LANGUAGE_COLUMNS[0]) for row in rows)))
     told = ", ".join(f"{name}: {count:,} clips" for name, count in languages.most_common())
-    return {"clips": len(rows), "hours": seconds / 3600, "languages": told}
+    return len(rows), seconds / 3600, told
 
 
 def _left_out(path: Path) -> dict[str, str]:

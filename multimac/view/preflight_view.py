@@ -8,7 +8,7 @@ from rich.text import Text
 
 from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Report
 
-from .narrow import USUAL_WIDTH, fitting
+from .terminal import USUAL_WIDTH, fitting
 
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
@@ -17,8 +17,18 @@ STYLE = {ERROR: "red", WARNING: "yellow"}
 MARK = {ERROR: "✗", WARNING: "!"}
 
 
+def show_preflight(console: Console, report: Report) -> None:
+    """Print one line if all is well, else the tables. Raises HostError or ConfigError with all problems."""
+    if report.problems:
+        show(console, report, errors=False)
+        report.raise_if_errors()
+    elif report.network:
+        console.print(report.network, soft_wrap=True)
+    console.print(report.summary(), soft_wrap=True)
+
+
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
-    """errors=False: they follow as the report's exception."""
+    """Print hosts, links and problems. errors=False: errors follow as the report's exception."""
     console.print(fitting(console, _hosts(report), heads=2, below=USUAL_WIDTH))
     if report.pairs:
         console.print()

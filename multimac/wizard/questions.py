@@ -254,7 +254,7 @@ def load_answers(path: Path) -> dict[str, str]:
     return {key: _plain(path, key, value) for key, value in values.items()}
 
 
-def save_answers(path: Path, answers: Mapping[str, str]) -> None:
+def write_answers(path: Path, answers: Mapping[str, str]) -> None:
     """As JSON where the name ends in .json, else as INI."""
     if path.suffix.lower() == ".json":
         text = json.dumps(dict(answers), indent=2, ensure_ascii=False) + "\n"
