@@ -60,7 +60,7 @@ def collect() -> None:
     for file in sorted(files, key=lambda file: [*ORDER, file.stem].index(file.stem)):
         module = ".".join(file.relative_to(PROJECT).with_suffix("").parts)
         for words, head, name in HEAD.findall(file.read_text(encoding="utf-8")):
-            defined = {**vars(options), "ExitStatus": ExitStatus}
+            defined = {**vars(options), "typer": typer, "ExitStatus": ExitStatus}
             exec(head, defined)
             *group, last = words.split()
             (GROUPS[group[0]] if group else app).command(last)(loaded_when_called(module, defined[name]))

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.live import Live
 from rich.table import Table
+from typer import Option
 
 from distributed.launcher import follow as follower
 from distributed.launcher.follow import FINISHING, Attached, PlainScreen, Starter, start_launcher
@@ -69,7 +69,7 @@ def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int
 @command("runs stop")
 def runs_stop(
     run: Run = "last",
-    now: Annotated[bool, typer.Option("--now", help="Stop at once, without finishing the step or saving.")] = False,
+    now: Annotated[bool, Option("--now", help="Stop at once, without finishing the step or saving.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:

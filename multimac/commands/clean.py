@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
 from distributed.run_dir.find import find_run, run_dirs
@@ -21,11 +21,11 @@ from .options import CONFIG, Config, RunsDir, command
 
 @command("runs clean")
 def runs_clean(
-    runs: Annotated[list[str] | None, typer.Argument(help="Remove these runs, their models included.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
-    keep: Annotated[int, typer.Option(min=0, help="Keep this many of the newest runs.")] = 0,
-    older_than: Annotated[str, typer.Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the list, as JSON.")] = False,
+    runs: Annotated[list[str] | None, Argument(help="Remove these runs, their models included.")] = None,
+    yes: Annotated[bool, Option("--yes", help="Remove what is listed.")] = False,
+    keep: Annotated[int, Option(min=0, help="Keep this many of the newest runs.")] = 0,
+    older_than: Annotated[str, Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
+    as_json: Annotated[bool, Option("--json", help="Print only the list, as JSON.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:

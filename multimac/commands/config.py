@@ -6,11 +6,12 @@ import dataclasses
 import json
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
+from multimac.view.run_tables import as_text
 from multimac.view.terminal import USUAL_WIDTH, Console, fitting
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
@@ -22,10 +23,8 @@ COLUMNS = ("setting", "value", "from", "meaning")
 
 @command("config show")
 def config_show(
-    name: Annotated[
-        str, typer.Argument(help="A [profile:NAME] or [distributed:NAME]; without it, all are listed.")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    name: Annotated[str, Argument(help="A [profile:NAME] or [distributed:NAME]; without it, all are listed.")] = "",
+    as_json: Annotated[bool, Option("--json", help="As JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Print every setting of a profile: its value, where it comes from, what it means."""
@@ -38,7 +37,7 @@ def config_show(
         for column in COLUMNS:
             table.add_column(column, overflow="fold", no_wrap=column == COLUMNS[0])
         for row in _settings(file, name):
-            table.add_row(*map(_text, row.values()))
+            table.add_row(*map(as_text, row.values()))
         console.print(fitting(console, table, below=USUAL_WIDTH))
     else:
         for kind in KINDS:
@@ -47,7 +46,7 @@ def config_show(
 
 
 def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
-    """A row for each setting, by COLUMNS."""
+    """Return a row for each setting, in the order of COLUMNS."""
     job, rows = resolve(config, name), []
     shown = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
     if config.has("distributed", name):
@@ -61,7 +60,3 @@ def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
             value, origin = None, "chosen at the start"
         rows.append(dict(zip(COLUMNS, (field.name, value, origin, field.metadata["help"]), strict=True)))
     return rows
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -36,28 +36,26 @@ SHOWN = 5  # rows that were left out, of each part
 @awake()
 def data_import(
     source: Annotated[
-        str, typer.Argument(help="A file, a folder, or the id of a data set on the Hugging Face hub (owner/name).")
+        str, Argument(help="A file, a folder, or the id of a data set on the Hugging Face hub (owner/name).")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write: manifests, and clips where audio is cut.")],
-    layout: Annotated[str, typer.Option(help="Layout, where files fit several; docs/data.md lists them.")] = "",
-    audio_column: Annotated[str, typer.Option(help="Column of the audio's names; without a header, its number.")] = "",
-    text_column: Annotated[str, typer.Option(help="Column of the text; without a header, its number.")] = "",
-    encoding: Annotated[str, typer.Option(help="Encoding of texts that are not UTF-8, e.g. cp1251.")] = "",
-    delimiter: Annotated[str, typer.Option(help="Between columns: comma, semicolon, tab or bar.")] = "",
-    language: Annotated[str, typer.Option(help="Language of the speech, for the lines for config.ini.")] = "",
-    keep_empty: Annotated[
-        bool, typer.Option("--keep-empty", help="Keep rows without text, for no_speech = train.")
-    ] = False,
+    out: Annotated[Path, Option("--out", help="Folder to write: manifests, and clips where audio is cut.")],
+    layout: Annotated[str, Option(help="Layout, where files fit several; docs/data.md lists them.")] = "",
+    audio_column: Annotated[str, Option(help="Column of the audio's names; without a header, its number.")] = "",
+    text_column: Annotated[str, Option(help="Column of the text; without a header, its number.")] = "",
+    encoding: Annotated[str, Option(help="Encoding of texts that are not UTF-8, e.g. cp1251.")] = "",
+    delimiter: Annotated[str, Option(help="Between columns: comma, semicolon, tab or bar.")] = "",
+    language: Annotated[str, Option(help="Language of the speech, for the lines for config.ini.")] = "",
+    keep_empty: Annotated[bool, Option("--keep-empty", help="Keep rows without text, for no_speech = train.")] = False,
     keep_long: Annotated[
-        bool, typer.Option("--keep-long", help="Keep clips over 30 s, for `data check --fix --model` to cut.")
+        bool, Option("--keep-long", help="Keep clips over 30 s, for `data check --fix --model` to cut.")
     ] = False,
     split_off: Annotated[
-        bool, typer.Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
+        bool, Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
     ] = False,
     outside: Annotated[
-        list[Path] | None, typer.Option("--outside", metavar="FOLDER", help="Its audio may lie there, too; repeatable.")
+        list[Path] | None, Option("--outside", metavar="FOLDER", help="Its audio may lie there, too; repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> ExitStatus:
     """Read recordings of any usual layout, and write manifests for config.ini. Importing again goes on."""
     if delimiter and delimiter not in DELIMITERS:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -47,7 +47,7 @@ LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What to check. base_model: the model whose tokenizer and decoder the texts are for, '' if there is none."""
+    """The data to check. base_model: the model whose tokenizer and decoder the texts are for, '' if there is none."""
 
     name: str
     manifests: Mapping[str, Path]
@@ -64,19 +64,19 @@ class Asked:
 def data_check(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
+        Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
     ],
-    model: Annotated[str, typer.Option("--model", help=f"Show what it hears otherwise, and cut by it. {MODEL}")] = "",
+    model: Annotated[str, Option("--model", help=f"Show what it hears otherwise, and cut by it. {MODEL}")] = "",
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
+        Path | None, Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
     ] = None,
     fix_into: Annotated[
-        Path | None, typer.Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
+        Path | None, Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
     ] = None,
     language: Language = "",
     settings: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    out: Annotated[Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Find what spoils training: bad audio, wrong texts, leaks between parts; exit status 4 if there are errors."""

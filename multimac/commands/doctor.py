@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve
@@ -31,9 +31,9 @@ STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", Stat
 
 @command("doctor")
 def doctor(
-    deep: Annotated[bool, typer.Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
-    profile: Annotated[str, typer.Option(help="Check what this profile needs, at its batch shapes.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the findings, as JSON.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
+    profile: Annotated[str, Option(help="Check what this profile needs, at its batch shapes.")] = "",
+    as_json: Annotated[bool, Option("--json", help="Print only the findings, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Check whether this machine can train; exit status 5 if not."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -46,26 +46,22 @@ CAPTIONS = {
 @command("evaluate")
 @awake()
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help=MODEL)],
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Manifest to evaluate on; may be given several times.")
-    ] = None,
-    profile: Annotated[str, typer.Option(help="Take test set, language and task from this [profile:NAME].")] = "",
+    models: Annotated[list[str], Argument(help=MODEL)],
+    data: Annotated[list[Path] | None, Option(help="Manifest to evaluate on; may be given several times.")] = None,
+    profile: Annotated[str, Option(help="Take test set, language and task from this [profile:NAME].")] = "",
     language: Language = "",
-    batch_size: Annotated[int, typer.Option(min=1, help="Clips at a time.")] = 8,
+    batch_size: Annotated[int, Option(min=1, help="Clips at a time.")] = 8,
     audio_context: Annotated[
         str,
-        typer.Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
+        Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
     ] = "full",
     fallback: Annotated[
-        bool, typer.Option(help="Decode again what repeats itself or is improbable, as OpenAI's program does.")
+        bool, Option(help="Decode again what repeats itself or is improbable, as OpenAI's program does.")
     ] = True,
-    base: Annotated[bool, typer.Option(help="Also evaluate the untouched base of a trained model.")] = True,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions. [default: the run's, or ./evaluation]")
-    ] = None,
-    worst: Annotated[int, typer.Option(min=0, help="How many of the worst clips to show.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the figures, as JSON.")] = False,
+    base: Annotated[bool, Option(help="Also evaluate the untouched base of a trained model.")] = True,
+    out: Annotated[Path | None, Option(help="Folder for predictions. [default: the run's, or ./evaluation]")] = None,
+    worst: Annotated[int, Option(min=0, help="How many of the worst clips to show.")] = 5,
+    as_json: Annotated[bool, Option("--json", help="Print only the figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Measure WER and CER of models on test sets, and save what they heard."""

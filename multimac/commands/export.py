@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 from torch import nn
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -57,19 +57,17 @@ class Exported:
 @command("export")
 @awake()
 def export(
-    model: Annotated[str, typer.Argument(help=MODEL)],
-    to: Annotated[
-        list[str], typer.Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx, onnx or openai.")
-    ],
+    model: Annotated[str, Argument(help=MODEL)],
+    to: Annotated[list[str], Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx, onnx or openai.")],
     precision: Annotated[
         str,
-        typer.Option(help="float32 or float16; int8, q8_0 or q5_0. [default: float16; of transformers float32]"),
+        Option(help="float32 or float16; int8, q8_0 or q5_0. [default: float16; of transformers float32]"),
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder to write to. [default: RUN/export]")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,
-    data: Annotated[Path | None, typer.Option(help="Manifest to verify with. [default: the run's test set]")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write to. [default: RUN/export]")] = None,
+    verify: Annotated[bool, Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,
+    data: Annotated[Path | None, Option(help="Manifest to verify with. [default: the run's test set]")] = None,
     language: Language = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print only folders and figures, as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print only folders and figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Write a trained model, adapters merged, as other programs load it."""
@@ -160,7 +158,7 @@ def _rate(wer: float | None, folder: Path) -> Rate | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What each runtime wrote for the test clips. alike: transformers' own, by precision of the weights."""
+    """Texts of each runtime for the test clips. alike: transformers' own, by precision of the weights."""
 
     manifest: Manifest
     alike: dict[str, Evaluation]

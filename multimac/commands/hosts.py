@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
@@ -54,7 +54,7 @@ def hosts_setup(hosts: HostsFile = HOSTS) -> ExitStatus:
 @command("hosts sync")
 @awake()
 def hosts_sync(
-    profile: Annotated[str, typer.Argument(help="A [distributed:NAME] or [profile:NAME].")],
+    profile: Annotated[str, Argument(help="A [distributed:NAME] or [profile:NAME].")],
     hosts: HostsFile = HOSTS,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -72,8 +72,8 @@ def hosts_sync(
 @command("hosts check")
 def hosts_check(
     hosts: HostsFile = HOSTS,
-    profile: Annotated[str, typer.Option(help="Also check what this [distributed:NAME] or [profile:NAME] needs.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    profile: Annotated[str, Option(help="Also check what this [distributed:NAME] or [profile:NAME] needs.")] = "",
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Check all hosts and the links between them, and report everything that would stop a run."""
@@ -92,13 +92,13 @@ def hosts_check(
 
 @command("hosts remove")
 def hosts_remove(
-    host: Annotated[str, typer.Argument(help="One worker's address. [default: all workers]")] = "",
+    host: Annotated[str, Argument(help="One worker's address. [default: all workers]")] = "",
     only_audio: Annotated[
-        bool, typer.Option("--only-audio", help="Only recordings, their texts, and what was computed from them.")
+        bool, Option("--only-audio", help="Only recordings, their texts, and what was computed from them.")
     ] = False,
-    really: Annotated[bool, typer.Option("--yes", help="Remove it; without this it is only shown.")] = False,
+    really: Annotated[bool, Option("--yes", help="Remove it; without this it is only shown.")] = False,
     hosts: HostsFile = HOSTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only what was found, as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> ExitStatus:
     """Show what the hosts hold of ours, with sizes, and with --yes remove it."""
     console = Console(stderr=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from distributed.run_dir.find import find_run
 from multimac.report.page import contents, write_report
@@ -19,7 +19,7 @@ from .options import CONFIG, Config, Run, RunsDir, command
 @command("report")
 def report(
     run: Run = "last",
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write it. [default: RUN/report.html]")] = None,
+    out: Annotated[Path | None, Option("--out", help="Where to write it. [default: RUN/report.html]")] = None,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from distributed.run_dir.find import find_run, run_dirs, speed_ups
 from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RunSummary, read_run
@@ -24,8 +24,8 @@ SHOWN_PROBLEMS = 10
 
 @command("runs list")
 def runs_list(
-    everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest 20.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all figures.")] = False,
+    everything: Annotated[bool, Option("--all", help="All runs, not only the newest 20.")] = False,
+    as_json: Annotated[bool, Option("--json", help="As JSON, with all figures.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -58,7 +58,7 @@ def runs_list(
 @command("runs show")
 def runs_show(
     run: Run = "last",
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with curves and settings.")] = False,
+    as_json: Annotated[bool, Option("--json", help="As JSON, with curves and settings.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -98,8 +98,8 @@ def _print_block(console: Console, lines: Sequence[str], *, style: str = "") -> 
 
 @command("runs compare")
 def runs_compare(
-    runs: Annotated[list[str], typer.Argument(help="Two or more runs.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with curves and settings.")] = False,
+    runs: Annotated[list[str], Argument(help="Two or more runs.")],
+    as_json: Annotated[bool, Option("--json", help="As JSON, with curves and settings.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:

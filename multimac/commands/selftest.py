@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
@@ -36,10 +36,10 @@ VERDICT_WIDTH, NAME_WIDTH = 9, 22
 @command("selftest")
 @awake()
 def selftest(
-    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
-    out: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("report.json"),
-    lid: Annotated[bool, typer.Option("--lid", help="Then watch for a minute in which you close a lid.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,
+    hosts: Annotated[Path | None, Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
+    out: Annotated[Path, Option(help="Where to write the report.")] = Path("report.json"),
+    lid: Annotated[bool, Option("--lid", help="Then watch for a minute in which you close a lid.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> ExitStatus:
     """Check what this program assumes of your machines: about 5 minutes, with a report to send us."""
     console = Console(stderr=as_json)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -49,7 +50,7 @@ ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 @command("finetune")
 def finetune(
-    profile: Annotated[str, typer.Argument(help="A [profile:NAME].")] = "",
+    profile: Annotated[str, Argument(help="A [profile:NAME].")] = "",
     settings: Set = None,
     resume: Resume = "",
     detach: Detach = False,
@@ -87,14 +88,14 @@ def train_here(
 
 @command("distributed-train")
 def distributed_train(
-    profile: Annotated[str, typer.Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
+    profile: Annotated[str, Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
+        Path | None, Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
     ] = None,
     settings: Set = None,
     resume: Resume = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and do nothing.")] = False,
-    no_sync: Annotated[bool, typer.Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and do nothing.")] = False,
+    no_sync: Annotated[bool, Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> ExitStatus:

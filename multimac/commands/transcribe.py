@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from multimac.view.models import fetch_model, model_named, origin_of
@@ -38,15 +38,15 @@ STDIN = Path("-")
 @command("transcribe")
 @awake()
 def transcribe(
-    audio: Annotated[list[Path], typer.Argument(help="Recordings of any length, folders of them, or - for stdin.")],
-    model: Annotated[str, typer.Option("--model", help=MODEL)],
-    form: Annotated[str, typer.Option("--format", help="text, srt, vtt or json.")] = "text",
+    audio: Annotated[list[Path], Argument(help="Recordings of any length, folders of them, or - for stdin.")],
+    model: Annotated[str, Option("--model", help=MODEL)],
+    form: Annotated[str, Option("--format", help="text, srt, vtt or json.")] = "text",
     words: Annotated[
-        bool, typer.Option("--words", help="When each word is said: in JSON, and for the times of subtitles.")
+        bool, Option("--words", help="When each word is said: in JSON, and for the times of subtitles.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for the files. [default: beside each recording]")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Transcribe recordings: text on the terminal, or files with times. What came from stdin goes to stdout."""

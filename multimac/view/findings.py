@@ -23,7 +23,9 @@ def show(console: Console, found: Sequence[Finding]) -> None:
     for kind, rows in by_kind(found):
         console.print(Text(f"{kind.severity}: {kind.name}, {rows_in_words(rows)}", STYLES[kind.severity]))
         for one in rows[:FIRST]:
-            console.print(Padding(Text(_line(one), overflow="fold"), (0, 0, 0, 2)))
+            text = f"{place_of(one)}: {one.what}".replace("\n", " ")
+            text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+            console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, 2)))
         if len(rows) > FIRST:
             console.print(f"  and {len(rows) - FIRST} more")
         console.print(Padding(Text(kind.remedy, "italic"), (0, 0, 0, 2)))
@@ -38,7 +40,7 @@ def rows_in_words(found: Sequence[Finding]) -> str:
 
 
 def total(found: Sequence[Finding]) -> str:
-    """Such as '3 errors, 1 warning'."""
+    """Sum up findings, such as '3 errors, 1 warning'."""
     names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
     counts = {name: sum(one.kind.severity == severity for one in found) for severity, name in names.items()}
     told = [counted(count, name) for name, count in counts.items() if count]
@@ -53,7 +55,5 @@ def about_parts(manifests: Mapping[str, Manifest]) -> Iterator[str]:
         yield f"{named}: {rows:,} rows, {duration(seconds)} of speech"
 
 
-def _line(one: Finding) -> str:
-    place = f"{one.manifest.name} line {one.line}" if one.line else one.manifest.name
-    text = f"{place}: {one.what}".replace("\n", " ")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+def place_of(one: Finding) -> str:
+    return f"{one.manifest.name} line {one.line}" if one.line else one.manifest.name

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from whisper_tuner.eval.intervals import Interval
+from whisper_tuner.text import counted
+
+from .models import file_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What is known of a model; empty or None where it is not."""
+    """Facts of a model; empty or None where they are not known."""
 
     title: str
     base_model: str = ""
@@ -48,13 +50,9 @@ def _header(about: About) -> list[str]:
     lines = ["---", "pipeline_tag: automatic-speech-recognition", "tags: [whisper]"]
     if about.language:
         lines.append(f"language: {json.dumps(about.language)}")
-    if about.base_model and not _is_path(about.base_model):
+    if about.base_model and about.base_model == file_name(about.base_model):
         lines.append(f"base_model: {json.dumps(about.base_model, ensure_ascii=False)}")
     return [*lines, "---"]
-
-
-def _is_path(base_model: str) -> bool:
-    return base_model.startswith((".", "/", "~"))
 
 
 def _paragraphs(about: About) -> list[str]:
@@ -62,14 +60,13 @@ def _paragraphs(about: About) -> list[str]:
     lines = [what, ""]
     rows = []
     if about.base_model:
-        base = Path(about.base_model).name if _is_path(about.base_model) else about.base_model
-        rows.append(("trained from", f"`{base}`"))  # others need not know this machine's folders
+        rows.append(("trained from", f"`{file_name(about.base_model)}`"))
     if about.method:
         rows.append(("method", {"lora": "LoRA, merged", "full": "all weights"}.get(about.method, about.method)))
     if about.clips:
         rows.append(("training data", f"{about.clips:,} clips, {about.hours:.2f} hours"))
     if about.steps:
-        rows.append(("training", f"{about.steps:,} steps on {about.hosts} host{'s' if about.hosts > 1 else ''}"))
+        rows.append(("training", f"{about.steps:,} steps on {counted(about.hosts, 'host')}"))
     if about.before:
         rows.append(("WER of the base model", str(about.before)))
     if about.after:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Report
+from whisper_tuner.text import counted
 
 from .terminal import USUAL_WIDTH, fitting
 
@@ -39,7 +40,7 @@ def show(console: Console, report: Report, *, errors: bool = True) -> None:
     for problem in report.problems if errors else report.warnings:
         console.print(Text.assemble((f"{problem.severity}:", STYLE[problem.severity]), f" {problem}"))
     counts = {"error": len(report.errors), "warning": len(report.warnings)}
-    words = [f"{count} {word}{'s' * (count != 1)}" for word, count in counts.items() if count]
+    words = [counted(count, word) for word, count in counts.items() if count]
     console.print(f"{', '.join(words) or 'all well'} ({report.seconds:.1f} s)")
 
 
@@ -88,7 +89,7 @@ def _fact(facts: HostFacts, check: str, report: Report) -> str:
 
 
 def _links(report: Report) -> Table:
-    """From row to column: Mbit/s, and ms there and back."""
+    """Tell Mbit/s, and ms there and back, from row to column."""
     found = {(pair.source, pair.target): pair for pair in report.pairs}
     table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column("Mbit/s / ms", overflow="fold", max_width=20)

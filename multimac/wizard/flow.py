@@ -71,7 +71,7 @@ def wizard(
 
 
 def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
-    """From the first question anew each time the user goes back: what has been answered is not asked again."""
+    """Begin with the first question each time the user goes back; what has been answered is not asked again."""
     while True:
         try:
             return _ask(questions, config, scratch, console)
@@ -80,7 +80,7 @@ def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console
 
 
 def _ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
-    """Every question, to the last one. Raises Back."""
+    """Ask every question, to the last one. Raises Back."""
     draft = Draft(config_path=config, config_text=questions.once("config", config, lambda: read_text(config)))
     keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
     keys += "Esc or Ctrl-C quits and changes nothing."
@@ -136,7 +136,7 @@ def _free_name(draft: Draft) -> str:
 
 
 def _show(draft: Draft, console: Console) -> None:
-    """The settings that are not the defaults, as config.ini will have them, and where each comes from."""
+    """Show the settings that are not the defaults, as config.ini will have them, and where each comes from."""
     draft.job()  # says what is wrong with them
     table = Table(title=draft.run_name, header_style="bold")
     for column in ("setting", "value", "from"):
