@@ -19,8 +19,10 @@ START = """
 import sys
 from pathlib import Path
 sys.path[:0] = [".", "gym"]
+from distributed.hosts.keep_awake import awake
 from multimac.commands.train import train_here
-sys.exit(train_here(Path(sys.argv[1]), sys.argv[2], ranks=int(sys.argv[3])))
+with awake():
+    sys.exit(train_here(Path(sys.argv[1]), sys.argv[2], ranks=int(sys.argv[3])))
 """
 
 

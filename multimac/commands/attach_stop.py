@@ -22,7 +22,7 @@ from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import read_run
 from multimac.view.models import folders_of
 from multimac.view.progress import can_move
-from multimac.view.run_tables import next_commands
+from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
@@ -62,7 +62,7 @@ def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int
     """Follow a run to its end; then say what can be done with the model."""
     status = follow(run_dir, launch, console, position=position)
     if status == ExitStatus.OK and (run := read_run(run_dir)).model:
-        console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(run))]), soft_wrap=True)
+        print_next(console, run)
     return status
 
 

@@ -16,44 +16,42 @@ from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
 
 if TYPE_CHECKING:
-    from whisper_tuner.eval.long_clips import Hear
+    from whisper_tuner.data.labels import TokenLimit
+    from whisper_tuner.eval.long_clips import Hear, LongClips
 
 TOLD = 5  # rows that were not cut, on the screen and in the report; changes.csv has all
 IN_A_TEST_SET = "a test set is not cut, least of all by where a model is sure"
 Load = Callable[[], tuple]  # gives the model and its processor
 
 
-def cut_long(
-    console: Console,
-    long: Sequence[Row],
-    material: Material,
+def long_clips(
     folder: Path,
-    corrections: Corrections,
-    *,
     store: Path,
     model: str,
     load: Load,
     longest_s: float,
     language: str,
     task: str,
-) -> Cuts:
-    """Write pieces of clips below `folder`. load: loads `model`, once something is to be heard."""
+    limit: TokenLimit | None,
+) -> LongClips:
+    """Return what cuts clips into pieces below `folder`. load: loads `model`, once something is to be heard."""
     from exogym import device as devices
-    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips, NotCut
+    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips
     from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 
     cache = store / "cache"
     decoding = Decoding(device=devices.choose().type, language=None, task=task)
     heard = HeardPieces(cache / HEARD, TextCache(cache / TEXTS).key(model, [], decoding))
-    clips = LongClips(
-        folder.absolute() / CLIPS,
-        _hearing(load, task),
-        heard,
-        longest_s=longest_s,
-        language=language,
-        task=task,
-        limit=material.limit,
-    )
+    hear, pieces = _hearing(load, task), folder.absolute() / CLIPS
+    return LongClips(pieces, hear, heard, longest_s=longest_s, language=language, task=task, limit=limit)
+
+
+def cut_long(
+    console: Console, long: Sequence[Row], material: Material, corrections: Corrections, clips: LongClips
+) -> Cuts:
+    """Cut all clips that are too long and that may be cut; the others get the reason."""
+    from whisper_tuner.eval.long_clips import NotCut
+
     taken = {row.sample.id for row in (*material.rows, *long)}
     found: dict[tuple[str, int], tuple | str] = {}
     with counting(console, "cutting long clips", len(long)) as show:

@@ -20,7 +20,7 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host
 from multimac.report import findings as report
-from multimac.view.findings import about_parts, by_kind, show, total
+from multimac.view.findings import by_kind, show
 from multimac.view.models import fetch_model, model_named, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
@@ -37,7 +37,7 @@ from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.paths import expanded, shown
 
-from .cut_long import cut_long, told_of
+from .cut_long import cut_long, long_clips, told_of
 from .options import CONFIG, MODEL, Config, Language, Set, command
 
 CHECKS = "checks"  # the folder of reports below the store
@@ -97,42 +97,16 @@ def data_check(
         notes += _about_model(material)
     long, cuts = _long(asked, material), {}
     if model and into and long:
-        cuts = cut_long(
-            console,
-            long,
-            material,
-            into,
-            corrections,
-            store=PROJECT / STORE,
-            model=model,
-            load=load,
-            longest_s=asked.max_duration_s,
-            language=asked.language,
-            task=asked.task,
+        clips = long_clips(
+            into, PROJECT / STORE, model, load, asked.max_duration_s, asked.language, asked.task, material.limit
         )
+        cuts = cut_long(console, long, material, corrections, clips)
         notes += told_of(long, cuts)
-    return _report(console, asked, material, notes, out, into, corrections, long, cuts, as_json=as_json)
-
-
-def _report(
-    console: Console,
-    asked: Asked,
-    material: Material,
-    notes: Sequence[str],
-    out: Path | None,
-    into: Path | None,
-    corrections: fix.Corrections,
-    long: Sequence[Row],
-    cuts: fix.Cuts,
-    *,
-    as_json: bool,
-) -> ExitStatus:
-    """Run the checks, tell what they find, and write what is fixed. Status DATA for an error that is not fixed."""
     found = table.findings(material)
     folder = out or PROJECT / STORE / CHECKS / asked.name
     page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)
     if not as_json:
-        _print(console, material, found, notes)
+        show(console, material, found, notes)
     written = {}
     if into:
         result = fix.fixed(material, found, corrections, long, cuts)
@@ -300,16 +274,6 @@ def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:
     wrong = sorted((pair for pair in known if pair[1].cer), key=lambda pair: -contradiction(pair[1]))
     kind = table.contradicted.KIND
     return [(of_row(kind, row, ""), heard.text, heard.cer) for row, heard in wrong[:CONTRADICTED]]
-
-
-def _print(console: Console, material: Material, found: Sequence[Finding], notes: Sequence[str]) -> None:
-    for line in about_parts(material.manifests):
-        console.print(line, soft_wrap=True)
-    show(console, found)
-    for note in notes:
-        console.print(note)
-    rows = len(material.rows) + sum(len(manifest.problems) for manifest in material.manifests.values())
-    console.print(f"{total(found)} in {rows:,} rows", style="bold")
 
 
 def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.Corrections) -> dict[str, Path]:

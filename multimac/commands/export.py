@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +17,7 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RunSummary, read_run
-from multimac.report.asked import listed_clips
-from multimac.report.measured import read_predictions
-from multimac.view.model_card import About, Rate, card
+from multimac.report.model_card import card
 from multimac.view.models import fetch_model, model_named, origin_of, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
@@ -31,7 +29,6 @@ from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of
 from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
-from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
 from whisper_tuner.export.formats import Format, chosen
 from whisper_tuner.export.merged import Merged, Speech
@@ -118,42 +115,13 @@ def _written(
     origin: RunSummary | None,
 ) -> Exported:
     one = Exported(which=which, precision=precision, folder=out / f"{which.name}-{precision}")
+    run = read_run(origin.path) if origin else None  # with its events
     usage = which.usage(one.folder.name, speech, precision, is_multilingual=is_multilingual(merged.model))
-    about = replace(
-        _about(origin), language=speech.language or "", runtime=which.runtime, precision=precision, usage=usage
-    )
+    readme = card(run, language=speech.language, runtime=which.runtime, precision=precision, usage=usage)
     with working(console, f"writing {one.name}"):
-        which.write(merged, one.folder, precision, card(about))
+        which.write(merged, one.folder, precision, readme)
     console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
     return one
-
-
-def _about(run: RunSummary | None) -> About:
-    """Put together what its run tells of a model."""
-    if run is None:
-        return About(title="Whisper, fine-tuned")
-    run = read_run(run.path)  # with its events
-    clips, hours, _ = listed_clips(run.path / "train.csv") or (0, 0.0, "")
-    tested = run.path / "evaluation" / Path(run.test).stem if run.test else None
-    return About(
-        title=run.name or run.id,
-        base_model=run.base_model,
-        method=run.method,
-        hosts=len(set(run.hosts)) or 1,
-        steps=run.steps,
-        clips=clips,
-        hours=hours,
-        before=_rate(run.wer_before, tested / "base") if tested else None,
-        after=_rate(run.wer_after, tested / "final") if tested else None,
-        test_clips=len(read_predictions(tested / "final" / PREDICTIONS)) if tested else 0,
-    )
-
-
-def _rate(wer: float | None, folder: Path) -> Rate | None:
-    if wer is None:
-        return None
-    clips = [clip.counts for clip in read_predictions(folder / PREDICTIONS)]
-    return Rate(wer=wer, interval=wer_interval(clips) if clips else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
-from multimac.view.run_tables import next_commands
+from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
@@ -68,7 +68,7 @@ def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> ExitStatus:
                 console.print(str(error))
         final = recover(run, machines, PROJECT, console.print)
     console.print(f"model: {final}")
-    console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(read_run(final.parent)))]))
+    print_next(console, read_run(final.parent))
     return ExitStatus.OK
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.change_hosts import change_hosts
 from distributed.plan.hosts_file import load_hosts
@@ -28,7 +27,6 @@ from whisper_tuner.model.check import check_model
 from .attach_stop import start
 
 
-@awake()
 def resume_run(
     config: Path,
     run: str,

@@ -49,6 +49,7 @@ ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
 @command("finetune")
+@awake()
 def finetune(
     profile: Annotated[str, Argument(help="A [profile:NAME].")] = "",
     settings: Set = None,
@@ -64,12 +65,12 @@ def finetune(
 
 
 @command("demo")
+@awake()
 def demo() -> ExitStatus:
     """Train the bundled model on the bundled speech: two ranks on this machine, about two minutes."""
     return train_here(PROJECT / "config.ini", "demo-diloco", ranks=2)
 
 
-@awake()
 def train_here(
     config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, detach: bool = False
 ) -> ExitStatus:
@@ -87,6 +88,7 @@ def train_here(
 
 
 @command("distributed-train")
+@awake()
 def distributed_train(
     profile: Annotated[str, Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
     hosts: Annotated[
@@ -105,42 +107,25 @@ def distributed_train(
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
         return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
-    return _train_on_hosts(
-        config, _named(profile), hosts, settings=settings or (), dry_run=dry_run, no_sync=no_sync, detach=detach
-    )
-
-
-@awake()
-def _train_on_hosts(
-    config: Path,
-    name: str,
-    hosts_file: Path | None,
-    *,
-    settings: Sequence[str],
-    dry_run: bool,
-    no_sync: bool,
-    detach: bool,
-) -> ExitStatus:
-    console = Console()
-    job = resolve(ConfigFile(config), name, settings=settings)
-    hosts_file = hosts_file or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
-    hosts = load_hosts(hosts_file)
-    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
-    with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
+    console, job = Console(), resolve(ConfigFile(config), _named(profile), settings=settings or ())
+    hosts = hosts or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
+    machines = load_hosts(hosts)
+    console.print(f"looking at {', '.join(host.address for host in machines.all)}")
+    with preflight(job, machines, sync=not no_sync, hosts_file=hosts) as report:
         show_preflight(console, report)
 
         def measured() -> Measured:
-            step_s = remembered(job, hosts)
-            if step_s is None and may_choose(job, len(hosts.all)) and not (dry_run or no_sync):
-                step_s = _measure_step(console, job, hosts, report)
+            step_s = remembered(job, machines)
+            if step_s is None and may_choose(job, len(machines.all)) and not (dry_run or no_sync):
+                step_s = _measure_step(console, job, machines, report)
             return dataclasses.replace(report.measured, step_s=step_s)
 
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
             prepared = prepare_run(
                 job,
                 run_dir,
-                hosts=hosts,
-                address=report.meeting or meeting_address(hosts, report.remotes),
+                hosts=machines,
+                address=report.meeting or meeting_address(machines, report.remotes),
                 show_status=partial(working, console),
                 machine_workers=report.machine_workers,
                 measured=measured,
@@ -169,7 +154,7 @@ def _only_new(settings: Sequence[str] | None) -> None:
 
 
 def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
-    """Seconds of a step; None if it could not be measured, which stops nobody from training."""
+    """Return the seconds of a step; None if it could not be measured, which stops nobody from training."""
     what = "measuring three training steps on each host, once for hosts and a profile like these"
     console.print(f"{what}; this usually takes less than a minute", soft_wrap=True)
     try:
@@ -203,7 +188,7 @@ def _check_device(wanted: str) -> None:
 
 
 def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
-    """The one beside config.ini. Raises ConfigError."""
+    """Return the hosts file beside config.ini. Raises ConfigError."""
     path = shown((config.parent / HOSTS_FILE).absolute())
     if not path.is_file():
         what = f"{job.name}: no hosts file: neither --hosts, nor hosts_config in the profile, nor {path}"
@@ -239,7 +224,7 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
 
 
 def _not_used(job: Job) -> Iterator[str]:
-    """Parts beside train of which nobody says which one is meant."""
+    """Tell of parts beside train of which nobody says which one is meant."""
     for kind, paths in doubtful(job.profile.train, Reading.of(job.profile)).items():
         if kind not in job.origin:  # `test =` says that there is none
             names = " or ".join(path.name for path in paths)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -161,6 +162,10 @@ def differing(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
 def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:
     lines = plot([Curve(mark=mark(i), points=run.curves.loss) for i, run in enumerate(runs)], width=width)
     return ["loss", *lines] if lines else []
+
+
+def print_next(console: Console, run: RunSummary) -> None:
+    console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(run))]), soft_wrap=True)
 
 
 def next_commands(run: RunSummary) -> list[str]:
