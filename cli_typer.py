@@ -60,18 +60,18 @@ def collect() -> None:
     for file in sorted(files, key=lambda file: [*ORDER, file.stem].index(file.stem)):
         module = ".".join(file.relative_to(PROJECT).with_suffix("").parts)
         for words, head, name in HEAD.findall(file.read_text(encoding="utf-8")):
-            defined = {**vars(options), "typer": typer, "ExitStatus": ExitStatus}
+            defined = {**vars(options), "typer": typer, "ExitStatus": ExitStatus, "__name__": module}
             exec(head, defined)
             *group, last = words.split()
-            (GROUPS[group[0]] if group else app).command(last)(loaded_when_called(module, defined[name]))
+            (GROUPS[group[0]] if group else app).command(last)(loaded_when_called(defined[name]))
 
 
-def loaded_when_called(module: str, head: Callable) -> Callable:
-    """Return a function with the signature and docstring of `head`, which calls the whole one."""
+def loaded_when_called(head: Callable) -> Callable:
+    """Return a function with the signature and docstring of `head`, which calls the whole function."""
 
     @functools.wraps(head)
     def call(**arguments):
-        return getattr(importlib.import_module(module), head.__name__)(**arguments)
+        return getattr(importlib.import_module(head.__module__), head.__name__)(**arguments)
 
     return call
 

@@ -79,7 +79,8 @@ def data_import(
             tell=tell,
         )
     unknown = read_corrections(out).unknown(found)
-    lines = _config_lines(out, found, language)
+    lines = [f"[dataset:{out.name}]", *(f"{one.kind} = {shown(one.manifest.absolute())}" for one in found)]
+    lines += [f"language = {language}"] if language else []
     if as_json:
         print(json.dumps(_record(source, found, unknown, lines), indent=2))
     else:
@@ -181,11 +182,6 @@ def _record(source: str, found: Sequence[ImportedPart], unknown: Sequence[str], 
         "unknown ids": list(unknown),
         "config": list(lines),
     }
-
-
-def _config_lines(out: Path, found: Sequence[ImportedPart], language: str) -> list[str]:
-    lines = [f"[dataset:{out.name}]", *(f"{one.kind} = {shown(one.manifest.absolute())}" for one in found)]
-    return [*lines, f"language = {language}"] if language else lines
 
 
 def _check_usable(found: Sequence[ImportedPart]) -> None:

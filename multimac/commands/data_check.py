@@ -24,7 +24,7 @@ from multimac.view.findings import by_kind, show
 from multimac.view.models import fetch_model, model_named, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
-from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.checks import fix, gather, table
 from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
@@ -119,7 +119,7 @@ def data_check(
 
 
 def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language: str) -> Asked:
-    """Raises ConfigError, DataError."""
+    """Find out what is to be checked: manifests, or those of a profile. Raises ConfigError, DataError."""
     paths = [expanded(name) for name in what]
     if missing := [name for name, path in zip(what, paths, strict=True) if not path.is_file()]:
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
@@ -128,7 +128,17 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
             remedy = f"Run: multimac data import {shlex.quote(what[0])} --out NAME; then check NAME/train.csv."
             raise DataError(f"{what[0]} is a folder, not a manifest or a profile", remedy=remedy)
         profile = resolve(ConfigFile(config), what[0], strategy="allreduce", settings=settings).profile
-        return _of_profile(what[0], profile, language)
+        spoken = language or profile.language
+        return Asked(
+            name=what[0],
+            manifests={part: path for part in PARTS if (path := getattr(profile, part))},
+            language=language_code(spoken) if spoken else "",
+            task=profile.task,
+            base_model=profile.base_model,
+            max_duration_s=profile.max_duration_s,
+            no_speech=profile.no_speech == "train",
+            reading=Reading.of(profile),
+        )
     if settings:
         raise ConfigError("--set changes a profile, not manifests", remedy="Name a profile, or use --language.")
     manifests = gather.parts_of(paths)
@@ -136,20 +146,6 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
     name = f"{folder}-{stem}" if len(paths) == 1 else folder
     code = language_code(language) if language else ""
     return Asked(name=slug(name, "manifest"), manifests=manifests, language=code)
-
-
-def _of_profile(name: str, profile: Profile, language: str) -> Asked:
-    spoken = language or profile.language
-    return Asked(
-        name=name,
-        manifests={part: path for part in PARTS if (path := getattr(profile, part))},
-        language=language_code(spoken) if spoken else "",
-        task=profile.task,
-        base_model=profile.base_model,
-        max_duration_s=profile.max_duration_s,
-        no_speech=profile.no_speech == "train",
-        reading=Reading.of(profile),
-    )
 
 
 def _material(console: Console, asked: Asked, model: str) -> tuple[Material, list[str]]:

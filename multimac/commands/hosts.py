@@ -83,7 +83,9 @@ def hosts_check(
     console.print(f"looking at {', '.join(host.address for host in machines.all)}")
     with preflight(job, machines, hosts_file=hosts) as report:
         if as_json:
-            print(json.dumps(_as_json(report), indent=2, default=str))
+            told = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
+            told |= {"network": report.network, "seconds": round(report.seconds, 1)}
+            print(json.dumps(told, indent=2, default=str))
         else:
             show(console, report, errors=False)
         report.raise_if_errors()
@@ -134,12 +136,6 @@ def _show_held(console: Console, told: list[dict[str, Any]], *, really: bool) ->
     if sizes := [row["bytes"] for one in told for row in one["held"]]:
         said = "removed" if really else "nothing has been removed yet: repeat the command with --yes"
         console.print(f"{size(sum(sizes))} in all; {said}")
-
-
-def _as_json(report: Report) -> dict[str, Any]:
-    """Return the report without its connections."""
-    parts = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
-    return parts | {"network": report.network, "seconds": round(report.seconds, 1)}
 
 
 @contextlib.contextmanager

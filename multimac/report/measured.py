@@ -105,7 +105,11 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
                 found.append((folder, models, cropped))
     each = max(1, worst_clips // len(found)) if found else 0
     tests = [_test(run, *one, each) for one in found]
-    return [*([] if any(folder.name == own for folder in folders) else _told_by_events(run)), *tests]
+    known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
+    rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
+    if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
+        tests.insert(0, Test(name=Path(run.test).name, rates=rates))
+    return tests
 
 
 def _models(folder: Path, *, cropped: bool) -> dict[str, list[Clip]]:
@@ -177,13 +181,6 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         measured=(folder / f"{shown}{CROPPED if cropped else ''}" / PREDICTIONS).stat().st_mtime,
         cropped=cropped,
     )
-
-
-def _told_by_events(run: RunSummary) -> list[Test]:
-    """Return the rates of a run whose predictions are gone."""
-    known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
-    rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
-    return [Test(name=Path(run.test).name, rates=rates)] if rates else []
 
 
 def _rates(name: str, clips: Sequence[Clip]) -> Rates:

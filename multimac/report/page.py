@@ -106,7 +106,10 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
     run, events = read_history(run_dir, ended=ended)
     asked = read_asked(run)
     run = _completed(run, asked)
-    private = Private([run_dir, run_dir.parent, PROJECT, Path.home(), *_folders_of(run, asked)])
+    manifests = asked.get("manifests")
+    named = [*(manifests.values() if isinstance(manifests, dict) else ()), run.test, run.base_model]
+    folders = [Path(name).parent for name in named if isinstance(name, str) and name.startswith("/")]
+    private = Private([run_dir, run_dir.parent, PROJECT, Path.home(), *folders])
     players = Players([Path(), run_dir, PROJECT], sound)
     tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
     faults, faults_left_out = faults_of(events, private)
@@ -138,12 +141,6 @@ def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
     strategy = asked["ranks"][0]["spec"].get("strategy")
     final = run.path / "final"
     return dataclasses.replace(run, **told, strategy=str(strategy or ""), model=final if final.is_dir() else None)
-
-
-def _folders_of(run: RunSummary, asked: dict[str, Any]) -> list[Path]:
-    manifests = asked.get("manifests")
-    named = [*(manifests.values() if isinstance(manifests, dict) else ()), run.test, run.base_model]
-    return [Path(name).parent for name in named if isinstance(name, str) and name.startswith("/")]
 
 
 def _state(run: RunSummary, events: RunEvents) -> list[str]:

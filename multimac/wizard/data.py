@@ -118,7 +118,7 @@ def rows(path: Path) -> int:
     return lines if path.suffix.lower() in (".jsonl", ".ndjson") else lines - 1
 
 
-def new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
+def _new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
     """Name files beside a manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv."""
     match = STEM.fullmatch(manifest.stem)
     stem = (match[1] if match else manifest.stem) or "split"
@@ -199,7 +199,13 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
             console.print(f"{path.name} has clips outside of its folder, in {there}", style="yellow")
         if kind == "train":
             data.stated_language = _code(manifest.language.partition("-")[0])
-            _show_clips(manifest, console)
+            table = Table(header_style="bold")
+            table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
+            table.add_column("s", justify="right")
+            table.add_column("text", overflow="fold")
+            for sample in manifest.samples[:SHOWN]:
+                table.add_row(sample.audio.name, f"{sample.duration_s:.1f}", sample.text)
+            console.print(table)
         total = duration(sum(sample.duration_s for sample in manifest.samples))
         unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
         left_out, *listed = (described(manifest.problems) if manifest.problems else "0 rows left out").splitlines()
@@ -218,16 +224,6 @@ def _stamp(path: Path) -> int | None:
         return path.stat().st_mtime_ns
     except OSError:
         return None
-
-
-def _show_clips(manifest: Manifest, console: Console) -> None:
-    table = Table(header_style="bold")
-    table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
-    table.add_column("s", justify="right")
-    table.add_column("text", overflow="fold")
-    for sample in manifest.samples[:SHOWN]:
-        table.add_row(sample.audio.name, f"{sample.duration_s:.1f}", sample.text)
-    console.print(table)
 
 
 def _show_checks(questions: Questions, data: Data, console: Console) -> None:
@@ -267,7 +263,7 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         return
     try:
         done = questions.once("split", (_stamps(data), missing), lambda: split(data.samples["train"], missing))
-        data.split = new_names(data.manifests["train"], done.parts)
+        data.split = _new_names(data.manifests["train"], done.parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
         return
