@@ -1,5 +1,7 @@
 """The command line as a user calls it: messages and exit codes."""
 
+import importlib
+import inspect
 import json
 import os
 import re
@@ -91,6 +93,17 @@ def test_every_command_knows_both_ways_to_ask_for_help(words, capsys):
         said.add(capsys.readouterr().out)
     [text] = said
     assert text.startswith(" ".join(["Usage: multimac", *words])) and "-h, --help" in text
+
+
+def test_what_is_read_of_a_command_is_what_its_file_has():
+    """Its name, its signature and its help are known without importing its file."""
+    groups = [cli_typer.app, *cli_typer.GROUPS.values()]
+    heads = [command.callback.__wrapped__ for group in groups for command in group.registered_commands]
+    for head in heads:
+        whole = getattr(importlib.import_module(head.__module__), head.__name__)
+        assert (inspect.signature(head), head.__doc__) == (inspect.signature(whole), whole.__doc__)
+    marks = [path.read_text().count("\n@command(") for path in (PROJECT / "multimac").rglob("*.py")]
+    assert len(heads) == sum(marks)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
+from typer import Argument, Option
 
 from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
-from multimac.view.narrow import USUAL_WIDTH, fitting
-from multimac.view.terminal import Console
+from multimac.view.run_tables import as_text
+from multimac.view.terminal import USUAL_WIDTH, Console, fitting
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
+
+from .options import CONFIG, Config, command
 
 COLUMNS = ("setting", "value", "from", "meaning")
 
 
-def config_show(path: Path, name: str, *, as_json: bool = False) -> ExitStatus:
-    config, console = ConfigFile(path), Console(markup=False)
+@command("config show")
+def config_show(
+    name: Annotated[str, Argument(help="A [profile:NAME] or [distributed:NAME]; without it, all are listed.")] = "",
+    as_json: Annotated[bool, Option("--json", help="As JSON.")] = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Print every setting of a profile: its value, where it comes from, what it means."""
+    file, console = ConfigFile(config), Console(highlight=True)
     if as_json:
-        told = _settings(config, name) if name else {kind: config.names(kind) for kind in KINDS}
+        told = _settings(file, name) if name else {kind: file.names(kind) for kind in KINDS}
         print(json.dumps(told, indent=2, default=str))
     elif name:
-        table = Table(title=f"{name} ({path})", header_style="bold")
+        table = Table(title=f"{name} ({config})", header_style="bold")
         for column in COLUMNS:
             table.add_column(column, overflow="fold", no_wrap=column == COLUMNS[0])
-        for row in _settings(config, name):
-            table.add_row(*map(_text, row.values()))
+        for row in _settings(file, name):
+            table.add_row(*map(as_text, row.values()))
         console.print(fitting(console, table, below=USUAL_WIDTH))
     else:
         for kind in KINDS:
-            console.print(f"{kind}: {', '.join(config.names(kind)) or 'none'}", highlight=False)
+            console.print(f"{kind}: {', '.join(file.names(kind)) or 'none'}", highlight=False)
     return ExitStatus.OK
 
 
 def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
-    """A row for each setting, by COLUMNS."""
+    """Return a row for each setting, in the order of COLUMNS."""
     job, rows = resolve(config, name), []
     shown = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
     if config.has("distributed", name):
@@ -52,7 +60,3 @@ def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
             value, origin = None, "chosen at the start"
         rows.append(dict(zip(COLUMNS, (field.name, value, origin, field.metadata["help"]), strict=True)))
     return rows
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)

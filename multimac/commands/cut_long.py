@@ -1,4 +1,4 @@
-"""What `multimac data check --fix --model` does with clips that are too long: it cuts them at pauses."""
+"""Cutting clips that are too long at pauses, for `multimac data check --fix --model`."""
 
 from __future__ import annotations
 
@@ -10,49 +10,52 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from multimac.view.progress import progress
+from multimac.view.progress import counting
 from whisper_tuner.data.checks.fix import BLACKLIST, CLIPS, Corrections, Cuts
 from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
 
 if TYPE_CHECKING:
-    from whisper_tuner.eval.long_clips import Hear
+    from whisper_tuner.data.labels import TokenLimit
+    from whisper_tuner.eval.long_clips import Hear, LongClips
 
 TOLD = 5  # rows that were not cut, on the screen and in the report; changes.csv has all
 IN_A_TEST_SET = "a test set is not cut, least of all by where a model is sure"
-Load = Callable[[], tuple]
-"""The model and its processor."""
+Load = Callable[[], tuple]  # gives the model and its processor
 
 
-def cut_long(
-    console: Console,
-    long: Sequence[Row],
-    material: Material,
+def long_clips(
     folder: Path,
-    corrections: Corrections,
-    *,
     store: Path,
     model: str,
     load: Load,
     longest_s: float,
     language: str,
     task: str,
-) -> Cuts:
-    """Clips are written below `folder`. load: of `model`, called once something is to be heard."""
+    limit: TokenLimit | None,
+) -> LongClips:
+    """Return what cuts clips into pieces below `folder`. load: loads `model`, once something is to be heard."""
     from exogym import device as devices
-    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips, NotCut
+    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips
     from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 
     cache = store / "cache"
     decoding = Decoding(device=devices.choose().type, language=None, task=task)
     heard = HeardPieces(cache / HEARD, TextCache(cache / TEXTS).key(model, [], decoding))
-    about = {"longest_s": longest_s, "language": language, "task": task, "limit": material.limit}
-    clips = LongClips(folder.absolute() / CLIPS, _hearing(load, task), heard, **about)
+    hear, pieces = _hearing(load, task), folder.absolute() / CLIPS
+    return LongClips(pieces, hear, heard, longest_s=longest_s, language=language, task=task, limit=limit)
+
+
+def cut_long(
+    console: Console, long: Sequence[Row], material: Material, corrections: Corrections, clips: LongClips
+) -> Cuts:
+    """Cut all clips that are too long and that may be cut; the others get the reason."""
+    from whisper_tuner.eval.long_clips import NotCut
+
     taken = {row.sample.id for row in (*material.rows, *long)}
     found: dict[tuple[str, int], tuple | str] = {}
-    with progress(console) as bar:
-        shown_as = bar.add_task("cutting long clips", total=len(long))
-        for row in long:
+    with counting(console, "cutting long clips", len(long)) as show:
+        for number, row in enumerate(long, start=1):
             sample, place = row.sample, (row.part, row.sample.line)
             if row.part == TEST:
                 found[place] = IN_A_TEST_SET
@@ -62,16 +65,16 @@ def cut_long(
                 text = (corrections.texts or {}).get(sample.id) or repaired(sample.text)
                 try:
                     found[place] = clips.cut(
-                        replace(sample, text=text, timed_text=""), lambda number, s=sample: _name(s.id, number, taken)
+                        replace(sample, text=text, timed_text=""), lambda piece, s=sample: _name(s.id, piece, taken)
                     )
                 except NotCut as reason:
                     found[place] = str(reason)
-            bar.advance(shown_as)
+            show(number)
     return found
 
 
 def told_of(long: Sequence[Row], cuts: Cuts) -> Iterator[str]:
-    """What became of the rows, in words."""
+    """Tell what became of the rows."""
     pieces = [found for found in cuts.values() if not isinstance(found, str)]
     made = sum(map(len, pieces))
     yield f"{len(pieces)} of {len(long)} clips that are too long were cut at pauses, into {made}."

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from exogym.config import nearest
 from multimac.view.progress import working
 from multimac.view.terminal import Console
-from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.check import header_index
 from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import Reading
@@ -25,26 +27,37 @@ from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import counted, duration
 
+from .options import command
+
 SHOWN = 5  # rows that were left out, of each part
 
 
+@command("data import")
 @awake()
 def data_import(
-    source: str,
-    out: Path,
-    *,
-    layout: str = "",
-    audio_column: str = "",
-    text_column: str = "",
-    encoding: str = "",
-    delimiter: str = "",
-    language: str = "",
-    keep_empty: bool = False,
-    keep_long: bool = False,
-    split_off: bool = False,
-    outside: Sequence[Path] = (),
-    as_json: bool = False,
+    source: Annotated[
+        str, Argument(help="A file, a folder, or the id of a data set on the Hugging Face hub (owner/name).")
+    ],
+    out: Annotated[Path, Option("--out", help="Folder to write: manifests, and clips where audio is cut.")],
+    layout: Annotated[str, Option(help="Layout, where files fit several; docs/data.md lists them.")] = "",
+    audio_column: Annotated[str, Option(help="Column of the audio's names; without a header, its number.")] = "",
+    text_column: Annotated[str, Option(help="Column of the text; without a header, its number.")] = "",
+    encoding: Annotated[str, Option(help="Encoding of texts that are not UTF-8, e.g. cp1251.")] = "",
+    delimiter: Annotated[str, Option(help="Between columns: comma, semicolon, tab or bar.")] = "",
+    language: Annotated[str, Option(help="Language of the speech, for the lines for config.ini.")] = "",
+    keep_empty: Annotated[bool, Option("--keep-empty", help="Keep rows without text, for no_speech = train.")] = False,
+    keep_long: Annotated[
+        bool, Option("--keep-long", help="Keep clips over 30 s, for `data check --fix --model` to cut.")
+    ] = False,
+    split_off: Annotated[
+        bool, Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
+    ] = False,
+    outside: Annotated[
+        list[Path] | None, Option("--outside", metavar="FOLDER", help="Its audio may lie there, too; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> ExitStatus:
+    """Read recordings of any usual layout, and write manifests for config.ini. Importing again goes on."""
     if delimiter and delimiter not in DELIMITERS:
         what = f"--delimiter {delimiter}: no such delimiter{nearest(delimiter, DELIMITERS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(DELIMITERS)}.")
@@ -52,46 +65,63 @@ def data_import(
     reading = Reading(
         layout=layout, audio_column=audio_column, text_column=text_column, encoding=encoding, delimiter=delimiter
     )
-    console = Console(highlight=False, markup=False, stderr=as_json)
-    path, out = expanded(source), expanded(out)
+    console, out = Console(stderr=as_json), expanded(out)
     with working(console, f"reading {source}") as tell:
-        about = {"keep_empty": keep_empty, "keep_long": keep_long, "split_off": split_off}
-        about["outside"] = [expanded(folder) for folder in outside]
-        found = import_source(path, out, reading, **about, index_of=_index, tell=tell)
+        found = import_source(
+            expanded(source),
+            out,
+            reading,
+            keep_empty=keep_empty,
+            keep_long=keep_long,
+            split_off=split_off,
+            outside=[expanded(folder) for folder in outside or ()],
+            index_of=lambda manifest: header_index(manifest, PROJECT / STORE),  # as training, which need not look again
+            tell=tell,
+        )
     unknown = read_corrections(out).unknown(found)
-    lines = _config_lines(out, found, language)
+    lines = [f"[dataset:{out.name}]", *(f"{one.kind} = {shown(one.manifest.absolute())}" for one in found)]
+    lines += [f"language = {language}"] if language else []
     if as_json:
         print(json.dumps(_record(source, found, unknown, lines), indent=2))
     else:
-        console.print(f"{source}: {found[0].part.layout}", soft_wrap=True)
-        for one, before in zip(found, [None, *found], strict=False):
-            _show(console, one, told=before.part.facts if before else {})
-        if unknown:
-            console.print(f"blacklist.txt or patches.csv name ids that no row has: {', '.join(unknown[:SHOWN])}")
-        if any(one.problems for one in found):
-            console.print(f"all that was left out: {shown((out / LEFT_OUT).absolute())}", soft_wrap=True)
-        for line in _about_long(out, found, kept=keep_long):
-            console.print(line, soft_wrap=True)
+        _show(console, source, out, found, unknown, kept_long=keep_long)
     _check_usable(found)
     if not as_json:
         if not any(one.kind == "test" for one in found):
-            console.print()
-            console.print("There is no test set, and without one no WER is measured: --split makes one.")
-        console.print()
-        console.print("For config.ini:")
-        console.print()
+            console.print("\nThere is no test set, and without one no WER is measured: --split makes one.")
+        console.print("\nFor config.ini:\n")
         for line in lines:
             console.print(f"    {line}", soft_wrap=True)
     return ExitStatus.OK
 
 
-def _index(manifest: Path) -> AudioIndex:
-    """The same that training on this manifest uses, which then need not open the audio again."""
-    return header_index(manifest, PROJECT / STORE)
+def _show(
+    console: Console,
+    source: str,
+    out: Path,
+    found: Sequence[ImportedPart],
+    unknown: Sequence[str],
+    *,
+    kept_long: bool,
+) -> None:
+    console.print(f"{source}: {found[0].part.layout}", soft_wrap=True)
+    for one, before in zip(found, [None, *found], strict=False):
+        _show_part(console, one, told=before.part.facts if before else {})
+    if unknown:
+        console.print(f"blacklist.txt or patches.csv name ids that no row has: {', '.join(unknown[:SHOWN])}")
+    if any(one.problems for one in found):
+        console.print(f"all that was left out: {shown((out / LEFT_OUT).absolute())}", soft_wrap=True)
+    manifests = [one.manifest for one in found if any(sample.duration_s > MAX_DURATION_S for sample in one.samples)]
+    if manifests:
+        names = " ".join(shlex.quote(str(shown(path.absolute()))) for path in manifests)
+        console.print("Training leaves out what is longer than 30 s. To cut it at pauses:")
+        console.print(f"    multimac data check {names} --fix NAME --model MODEL", soft_wrap=True)
+    elif not kept_long and any(one.kind == Kind.TOO_LONG for each in found for one in each.problems):
+        console.print("To have clips that are too long cut at pauses, import with --keep-long.", soft_wrap=True)
 
 
-def _show(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:
-    """`told`: what has been said of the part before."""
+def _show_part(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:
+    """Print what was found in a part, but for the facts that were `told` of the part before."""
     part = one.part
     console.print()
     console.print(f"{one.kind}: {shown(part.path.absolute())} -> {shown(one.manifest.absolute())}", soft_wrap=True)
@@ -111,10 +141,6 @@ def _show(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:
         console.print(f"  {corrected}", soft_wrap=True)
     for note in one.notes:
         console.print(f"  note: {note}", style="yellow", soft_wrap=True)
-    _show_problems(console, one)
-
-
-def _show_problems(console: Console, one: ImportedPart) -> None:
     if not one.problems:
         console.print("  0 rows left out")
         return
@@ -124,17 +150,6 @@ def _show_problems(console: Console, one: ImportedPart) -> None:
         console.print(f"    {_place(one, problem)}: {problem.what}", soft_wrap=True)
     if len(one.problems) > SHOWN:
         console.print(f"    and {len(one.problems) - SHOWN} more")
-
-
-def _about_long(out: Path, found: Sequence[ImportedPart], *, kept: bool) -> Iterator[str]:
-    """How clips that are too long can be cut."""
-    manifests = [one.manifest for one in found if any(sample.duration_s > MAX_DURATION_S for sample in one.samples)]
-    names = " ".join(shlex.quote(str(shown(path.absolute()))) for path in manifests)
-    if manifests:
-        yield "Training leaves out what is longer than 30 s. To cut it at pauses:"
-        yield f"    multimac data check {names} --fix NAME --model MODEL"
-    elif not kept and any(one.kind == Kind.TOO_LONG for each in found for one in each.problems):
-        yield "To have clips that are too long cut at pauses, import with --keep-long."
 
 
 def _place(one: ImportedPart, problem: Problem) -> str:
@@ -169,13 +184,8 @@ def _record(source: str, found: Sequence[ImportedPart], unknown: Sequence[str], 
     }
 
 
-def _config_lines(out: Path, found: Sequence[ImportedPart], language: str) -> list[str]:
-    lines = [f"[dataset:{out.name}]", *(f"{one.kind} = {shown(one.manifest.absolute())}" for one in found)]
-    return [*lines, f"language = {language}"] if language else lines
-
-
 def _check_usable(found: Sequence[ImportedPart]) -> None:
-    """Raises DataError without any clip to train on."""
+    """Raise DataError without any clip to train on."""
     train = next(one for one in found if one.kind == "train")
     if not train.samples:
         first = train.problems[0] if train.problems else None

@@ -6,24 +6,25 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host
-from multimac.commands.cut_long import cut_long, told_of
-from multimac.commands.runs import folders_of
 from multimac.report import findings as report
-from multimac.view.findings import about_parts, by_kind, show, total
-from multimac.view.models import model_named
-from multimac.view.progress import progress, working
+from multimac.view.findings import by_kind, show
+from multimac.view.models import fetch_model, model_named, slug
+from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
-from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.checks import fix, gather, table
 from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
@@ -36,6 +37,9 @@ from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.paths import expanded, shown
 
+from .cut_long import cut_long, long_clips, told_of
+from .options import CONFIG, MODEL, Config, Language, Set, command
+
 CHECKS = "checks"  # the folder of reports below the store
 CONTRADICTED = 30  # clips of the report's list
 LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
@@ -43,7 +47,7 @@ LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What to check. base_model: whose tokenizer and decoder the texts are for, '' if there is none."""
+    """The data to check. base_model: the model whose tokenizer and decoder the texts are for, '' if there is none."""
 
     name: str
     manifests: Mapping[str, Path]
@@ -55,61 +59,67 @@ class Asked:
     reading: Reading = AS_IT_IS
 
 
+@command("data check")
 @awake()
 def data_check(
-    config: Path,
-    what: Sequence[str],
-    *,
-    settings: Sequence[str] = (),
-    language: str = "",
-    model: str = "",
-    hosts: Path | None = None,
-    fix_into: Path | None = None,
-    out: Path | None = None,
-    as_json: bool = False,
+    what: Annotated[
+        list[str],
+        Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
+    ],
+    model: Annotated[str, Option("--model", help=f"Show what it hears otherwise, and cut by it. {MODEL}")] = "",
+    hosts: Annotated[
+        Path | None, Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
+    ] = None,
+    fix_into: Annotated[
+        Path | None, Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
+    ] = None,
+    language: Language = "",
+    settings: Set = None,
+    out: Annotated[Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
+    config: Config = CONFIG,
 ) -> ExitStatus:
-    """Status DATA if there is an error that is not fixed."""
-    console = Console(highlight=False, markup=False, stderr=as_json)
+    """Find what spoils training: bad audio, wrong texts, leaks between parts; exit status 4 if there are errors."""
+    console = Console(stderr=as_json)
     if hosts and not model:
         raise ConfigError("--hosts: there is nothing for hosts to do", remedy="Name a model to be heard: --model MODEL")
     helping = load_hosts(hosts).workers if hosts else ()
-    asked = _asked(config, what, settings, language)
-    if fix_into:
-        fix.check_target(expanded(fix_into), asked.manifests.values())
-    corrections = fix.read_corrections(expanded(fix_into)) if fix_into else fix.Corrections()
-    model = model_named(model, lambda: folders_of(config, None)) if model else ""
+    asked = _asked(config, what, settings or (), language)
+    into, corrections = fix_into and expanded(fix_into), fix.Corrections()
+    if into:
+        fix.check_target(into, asked.manifests.values())
+        corrections = fix.read_corrections(into)
+    model = model_named(model, config) if model else ""
     material, notes = _material(console, asked, model)
     load = cache(lambda: _loaded(model))
     if model:
         material = replace(material, heard=_heard(console, asked, material, model, load, helping))
-        if (usual := usual_cer(material)) > USELESS:
-            what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
-            notes.append(f"{what}: where it hears something else is listed in the report, and counts as no finding.")
+        notes += _about_model(material)
     long, cuts = _long(asked, material), {}
-    if model and fix_into and long:
-        about = {"longest_s": asked.max_duration_s, "language": asked.language, "task": asked.task}
-        into = expanded(fix_into)
-        about |= {"store": PROJECT / STORE, "model": model, "load": load}
-        cuts = cut_long(console, long, material, into, corrections, **about)
+    if model and into and long:
+        clips = long_clips(
+            into, PROJECT / STORE, model, load, asked.max_duration_s, asked.language, asked.task, material.limit
+        )
+        cuts = cut_long(console, long, material, corrections, clips)
         notes += told_of(long, cuts)
     found = table.findings(material)
     folder = out or PROJECT / STORE / CHECKS / asked.name
     page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)
     if not as_json:
-        _print(console, material, found, notes)
+        show(console, material, found, notes)
     written = {}
-    if fix_into:
+    if into:
         result = fix.fixed(material, found, corrections, long, cuts)
-        written = _write(console, result, expanded(fix_into), corrections)
+        written = _write(console, result, into, corrections)
     console.print(f"report: {shown(page.absolute())}", soft_wrap=True)
     if as_json:
         print(json.dumps(_record(material, found, notes, page, written), indent=1))
     has_errors = any(one.kind.severity == Severity.ERROR for one in found)
-    return ExitStatus.DATA if has_errors and not fix_into else ExitStatus.OK
+    return ExitStatus.DATA if has_errors and not into else ExitStatus.OK
 
 
 def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language: str) -> Asked:
-    """Raises ConfigError, DataError."""
+    """Find out what is to be checked: manifests, or those of a profile. Raises ConfigError, DataError."""
     paths = [expanded(name) for name in what]
     if missing := [name for name, path in zip(what, paths, strict=True) if not path.is_file()]:
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
@@ -118,37 +128,39 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
             remedy = f"Run: multimac data import {shlex.quote(what[0])} --out NAME; then check NAME/train.csv."
             raise DataError(f"{what[0]} is a folder, not a manifest or a profile", remedy=remedy)
         profile = resolve(ConfigFile(config), what[0], strategy="allreduce", settings=settings).profile
-        return _of_profile(what[0], profile, language)
+        spoken = language or profile.language
+        return Asked(
+            name=what[0],
+            manifests={part: path for part in PARTS if (path := getattr(profile, part))},
+            language=language_code(spoken) if spoken else "",
+            task=profile.task,
+            base_model=profile.base_model,
+            max_duration_s=profile.max_duration_s,
+            no_speech=profile.no_speech == "train",
+            reading=Reading.of(profile),
+        )
     if settings:
         raise ConfigError("--set changes a profile, not manifests", remedy="Name a profile, or use --language.")
     manifests = gather.parts_of(paths)
     folder, stem = paths[0].absolute().with_suffix("").parts[-2:]
     name = f"{folder}-{stem}" if len(paths) == 1 else folder
-    slug = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "manifest"
-    return Asked(name=slug, manifests=manifests, language=language_code(language) if language else "")
-
-
-def _of_profile(name: str, profile: Profile, language: str) -> Asked:
-    spoken = language or profile.language
-    return Asked(
-        name=name,
-        manifests={part: path for part in PARTS if (path := getattr(profile, part))},
-        language=language_code(spoken) if spoken else "",
-        task=profile.task,
-        base_model=profile.base_model,
-        max_duration_s=profile.max_duration_s,
-        no_speech=profile.no_speech == "train",
-        reading=Reading.of(profile),
-    )
+    code = language_code(language) if language else ""
+    return Asked(name=slug(name, "manifest"), manifests=manifests, language=code)
 
 
 def _material(console: Console, asked: Asked, model: str) -> tuple[Material, list[str]]:
-    """What is checked, and which checks could not be made."""
+    """Read what is to be checked; also returns which checks cannot be made."""
     store, manifests = PROJECT / STORE, {}
     for part, path in asked.manifests.items():
         with working(console, f"reading {shown(path)}"):
-            about = {"max_duration_s": asked.max_duration_s, "no_speech": asked.no_speech, "reading": asked.reading}
-            manifests[part] = gather.read(path, store, kind=part if part in PARTS else TRAIN, **about)
+            manifests[part] = gather.read(
+                path,
+                store,
+                max_duration_s=asked.max_duration_s,
+                no_speech=asked.no_speech,
+                reading=asked.reading,
+                kind=part if part in PARTS else TRAIN,
+            )
     written = text_language(asked.language, asked.task) or ""
     material, notes = Material(manifests=manifests, language=written), []
     base = asked.base_model or model
@@ -162,14 +174,12 @@ def _material(console: Console, asked: Asked, model: str) -> tuple[Material, lis
         notes.append(f"Tokens were not counted: {error.args[0]}.")
     if not base:
         notes.append("Tokens were not counted: that needs a profile, or a model (--model).")
-    with progress(console) as bar:
-        shown_as = bar.add_task("listening to the clips", total=len(material.rows))
-        told = lambda done, total: bar.update(shown_as, completed=done, total=total)  # noqa: E731
+    with counting(console, "listening to the clips", len(material.rows)) as told:
         return gather.decode(material, store, told), notes
 
 
 def _plain(model: str) -> str:
-    """The base of an adapter, which has no sizes of its own; any other model itself. Raises ModelError."""
+    """Return the base of an adapter, which has no sizes of its own; any other model itself. Raises ModelError."""
     if not is_adapter(model):
         return model
     from whisper_tuner.export.final import base_of
@@ -178,17 +188,17 @@ def _plain(model: str) -> str:
 
 
 def _long(asked: Asked, material: Material) -> list[Row]:
-    """The rows whose clips are too long."""
-    found = []
-    for part, manifest in material.manifests.items():
-        kind = part if part in PARTS else TRAIN
-        some = gather.too_long(manifest, PROJECT / STORE, reading=asked.reading, kind=kind)
-        found += [Row(part, manifest.path, sample) for sample in some]
-    return found
+    return [
+        Row(part, manifest.path, sample)
+        for part, manifest in material.manifests.items()
+        for sample in gather.too_long(
+            manifest, PROJECT / STORE, reading=asked.reading, kind=part if part in PARTS else TRAIN
+        )
+    ]
 
 
 def _loaded(name: str) -> tuple:
-    """Model and processor."""
+    """Return model and processor."""
     from exogym import device as devices
     from whisper_tuner.export.final import load_model
 
@@ -204,21 +214,22 @@ def _heard(
     load: Callable[[], tuple],
     hosts: Sequence[Host],
 ) -> dict[tuple[str, int], Heard]:
-    """What a model hears in all clips, decoded greedily; texts of an earlier check are taken from the cache."""
+    """Return what a model hears in all clips, decoded greedily; texts of an earlier check come from the cache."""
     from distributed.launcher.hearing import Listening, hear_together
     from exogym import device as devices
-    from multimac.view.transfers import fetch_model
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings
     from whisper_tuner.eval.hearing import heard_in
     from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 
     fetch_model(name)
     device, heard, keys, unknown = devices.choose(), {}, {}, {}
-    spoken = {"language": asked.language or None, "task": asked.task}
+    language, task = asked.language or None, asked.task
     texts = TextCache(PROJECT / STORE / "cache" / TEXTS)
     for part, manifest in material.manifests.items():
         samples = tuple(row.sample for row in material.rows if row.part == part and row.text)
-        keys[part] = texts.key(name, samples, Decoding(device=device.type, temperatures=GREEDY, **spoken))
+        keys[part] = texts.key(
+            name, samples, Decoding(device=device.type, language=language, task=task, temperatures=GREEDY)
+        )
         if (found := texts.read(keys[part], samples)) is None:
             unknown[part] = replace(manifest, samples=samples)
         else:
@@ -226,15 +237,18 @@ def _heard(
     if not unknown:
         return heard
     model, processor = load()
-    listening = Listening(name=name, model=model, processor=processor, **spoken)
-    with progress(console) as bar:
-        task = bar.add_task(f"{name[-30:]} hears the clips", total=sum(len(one.samples) for one in unknown.values()))
-        told = lambda done, total: bar.update(task, completed=done)  # noqa: E731
-        warn = lambda host, what: console.print(f"{host}: {what}", soft_wrap=True)  # noqa: E731
-        began = time.perf_counter()
-        together = hear_together(listening, unknown, hosts, progress=told, warn=warn)
-        seconds = time.perf_counter() - began
-    _, written = generation_settings(model, **spoken)
+    listening = Listening(name=name, model=model, processor=processor, language=language, task=task)
+    count, began = sum(len(one.samples) for one in unknown.values()), time.perf_counter()
+    with counting(console, f"{name[-30:]} hears the clips", count) as told:
+        together = hear_together(
+            listening,
+            unknown,
+            hosts,
+            progress=told,
+            warn=lambda host, what: console.print(f"{host}: {what}", soft_wrap=True),
+        )
+    seconds = time.perf_counter() - began
+    _, written = generation_settings(model, language=language, task=task)
     for part, manifest in unknown.items():
         found = compared(manifest.samples, together.transcripts[part], written, seconds)
         if together.devices <= {device.type}:
@@ -245,21 +259,17 @@ def _heard(
     return heard
 
 
+def _about_model(material: Material) -> Iterator[str]:
+    if (usual := usual_cer(material)) > USELESS:
+        what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
+        yield f"{what}: where it hears something else is listed in the report, and counts as no finding."
+
+
 def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:
     known = [(row, heard) for row in material.rows if (heard := material.heard.get((row.part, row.sample.line)))]
     wrong = sorted((pair for pair in known if pair[1].cer), key=lambda pair: -contradiction(pair[1]))
     kind = table.contradicted.KIND
     return [(of_row(kind, row, ""), heard.text, heard.cer) for row, heard in wrong[:CONTRADICTED]]
-
-
-def _print(console: Console, material: Material, found: Sequence[Finding], notes: Sequence[str]) -> None:
-    for line in about_parts(material.manifests):
-        console.print(line, soft_wrap=True)
-    show(console, found)
-    for note in notes:
-        console.print(note)
-    rows = len(material.rows) + sum(len(manifest.problems) for manifest in material.manifests.values())
-    console.print(f"{total(found)} in {rows:,} rows", style="bold")
 
 
 def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.Corrections) -> dict[str, Path]:

@@ -8,10 +8,11 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve
@@ -23,10 +24,19 @@ from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.errors import ExitStatus
 
+from .options import CONFIG, Config, command
+
 STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}
 
 
-def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = False) -> ExitStatus:
+@command("doctor")
+def doctor(
+    deep: Annotated[bool, Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
+    profile: Annotated[str, Option(help="Check what this profile needs, at its batch shapes.")] = "",
+    as_json: Annotated[bool, Option("--json", help="Print only the findings, as JSON.")] = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Check whether this machine can train; exit status 5 if not."""
     job = resolve(ConfigFile(config), profile) if profile else None
     runs = job.profile.runs_dir if job else PROJECT / "runs"
     with working(Console(stderr=True, highlight=False)) as show:  # stdout holds the result alone
@@ -36,7 +46,7 @@ def doctor(config: Path, profile: str, *, deep: bool = False, as_json: bool = Fa
     if as_json:
         print(json.dumps(report(findings, profile, deep), indent=1))
     else:
-        _print(Console(highlight=False, markup=False), findings, deep)
+        _print(Console(), findings, deep)
     return exit_status(findings)
 
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
+from torch import nn
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RunSummary, read_run
-from multimac.commands.runs import folders_of
-from multimac.view.comparison import origin_of
-from multimac.view.model_card import About, Rate, card
-from multimac.view.models import model_named
-from multimac.view.progress import progress, working
+from multimac.report.model_card import card
+from multimac.view.models import fetch_model, model_named, origin_of, slug
+from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
-from multimac.view.transfers import fetch_model
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
@@ -31,13 +29,13 @@ from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of
 from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
-from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.export.final import load_model
 from whisper_tuner.export.formats import Format, chosen
 from whisper_tuner.export.merged import Merged, Speech
-from whisper_tuner.files import read_table
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
+
+from .options import CONFIG, MODEL, Config, Language, command
 
 BEFORE, ROUNDED = "before the export", "in float16"
 
@@ -53,42 +51,39 @@ class Exported:
         return f"{self.which.name} {self.precision}"
 
 
+@command("export")
 @awake()
 def export(
-    config: Path,
-    name: str,
-    to: Sequence[str],
-    *,
-    precision: str,
-    out: Path | None,
-    verify: bool,
-    data: Path | None,
-    language: str,
-    as_json: bool,
+    model: Annotated[str, Argument(help=MODEL)],
+    to: Annotated[list[str], Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx, onnx or openai.")],
+    precision: Annotated[
+        str,
+        Option(help="float32 or float16; int8, q8_0 or q5_0. [default: float16; of transformers float32]"),
+    ] = "",
+    out: Annotated[Path | None, Option(help="Folder to write to. [default: RUN/export]")] = None,
+    verify: Annotated[bool, Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,
+    data: Annotated[Path | None, Option(help="Manifest to verify with. [default: the run's test set]")] = None,
+    language: Language = "",
+    as_json: Annotated[bool, Option("--json", help="Print only folders and figures, as JSON.")] = False,
+    config: Config = CONFIG,
 ) -> ExitStatus:
-    """Without `data` a verification takes the test set of the run that made the model."""
-    console = Console(highlight=False, markup=False, stderr=as_json)
+    """Write a trained model, adapters merged, as other programs load it."""
+    console = Console(stderr=as_json)
     wanted = chosen(to, precision)
     for which, how in wanted:
         which.require(how, running=verify)
-    path = model_named(name, lambda: folders_of(config, None))
+    path = model_named(model, config)
     origin = origin_of(path)
     manifest = _manifest(data, origin) if verify else None
     fetch_model(path)
     with working(console, "loading the model"):
-        model, processor = load_model(path)
-    merged = Merged(model=model.eval(), processor=processor)
+        loaded, processor = load_model(path)
+    merged = Merged(model=loaded.eval(), processor=processor)
     for which, _ in wanted:
         which.check(merged)
-    asked = language or (origin.language if origin else ""), origin.task if origin else ""
-    speech = speech_of(merged.model, *asked)
-    found = []
-    for which, how in wanted:
-        one = Exported(which=which, precision=how, folder=_folder(out, path, origin) / f"{which.name}-{how}")
-        with working(console, f"writing {one.name}"):
-            which.write(merged, one.folder, how, _card(one, merged, speech, origin))
-        console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
-        found.append(one)
+    speech = speech_of(merged.model, language or (origin.language if origin else ""), origin.task if origin else "")
+    folder = out or (origin.path / "export" if origin else Path("export") / slug(path))
+    found = [_written(console, which, how, folder, merged, speech, origin) for which, how in wanted]
     verified = _verified(console, found, merged, manifest, speech) if manifest else None
     if as_json:
         print(json.dumps(_as_json(found, verified), indent=2))
@@ -100,6 +95,7 @@ def export(
 
 
 def _manifest(data: Path | None, origin: RunSummary | None) -> Manifest:
+    """Read the clips to verify with: `data`, else the test set of the run that made the model."""
     path = data or (Path(origin.test) if origin and origin.test else None)
     if path is None:
         raise ConfigError("nothing to verify with", remedy="Name a manifest of test clips with --data.")
@@ -109,57 +105,28 @@ def _manifest(data: Path | None, origin: RunSummary | None) -> Manifest:
     return manifest
 
 
-def _folder(out: Path | None, path: str, origin: RunSummary | None) -> Path:
-    if out or origin:
-        return out or origin.path / "export"
-    return Path("export") / (re.sub(r"[^\w.-]+", "-", path).strip("-.") or "model")
-
-
-def _card(one: Exported, merged: Merged, speech: Speech, origin: RunSummary | None) -> str:
-    usage = one.which.usage(one.folder.name, speech, one.precision, is_multilingual=is_multilingual(merged.model))
-    about = _about(origin) | {"runtime": one.which.runtime, "precision": one.precision, "usage": usage}
-    return card(About(language=speech.language or "", **about))
-
-
-def _about(run: RunSummary | None) -> dict:
-    """What its run tells of a model."""
-    if run is None:
-        return {"title": "Whisper, fine-tuned"}
-    run = read_run(run.path)  # with its events
-    about = {"title": run.name or run.id, "base_model": run.base_model, "method": run.method}
-    about |= {"hosts": len(set(run.hosts)) or 1, "steps": run.steps}
-    durations = [float(row["duration_s"] or 0) for row in _rows(run.path / "train.csv") if "duration_s" in row]
-    about |= {"clips": len(durations), "hours": sum(durations) / 3600}
-    if run.test:
-        tested = run.path / "evaluation" / Path(run.test).stem
-        about |= {"before": _rate(run.wer_before, tested / "base"), "after": _rate(run.wer_after, tested / "final")}
-        about["test_clips"] = len(_rows(tested / "final" / PREDICTIONS))
-    return about
-
-
-def _rate(wer: float | None, folder: Path) -> Rate | None:
-    if wer is None:
-        return None
-    clips = [_errors_and_words(row) for row in _rows(folder / PREDICTIONS)]
-    return Rate(wer=wer, interval=wer_interval(clips) if clips else None)
-
-
-def _errors_and_words(row: dict[str, str]) -> tuple[int, int]:
-    errors = sum(int(row[name]) for name in ("substitutions", "deletions", "insertions"))
-    return errors, len(row["reference_normalized"].split())
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(read_table(file))
-    except OSError:
-        return []
+def _written(
+    console: Console,
+    which: Format,
+    precision: str,
+    out: Path,
+    merged: Merged,
+    speech: Speech,
+    origin: RunSummary | None,
+) -> Exported:
+    one = Exported(which=which, precision=precision, folder=out / f"{which.name}-{precision}")
+    run = read_run(origin.path) if origin else None  # with its events
+    usage = which.usage(one.folder.name, speech, precision, is_multilingual=is_multilingual(merged.model))
+    readme = card(run, language=speech.language, runtime=which.runtime, precision=precision, usage=usage)
+    with working(console, f"writing {one.name}"):
+        which.write(merged, one.folder, precision, readme)
+    console.print(f"{one.name}: {shown(one.folder.absolute())}, {size(disk_use(one.folder)[0])}", soft_wrap=True)
+    return one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What each runtime wrote for the test clips. alike: transformers' own, by precision of the weights."""
+    """Texts of each runtime for the test clips. alike: transformers' own, by precision of the weights."""
 
     manifest: Manifest
     alike: dict[str, Evaluation]
@@ -169,23 +136,29 @@ class Verified:
 def _verified(
     console: Console, exported: Sequence[Exported], merged: Merged, manifest: Manifest, speech: Speech
 ) -> Verified:
-    results = []
-    with progress(console) as bar:
+    """Let transformers and each runtime transcribe the clips.
 
-        def shown_by(name: str):
-            task = bar.add_task(name, total=len(manifest.samples))
-            return lambda done, total: bar.update(task, completed=done)
+    They do so greedily, since what chance draws where a text is in doubt is another text in each of them.
+    """
 
-        # Greedily, as by the runtimes: what chance draws where a text is in doubt is another text in each of them.
-        known = {"language": speech.language, "task": speech.task, "temperatures": GREEDY}
-        reference = evaluate(merged.model, merged.processor, manifest.samples, **known, progress=shown_by("before"))
-        alike = {"float32": reference}
-        if any(one.precision == "float16" for one in exported):
-            rounded = copy.deepcopy(merged.model).half().float()
-            at = shown_by(ROUNDED)
-            alike["float16"] = evaluate(rounded, merged.processor, manifest.samples, **known, progress=at)
-        for one in exported:
-            results.append((one, decoded(one.which, one.folder, manifest.samples, speech, shown_by(one.name))))
+    def heard(model: nn.Module, name: str) -> Evaluation:
+        with counting(console, name, len(manifest.samples)) as show:
+            return evaluate(
+                model,
+                merged.processor,
+                manifest.samples,
+                language=speech.language,
+                task=speech.task,
+                temperatures=GREEDY,
+                progress=show,
+            )
+
+    alike, results = {"float32": heard(merged.model, "before")}, []
+    if any(one.precision == "float16" for one in exported):
+        alike["float16"] = heard(copy.deepcopy(merged.model).half().float(), ROUNDED)
+    for one in exported:
+        with counting(console, one.name, len(manifest.samples)) as show:
+            results.append((one, decoded(one.which, one.folder, manifest.samples, speech, show)))
     return Verified(manifest=manifest, alike=alike, results=results)
 
 
@@ -204,7 +177,7 @@ def _table(verified: Verified) -> Table:
 
 
 def _as_json(exported: Sequence[Exported], verified: Verified | None) -> dict[str, Any]:
-    """`exports`; with a verification also `before`, and `before in float16` where the table has it."""
+    """Return `exports`; with a verification also `before`, and `before in float16` where the table has it."""
     told = {one.name: {"to": one.which.name, "precision": one.precision, "folder": str(one.folder)} for one in exported}
     for one in exported:
         told[one.name]["bytes"] = disk_use(one.folder)[0]
@@ -220,7 +193,7 @@ def _as_json(exported: Sequence[Exported], verified: Verified | None) -> dict[st
 
 
 def _figures(result: Evaluation, reference: Evaluation | None = None) -> dict[str, Any]:
-    """Per cent, and points more than the reference, with intervals of 95 %."""
+    """Return WER in per cent, and points more than the reference, with intervals of 95 %."""
     interval = wer_interval(counts(result.rows))
     figures = {"wer": round(100 * result.normalized.wer, 2)}
     figures["wer_interval"] = [round(interval.low, 2), round(interval.high, 2)] if interval else None

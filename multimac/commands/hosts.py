@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Argument, Option
 
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
@@ -33,11 +35,15 @@ from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.text import counted, size
 
+from .options import CONFIG, HOSTS, Config, HostsFile, command
 
+
+@command("hosts setup")
 @awake()
-def hosts_setup(hosts_file: Path) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
-    with _connected(load_hosts(hosts_file)) as remotes:
+def hosts_setup(hosts: HostsFile = HOSTS) -> ExitStatus:
+    """Create the Python environment on each host: project folder, venv, dependencies."""
+    console = Console()
+    with _connected(load_hosts(hosts)) as remotes:
         with transfers(console) as bars:
             results = setup(remotes, lambda host, text: console.print(f"{host}: {text}"), bars)
         for result in results:
@@ -45,49 +51,72 @@ def hosts_setup(hosts_file: Path) -> ExitStatus:
     return ExitStatus.OK
 
 
+@command("hosts sync")
 @awake()
-def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
-    job = resolve(ConfigFile(config), name)
-    hosts = load_hosts(hosts_file)
-    check_is_this_machine(hosts.master)
-    with _connected(hosts) as remotes, tempfile.TemporaryDirectory() as folder:
-        prepared = prepare_run(job, Path(folder), hosts=hosts, show_status=partial(working, console))
+def hosts_sync(
+    profile: Annotated[str, Argument(help="A [distributed:NAME] or [profile:NAME].")],
+    hosts: HostsFile = HOSTS,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Update the code, the base model and each host's share of the audio."""
+    console = Console()
+    job = resolve(ConfigFile(config), profile)
+    machines = load_hosts(hosts)
+    check_is_this_machine(machines.master)
+    with _connected(machines) as remotes, tempfile.TemporaryDirectory() as folder:
+        prepared = prepare_run(job, Path(folder), hosts=machines, show_status=partial(working, console))
         send(console, prepared.items, remotes)
     return ExitStatus.OK
 
 
-def hosts_check(hosts_file: Path, config: Path, name: str = "", *, as_json: bool = False) -> ExitStatus:
-    """The preflight; with a profile, also of what its run would need."""
-    console = Console(highlight=False, markup=False, quiet=as_json)
-    hosts = load_hosts(hosts_file)
-    job = resolve(ConfigFile(config), name) if name else None
-    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
-    with preflight(job, hosts, hosts_file=hosts_file) as report:
+@command("hosts check")
+def hosts_check(
+    hosts: HostsFile = HOSTS,
+    profile: Annotated[str, Option(help="Also check what this [distributed:NAME] or [profile:NAME] needs.")] = "",
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Check all hosts and the links between them, and report everything that would stop a run."""
+    console = Console(quiet=as_json)
+    machines = load_hosts(hosts)
+    job = resolve(ConfigFile(config), profile) if profile else None
+    console.print(f"looking at {', '.join(host.address for host in machines.all)}")
+    with preflight(job, machines, hosts_file=hosts) as report:
         if as_json:
-            print(json.dumps(_as_json(report), indent=2, default=str))
+            told = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
+            told |= {"network": report.network, "seconds": round(report.seconds, 1)}
+            print(json.dumps(told, indent=2, default=str))
         else:
             show(console, report, errors=False)
         report.raise_if_errors()
     return ExitStatus.OK
 
 
-def hosts_remove(hosts_file: Path, name: str, *, only_audio: bool, really: bool, as_json: bool) -> ExitStatus:
-    """Show what hosts hold of ours, and remove it if `really`. A host that fails does not keep the others."""
-    console = Console(highlight=False, markup=False, stderr=as_json)
-    workers = {host.address: host for host in load_hosts(hosts_file).workers}
-    if name and name not in workers:
-        raise ConfigError(f"{name} is no worker of {hosts_file}{nearest(name, workers)}")
+@command("hosts remove")
+def hosts_remove(
+    host: Annotated[str, Argument(help="One worker's address. [default: all workers]")] = "",
+    only_audio: Annotated[
+        bool, Option("--only-audio", help="Only recordings, their texts, and what was computed from them.")
+    ] = False,
+    really: Annotated[bool, Option("--yes", help="Remove it; without this it is only shown.")] = False,
+    hosts: HostsFile = HOSTS,
+    as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
+) -> ExitStatus:
+    """Show what the hosts hold of ours, with sizes, and with --yes remove it."""
+    console = Console(stderr=as_json)
+    workers = {worker.address: worker for worker in load_hosts(hosts).workers}
+    if host and host not in workers:
+        raise ConfigError(f"{host} is no worker of {hosts}{nearest(host, workers)}")
     kinds, found = [AUDIO] if only_audio else [*KINDS], {}
 
-    def clear(host: Host) -> None:
-        with Remote.connect(host) as remote:
-            found[host.address] = holdings(remote, kinds, remove=really) | {"removed": really}
+    def clear(worker: Host) -> None:
+        with Remote.connect(worker) as remote:
+            found[worker.address] = holdings(remote, kinds, remove=really) | {"removed": really}
 
-    try:
-        on_each([workers[name]] if name else [*workers.values()], clear)
+    try:  # one that fails does not keep the others
+        on_each([workers[host]] if host else [*workers.values()], clear)
     finally:
-        told = [found[host] for host in workers if host in found]
+        told = [found[address] for address in workers if address in found]
         _show_held(console, told, really=really)
         if as_json:
             print(json.dumps(told, indent=2))
@@ -109,15 +138,9 @@ def _show_held(console: Console, told: list[dict[str, Any]], *, really: bool) ->
         console.print(f"{size(sum(sizes))} in all; {said}")
 
 
-def _as_json(report: Report) -> dict[str, Any]:
-    """Without its connections."""
-    parts = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
-    return parts | {"network": report.network, "seconds": round(report.seconds, 1)}
-
-
 @contextlib.contextmanager
 def _connected(hosts: Hosts) -> Iterator[list[Remote]]:
-    """All workers' hosts at once, to change their folders. Raises one HostError that names each host that failed."""
+    """Connect to all workers' hosts at once, to change their folders. Raises one HostError for all that failed."""
     with contextlib.ExitStack() as stack:
         remotes = [stack.enter_context(remote) for remote in on_each(hosts.workers, Remote.connect)]
         Report(hosts=[], problems=shared_folders(hosts.master, remotes)).raise_if_errors()

@@ -23,12 +23,14 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.errors import CheckpointError
 from exogym.flat import FlatParameters
 from exogym.state.checkpoint import Checkpoints
-from multimac.view.run_tables import next_commands
+from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.model.base_model import load_base, prepare, set_language
 from whisper_tuner.paths import below
+
+from .options import HOSTS, HostsFile, Run, command
 
 PLACE = rf"(?P<run>[^/]+)/{CHECKPOINTS}/(?P<number>[0-9]{{7,12}})/(?P<rank>[^/]+)\.json"
 MOST_OF_SPEC = 1 << 20  # bytes
@@ -50,13 +52,14 @@ class Kept:
         return f"{self.project}/runs/{self.run}/{CHECKPOINTS}"
 
 
+@command("runs recover")
 @awake()
-def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
-    """From all hosts that can be reached, this one first. Raises TunerError."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    with contextlib.ExitStack() as stack:
+def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> ExitStatus:
+    """Build a model from what the hosts of a run have kept, if the master or its disk is gone."""
+    console = Console(soft_wrap=True)
+    with contextlib.ExitStack() as stack:  # of all hosts that can be reached, this one first
         machines: list[tuple[Machine, str]] = [(LocalMachine(), str(PROJECT))]
-        for host in load_hosts(hosts_file).workers:
+        for host in load_hosts(hosts).workers:
             try:
                 remote = stack.enter_context(Remote.connect(host))
                 stack.enter_context(hosts_awake([remote]))
@@ -65,12 +68,12 @@ def runs_recover(run: str, hosts_file: Path) -> ExitStatus:
                 console.print(str(error))
         final = recover(run, machines, PROJECT, console.print)
     console.print(f"model: {final}")
-    console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(read_run(final.parent)))]))
+    print_next(console, read_run(final.parent))
     return ExitStatus.OK
 
 
 def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell: Callable[[str], None]) -> Path:
-    """The model of the newest whole checkpoint, saved below the project folder `here`. Raises RunError.
+    """Save the model of the newest whole checkpoint below the project folder `here`. Raises RunError.
 
     machines: each with its project folder.
     """
@@ -98,7 +101,7 @@ def recover(run: str, machines: Sequence[tuple[Machine, str]], here: Path, tell:
 
 
 def _kept(machine: Machine, project: str) -> list[Kept]:
-    """What a host has, judged by file names alone; whether a checkpoint is whole is seen once it is here."""
+    """List what a host has, by file names alone; whether a checkpoint is whole is seen once it is here."""
     listing = machine.run(["find", f"{project}/runs", "-path", f"*/{CHECKPOINTS}/*/*.json"], timeout=30).stdout
     found = []
     for line in listing.splitlines():
@@ -130,7 +133,7 @@ def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) ->
 
 
 def _fetched(one: Kept, run_dir: Path) -> Path:
-    """The folder here that holds the checkpoint and its spec. Raises HostError."""
+    """Return the folder here that holds the checkpoint and its spec. Raises HostError."""
     if one.folder == str(run_dir / CHECKPOINTS):
         return run_dir / CHECKPOINTS
     folder = run_dir / "recovered" / quote(one.machine.name, safe="")
@@ -140,7 +143,7 @@ def _fetched(one: Kept, run_dir: Path) -> Path:
 
 
 def _fetched_base(one: Kept, base_model: str, here: Path) -> str:
-    """The base model: the master's spec names it as the user did, a host's by its place in the project folder there."""
+    """Return the base model. The master's spec names it as the user did, a host's by its place in the project there."""
     if one.project == str(here):
         return base_model
     try:

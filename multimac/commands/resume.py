@@ -6,7 +6,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.change_hosts import change_hosts
 from distributed.plan.hosts_file import load_hosts
@@ -18,18 +17,17 @@ from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import FINISHED, read_run
 from distributed.ssh.host import Hosts
+from multimac.view.models import folders_of
+from multimac.view.preflight_view import show_preflight
 from multimac.view.terminal import Console
 from multimac.view.transfers import send
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.model.check import check_model
 
 from .attach_stop import start
-from .runs import folders_of
-from .train import show_preflight
 
 
-@awake()
-def resume(
+def resume_run(
     config: Path,
     run: str,
     *,
@@ -38,9 +36,9 @@ def resume(
     no_sync: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
-    """`name`, if given, must be the run's own; `hosts_file` may name other hosts than it had. Raises TunerError."""
-    console = Console(highlight=False, markup=False)
-    run_dir = find_run(run, folders_of(config, None)).absolute()
+    """Go on with a run, also on the hosts of another hosts file. Raises TunerError, also if its name is not `name`."""
+    console = Console()
+    run_dir = find_run(run, folders_of(config)).absolute()
     launch = Launch.load(run_dir)
     _check(run_dir, launch, name)
     if any(rank.host for rank in launch.ranks):

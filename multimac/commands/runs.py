@@ -1,44 +1,40 @@
-"""`multimac runs list | show | compare | clean`. Imports no torch."""
+"""`multimac runs list | show | compare`. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
-from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
+from typer import Argument, Option
+
 from distributed.run_dir.find import find_run, run_dirs, speed_ups
 from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RunSummary, read_run
 from multimac.view import run_tables
-from multimac.view.narrow import USUAL_WIDTH, fitting
-from multimac.view.terminal import Console
-from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
-from whisper_tuner.paths import shown
-from whisper_tuner.text import size
+from multimac.view.models import folders_of
+from multimac.view.terminal import USUAL_WIDTH, Console, fitting
+from whisper_tuner.errors import ConfigError, ExitStatus
+
+from .options import CONFIG, Config, Run, RunsDir, command
 
 NEWEST = 20
 SHOWN_PROBLEMS = 10
 
 
-def folders_of(config: Path, runs_dir: Path | None) -> list[Path]:
-    """The folders of runs: `runs_dir` if given, else `runs` beside config.ini and each runs_dir that it sets.
+@command("runs list")
+def runs_list(
+    everything: Annotated[bool, Option("--all", help="All runs, not only the newest 20.")] = False,
+    as_json: Annotated[bool, Option("--json", help="As JSON, with all figures.")] = False,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """List runs, newest first: state, hosts, WER before and after, training time, speed-up.
 
-    Raises ConfigError.
+    Speed-up is the run's clips per second divided by those of the fastest finished run on one host alone, in the same
+    folder, with the same model, method, batch size, precision and training clips. Empty if there is no such run.
     """
-    if runs_dir is not None:
-        if not runs_dir.is_dir():
-            raise ConfigError(f"{runs_dir}: there is no such folder", remedy="--runs-dir names the folder of all runs.")
-        return [runs_dir]
-    if not config.exists():
-        return [Path("runs")]
-    file = ConfigFile(config)
-    return [shown(folder) for folder in dict.fromkeys([file.path.parent / "runs", *file.paths("runs_dir")])]
-
-
-def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
+    console, folders = Console(), folders_of(config, runs_dir)
     found = run_dirs(folders)
     runs = [read_run(path) for path in (found if everything else found[:NEWEST])]
     rows = list(zip(runs, speed_ups(runs), strict=True))
@@ -59,13 +55,24 @@ def runs_list(folders: Sequence[Path], *, everything: bool, as_json: bool) -> Ex
     return ExitStatus.OK
 
 
-def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
-    run = read_run(find_run(name, folders))
-    [speed_up] = speed_ups([run])
+@command("runs show")
+def runs_show(
+    run: Run = "last",
+    as_json: Annotated[bool, Option("--json", help="As JSON, with curves and settings.")] = False,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Show a run: figures, hosts, problems, curves of loss and learning rate, and what to do next."""
+    found = read_run(find_run(run, folders_of(config, runs_dir)))
+    [speed_up] = speed_ups([found])
     if as_json:
-        print(json.dumps(to_json(run, speed_up, whole=True), indent=2))
-        return ExitStatus.OK
+        print(json.dumps(to_json(found, speed_up, whole=True), indent=2))
+    else:
+        _show(Console(), found, speed_up)
+    return ExitStatus.OK
+
+
+def _show(console: Console, run: RunSummary, speed_up: float | None) -> None:
     console.print(run.id, style="bold", soft_wrap=True)
     console.print(run_tables.facts_table(run, speed_up))
     if any(host.steps for host in run.per_host):
@@ -80,7 +87,6 @@ def runs_show(folders: Sequence[Path], name: str, *, as_json: bool) -> ExitStatu
     _print_block(console, run_tables.curve_lines(run, console.width - 1))
     commands = [f"  {command}" for command in run_tables.next_commands(run)]
     _print_block(console, ["next:", *commands] if commands else [])
-    return ExitStatus.OK
 
 
 def _print_block(console: Console, lines: Sequence[str], *, style: str = "") -> None:
@@ -90,85 +96,30 @@ def _print_block(console: Console, lines: Sequence[str], *, style: str = "") -> 
         console.print(line, style=style, soft_wrap=True)
 
 
-def runs_compare(folders: Sequence[Path], names: Sequence[str], *, as_json: bool) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
-    runs = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in names)]
-    if len(runs) < 2:
-        raise ConfigError("a comparison needs two runs", remedy="Name two or more: multimac runs compare RUN RUN")
-    found = speed_ups(runs)
-    if as_json:
-        whole = [to_json(*pair, whole=True) for pair in zip(runs, found, strict=True)]
-        print(json.dumps({"runs": whole, "settings that differ": run_tables.differing(runs)}, indent=2, default=str))
-        return ExitStatus.OK
-    console.print(run_tables.comparison(runs, found))
-    _print_block(console, run_tables.compared_losses(runs, console.width - 1))
-    return ExitStatus.OK
-
-
-def runs_clean(
-    folders: Sequence[Path], names: Sequence[str], *, really: bool, keep: int, older_than: str, as_json: bool
+@command("runs compare")
+def runs_compare(
+    runs: Annotated[list[str], Argument(help="Two or more runs.")],
+    as_json: Annotated[bool, Option("--json", help="As JSON, with curves and settings.")] = False,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
 ) -> ExitStatus:
-    console, kept = Console(highlight=False, markup=False, stderr=as_json), []
-    seconds = age(older_than) if older_than else None
-    if names:
-        if keep or older_than:
-            raise ConfigError("--keep and --older-than choose among all runs", remedy="Leave the run names out.")
-        unique = dict.fromkeys(find_run(name, folders) for name in names)
-        found = named_removals([read_run(path) for path in unique], folders)
-    else:
-        runs = [read_run(path) for path in run_dirs(folders)]
-        found = removals(runs, keep=keep, older_than=seconds)
-        going = {removal.run.id for removal in found}
-        if kept := [run.id for run in runs if run.resumable and run.id not in going]:
-            console.print("kept because they can be resumed; to remove them, name them or use --older-than:")
-            console.print(f"  {', '.join(kept)}", soft_wrap=True)
-    for removal in found:
-        console.print(f"{size(removal.size):>8}  {removal.path}  ({removal.reason})", soft_wrap=True)
-    failed = _remove_all(found) if really else []
+    """Put runs side by side: figures, settings that differ, losses."""
+    console, folders = Console(), folders_of(config, runs_dir)
+    found = [read_run(path) for path in dict.fromkeys(find_run(name, folders) for name in runs)]
+    if len(found) < 2:
+        raise ConfigError("a comparison needs two runs", remedy="Name two or more: multimac runs compare RUN RUN")
+    faster = speed_ups(found)
     if as_json:
-        print(json.dumps(_listed(found, kept), indent=2))
-    total = size(sum(removal.size for removal in found))
-    if not found:
-        console.print("nothing to remove")
-    elif not really:
-        console.print(f"{total} in all; nothing has been removed yet: repeat the command with --yes")
-    elif not failed:
-        console.print(f"removed, {total} freed")
-    for error in failed[1:]:
-        console.print(str(error), style="red")
-    if failed:
-        raise failed[0]
+        whole = [to_json(*pair, whole=True) for pair in zip(found, faster, strict=True)]
+        print(json.dumps({"runs": whole, "settings that differ": run_tables.differing(found)}, indent=2, default=str))
+        return ExitStatus.OK
+    console.print(run_tables.comparison(found, faster))
+    _print_block(console, run_tables.compared_losses(found, console.width - 1))
     return ExitStatus.OK
-
-
-def _listed(found: Sequence[Removal], kept: Sequence[str]) -> dict:
-    """kept: ids of runs that can be resumed."""
-    listed = [
-        {
-            "run": one.run.id,
-            "path": str(one.path),
-            "bytes": one.size,
-            "reason": one.reason,
-            "removed": not one.path.exists(),
-        }
-        for one in found
-    ]
-    return {"removals": listed, "kept": [*kept]}
-
-
-def _remove_all(found: Sequence[Removal]) -> list[TunerError]:
-    """Remove all that can be removed; what went wrong with the others."""
-    failed: list[TunerError] = []
-    for removal in found:
-        try:
-            remove(removal)
-        except TunerError as error:
-            failed.append(error)
-    return failed
 
 
 def to_json(run: RunSummary, speed_up: float | None, *, whole: bool = False) -> dict:
-    """Unless `whole`: without curves and settings."""
+    """Return all that is known of a run; without curves and settings, unless `whole`."""
     values = dataclasses.asdict(run) | {"speed_up": speed_up}
     if not whole:
         del values["curves"], values["settings"]

@@ -8,9 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
@@ -25,16 +27,25 @@ from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import harmless
 
+from .options import command
+
 STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
 VERDICT_WIDTH, NAME_WIDTH = 9, 22
 
 
+@command("selftest")
 @awake()
-def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False, as_json: bool = False) -> ExitStatus:
-    console = Console(highlight=False, markup=False, stderr=as_json)
-    hosts = load_hosts(hosts_file) if hosts_file else Hosts(master=Host(address="localhost"), workers=())
+def selftest(
+    hosts: Annotated[Path | None, Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
+    out: Annotated[Path, Option(help="Where to write the report.")] = Path("report.json"),
+    lid: Annotated[bool, Option("--lid", help="Then watch for a minute in which you close a lid.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print only the report, as JSON.")] = False,
+) -> ExitStatus:
+    """Check what this program assumes of your machines: about 5 minutes, with a report to send us."""
+    console = Console(stderr=as_json)
+    machines = load_hosts(hosts) if hosts else Hosts(master=Host(address="localhost"), workers=())
     _check_writable(out)
-    desk = Desk(hosts=hosts)
+    desk = Desk(hosts=machines)
     _introduce(console, desk)
     entries: list[dict] = []
     began, interrupted = time.monotonic(), False
@@ -48,7 +59,7 @@ def selftest(hosts_file: Path | None, out: Path, *, lid: bool = False, as_json: 
         for place in desk.places:
             place.machine.close()
         entries = [cleaned(desk, entry) for entry in entries]  # later checks may have made more names known
-        report = json.dumps(report_of(hosts, entries, whole=not interrupted), indent=1)
+        report = json.dumps(report_of(machines, entries, whole=not interrupted), indent=1)
         write_atomically(out, report + "\n")
         if as_json:
             print(harmless(report))

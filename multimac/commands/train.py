@@ -9,6 +9,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
@@ -23,7 +27,7 @@ from distributed.preflight.run import preflight
 from distributed.preflight.speed import measure, remember, remembered, step_of_all
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
-from multimac.view.preflight_view import show
+from multimac.view.preflight_view import show_preflight
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
@@ -37,16 +41,41 @@ from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
 
 from .attach_stop import start
+from .options import CONFIG, Config, Detach, Resume, Set, command
+from .resume import resume_run
 
 NO_TEST = "there is no test set, so WER is not measured; to split one off"
 ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
+@command("finetune")
 @awake()
 def finetune(
+    profile: Annotated[str, Argument(help="A [profile:NAME].")] = "",
+    settings: Set = None,
+    resume: Resume = "",
+    detach: Detach = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Train a profile on this machine."""
+    if resume:
+        _only_new(settings)
+        return resume_run(config, resume, name=profile, detach=detach)
+    return train_here(config, _named(profile), settings=settings or (), detach=detach)
+
+
+@command("demo")
+@awake()
+def demo() -> ExitStatus:
+    """Train the bundled model on the bundled speech: two ranks on this machine, about two minutes."""
+    return train_here(PROJECT / "config.ini", "demo-diloco", ranks=2)
+
+
+def train_here(
     config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, detach: bool = False
 ) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
+    """Train a profile on this machine, in `ranks` processes. Raises TunerError."""
+    console = Console()
     job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
@@ -58,37 +87,45 @@ def finetune(
     return start(console, run_dir, detach=detach)
 
 
+@command("distributed-train")
 @awake()
 def distributed_train(
-    config: Path,
-    name: str,
-    hosts_file: Path | None,
-    *,
-    settings: Sequence[str] = (),
-    dry_run: bool = False,
-    no_sync: bool = False,
-    detach: bool = False,
+    profile: Annotated[str, Argument(help="A [distributed:NAME], or a [profile:NAME] trained with DiLoCo.")] = "",
+    hosts: Annotated[
+        Path | None, Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
+    ] = None,
+    settings: Set = None,
+    resume: Resume = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and do nothing.")] = False,
+    no_sync: Annotated[bool, Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
+    detach: Detach = False,
+    config: Config = CONFIG,
 ) -> ExitStatus:
-    console = Console(highlight=False, markup=False)
-    job = resolve(ConfigFile(config), name, settings=settings)
-    hosts_file = hosts_file or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
-    hosts = load_hosts(hosts_file)
-    console.print(f"looking at {', '.join(host.address for host in hosts.all)}")
-    with preflight(job, hosts, sync=not no_sync, hosts_file=hosts_file) as report:
+    """Train a profile on all machines of a hosts file."""
+    if resume:
+        _only_new(settings)
+        if dry_run:
+            raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
+        return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
+    console, job = Console(), resolve(ConfigFile(config), _named(profile), settings=settings or ())
+    hosts = hosts or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
+    machines = load_hosts(hosts)
+    console.print(f"looking at {', '.join(host.address for host in machines.all)}")
+    with preflight(job, machines, sync=not no_sync, hosts_file=hosts) as report:
         show_preflight(console, report)
 
         def measured() -> Measured:
-            step_s = remembered(job, hosts)
-            if step_s is None and may_choose(job, len(hosts.all)) and not (dry_run or no_sync):
-                step_s = _measure_step(console, job, hosts, report)
+            step_s = remembered(job, machines)
+            if step_s is None and may_choose(job, len(machines.all)) and not (dry_run or no_sync):
+                step_s = _measure_step(console, job, machines, report)
             return dataclasses.replace(report.measured, step_s=step_s)
 
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
             prepared = prepare_run(
                 job,
                 run_dir,
-                hosts=hosts,
-                address=report.meeting or meeting_address(hosts, report.remotes),
+                hosts=machines,
+                address=report.meeting or meeting_address(machines, report.remotes),
                 show_status=partial(working, console),
                 machine_workers=report.machine_workers,
                 measured=measured,
@@ -105,8 +142,19 @@ def distributed_train(
     return start(console, run_dir, detach=detach)
 
 
+def _named(profile: str) -> str:
+    if not profile:
+        raise typer.BadParameter("name a profile, or a run with --resume", param_hint="PROFILE")
+    return profile
+
+
+def _only_new(settings: Sequence[str] | None) -> None:
+    if settings:
+        raise ConfigError("--set is for a new run; --resume keeps its settings", remedy="Leave one of them out.")
+
+
 def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
-    """Seconds of a step; None if it could not be measured, which stops nobody from training."""
+    """Return the seconds of a step; None if it could not be measured, which stops nobody from training."""
     what = "measuring three training steps on each host, once for hosts and a profile like these"
     console.print(f"{what}; this usually takes less than a minute", soft_wrap=True)
     try:
@@ -139,18 +187,8 @@ def _check_device(wanted: str) -> None:
         raise ConfigError(f"device = {wanted}: {error}", remedy="Set device to auto or cpu.") from None
 
 
-def show_preflight(console: Console, report: Report) -> None:
-    """One line if all is well, else the tables. Raises HostError or ConfigError with all problems that there are."""
-    if report.problems:
-        show(console, report, errors=False)
-        report.raise_if_errors()
-    elif report.network:
-        console.print(report.network, soft_wrap=True)
-    console.print(report.summary(), soft_wrap=True)
-
-
 def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
-    """The one beside config.ini. Raises ConfigError."""
+    """Return the hosts file beside config.ini. Raises ConfigError."""
     path = shown((config.parent / HOSTS_FILE).absolute())
     if not path.is_file():
         what = f"{job.name}: no hosts file: neither --hosts, nor hosts_config in the profile, nor {path}"
@@ -186,7 +224,7 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
 
 
 def _not_used(job: Job) -> Iterator[str]:
-    """Parts beside train of which nobody says which one is meant."""
+    """Tell of parts beside train of which nobody says which one is meant."""
     for kind, paths in doubtful(job.profile.train, Reading.of(job.profile)).items():
         if kind not in job.origin:  # `test =` says that there is none
             names = " or ".join(path.name for path in paths)

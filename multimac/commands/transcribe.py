@@ -10,15 +10,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from exogym.config import nearest
-from multimac.commands.runs import folders_of
-from multimac.view.models import model_named
+from multimac.view.models import fetch_model, model_named, origin_of
 from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
-from multimac.view.transfers import fetch_model
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
 from whisper_tuner.files import write_shared
@@ -27,51 +27,59 @@ from whisper_tuner.languages import language_code
 from whisper_tuner.paths import AUDIO_SUFFIXES
 from whisper_tuner.text import harmless
 
+from .options import CONFIG, MODEL, Config, Language, command
+
 if TYPE_CHECKING:
     from whisper_tuner.eval.transcription import Recording
 
 STDIN = Path("-")
 
 
+@command("transcribe")
 @awake()
 def transcribe(
-    config: Path,
-    paths: Sequence[Path],
-    model: str,
-    *,
-    form: str,
-    words: bool = False,
-    out: Path | None,
-    language: str,
-    force: bool,
+    audio: Annotated[list[Path], Argument(help="Recordings of any length, folders of them, or - for stdin.")],
+    model: Annotated[str, Option("--model", help=MODEL)],
+    form: Annotated[str, Option("--format", help="text, srt, vtt or json.")] = "text",
+    words: Annotated[
+        bool, Option("--words", help="When each word is said: in JSON, and for the times of subtitles.")
+    ] = False,
+    out: Annotated[Path | None, Option(help="Folder for the files. [default: beside each recording]")] = None,
+    language: Language = "",
+    force: Annotated[bool, Option("--force", help="Overwrite existing files.")] = False,
+    config: Config = CONFIG,
 ) -> ExitStatus:
+    """Transcribe recordings: text on the terminal, or files with times. What came from stdin goes to stdout."""
     if form not in SUFFIXES:
         what = f"--format {form}: no such format{nearest(form, SUFFIXES)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(SUFFIXES)}.")
     if words and form == "text":
         raise ConfigError("--words: plain text has no times", remedy="Add --format json, srt or vtt.")
-    written = _files(paths, form, out)
+    written = _files(audio, form, out)
     if not written:
-        raise DataError(f"no audio below {', '.join(map(str, paths))}", remedy="Name a file, or another folder.")
-    model_path = model_named(model, lambda: folders_of(config, None))
-    _make_folder(out)
+        raise DataError(f"no audio below {', '.join(map(str, audio))}", remedy="Name a file, or another folder.")
+    model = model_named(model, config)
+    try:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}", remedy="Choose another folder.") from None
+    console = Console(stderr=True)
     with _from_stdin() if STDIN in written else contextlib.nullcontext(STDIN) as spooled:
-        return _transcribe_all(written, spooled, model_path, form=form, words=words, language=language, force=force)
+        heard = _listener(console, model, language, words=words)
+        return _transcribe_all(console, written, spooled, heard, form=form, force=force)
 
 
 def _transcribe_all(
+    console: Console,
     written: dict[Path, Path | None],
     spooled: Path,
-    model_path: str,
+    heard: Callable[..., Recording],
     *,
     form: str,
-    words: bool,
-    language: str,
     force: bool,
 ) -> ExitStatus:
-    """written: see _files. spooled: the file that has what came from stdin."""
-    console = Console(stderr=True, highlight=False, markup=False)
-    heard = _listener(console, model_path, language, words=words)
+    """Transcribe each recording. written: as `_files` returns them. spooled: the file that has what came from stdin."""
     failed = 0
     with progress(console, share) as bar:
         for number, (audio, file) in enumerate(written.items(), start=1):
@@ -99,12 +107,11 @@ def _transcribe_all(
 
 
 def _listener(console: Console, model_path: str, language: str, *, words: bool) -> Callable[..., Recording]:
-    """A function of a file and of `update(total=, completed=)` of its progress bar; the model is loaded here.
+    """Load the model, and return a function of a file and of `update(total=, completed=)` of its progress bar.
 
     Without `language` the model does what the run that made it trained it for.
     """
     from exogym import device as devices
-    from multimac.view.comparison import origin_of
     from whisper_tuner.data.audio import duration
     from whisper_tuner.eval.transcription import require_alignment, transcribe_recording
     from whisper_tuner.export.final import load_model
@@ -112,25 +119,32 @@ def _listener(console: Console, model_path: str, language: str, *, words: bool) 
 
     origin = origin_of(model_path)
     language = language or (origin.language if origin else "")
-    asked = {"language": language_code(language) if language else None, "task": origin.task if origin else None}
+    code = language_code(language) if language else None
     fetch_model(model_path)
     with working(console, "loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())
     if words:
         require_alignment(whisper_of(model))
-    asked["words"] = words
 
     def heard(audio: Path, update: Callable[..., None]) -> Recording:
         update(total=duration(audio))
-        return transcribe_recording(model, processor, audio, progress=lambda s: update(completed=s), **asked)
+        return transcribe_recording(
+            model,
+            processor,
+            audio,
+            language=code,
+            task=origin.task if origin else None,
+            words=words,
+            progress=lambda seconds: update(completed=seconds),
+        )
 
     return heard
 
 
 @contextlib.contextmanager
 def _from_stdin() -> Iterator[Path]:
-    """A file with what comes from stdin, which is removed in the end, also where the terminal is closed."""
+    """Copy stdin to a file, which is removed in the end, also where the terminal is closed."""
     if sys.stdin is None or sys.stdin.isatty():
         what = "- means audio from stdin, but nothing is piped into it"
         raise ConfigError(what, remedy="For example: cat interview.m4a | multimac transcribe - --model last")
@@ -147,14 +161,6 @@ def _from_stdin() -> Iterator[Path]:
         yield spooled
 
 
-def _make_folder(folder: Path | None) -> None:
-    try:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: {error.strerror}", remedy="Choose another folder.") from None
-
-
 def _write(file: Path, text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +170,10 @@ def _write(file: Path, text: str) -> None:
 
 
 def _files(paths: Sequence[Path], form: str, out: Path | None) -> dict[Path, Path | None]:
-    """Every recording, and a file of its own for its text; None for stdout: without --out, text, or of stdin."""
+    """Return each recording with a file of its own for its text.
+
+    The file is None for what goes to stdout: without --out, all plain text, and what came from stdin.
+    """
     found: dict[Path, Path | None] = {}
     taken: set[Path] = set()
     for audio, name in _recordings(paths):
@@ -185,19 +194,15 @@ def _files(paths: Sequence[Path], form: str, out: Path | None) -> dict[Path, Pat
 
 
 def _recordings(paths: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """(recording, its name relative to the folder that was named)."""
+    """Give each recording with its name relative to the folder that was named."""
     for path in paths:
         if path == STDIN:
             yield path, Path("stdin")
         elif not path.is_dir():
             yield path, Path(path.name)
         else:
-            yield from _below(path)
-
-
-def _below(folder: Path) -> Iterator[tuple[Path, Path]]:
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder)
-        hidden = any(part.startswith(".") for part in name.parts)  # ._x.wav on a Mac's USB stick
-        if file.suffix.lower() in AUDIO_SUFFIXES and not hidden and file.is_file():
-            yield file, name
+            for file in sorted(path.rglob("*")):
+                name = file.relative_to(path)
+                hidden = any(part.startswith(".") for part in name.parts)  # ._x.wav on a Mac's USB stick
+                if file.suffix.lower() in AUDIO_SUFFIXES and not hidden and file.is_file():
+                    yield file, name

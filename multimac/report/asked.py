@@ -15,13 +15,15 @@ from distributed.plan.job import FROM_PROFILE
 from distributed.plan.run_spec import SPEC
 from distributed.run_dir.summary import NOT_AS_WRITTEN, RunSummary
 from exogym.strategy import STRATEGIES
+from multimac.view.models import file_name
+from multimac.view.run_tables import as_text
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import PROBLEMS_FILE
 from whisper_tuner.data.dataset import DURATION_COLUMNS, LANGUAGE_COLUMNS
 from whisper_tuner.files import read_table
 from whisper_tuner.json_text import parse_json
 
-from .private import Private, file_name
+from .template import Private
 
 ELSEWHERE = {"runs_dir", "test", "training clips"}  # told in another place of the report, or a folder
 KINDS = {"train": "training", "validation": "validation", "test": "test"}
@@ -54,7 +56,7 @@ class DataSet:
 
 
 def read_asked(run: RunSummary) -> dict[str, Any]:
-    """run.json as it stands, or what a recovered run has instead: the spec of a rank; {} without both."""
+    """Read run.json, or what a recovered run has instead, the spec of a rank; {} without both."""
     with contextlib.suppress(OSError, *NOT_AS_WRITTEN):
         asked = parse_json((run.path / "run.json").read_text(encoding="utf-8"))
         if isinstance(asked, dict) and asked["ranks"][0]["spec"]:
@@ -68,7 +70,7 @@ def read_asked(run: RunSummary) -> dict[str, Any]:
 
 
 def settings_of(asked: dict[str, Any], private: Private) -> list[Setting]:
-    """Those that differ from their defaults first."""
+    """Return all settings, those that differ from their defaults first."""
     with contextlib.suppress(*NOT_AS_WRITTEN):
         spec = asked["ranks"][0]["spec"]
         strategy = spec.get("strategy") or ""
@@ -108,11 +110,11 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value)
+    return as_text(value)
 
 
 def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
-    """Training and validation; what is tested is told with its error rates."""
+    """Return the sets for training, validation and test; the clips of a test set are told with its error rates."""
     manifests = asked.get("manifests")
     manifests = manifests if isinstance(manifests, dict) else {}
     left_out = _left_out(run.path / PROBLEMS_FILE)
@@ -122,27 +124,37 @@ def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
         if kind not in manifests and not path.is_file():
             continue
         name = str(manifests.get(kind) or "")
-        about = {"kind": KINDS[kind], "file": Path(name).name, "left_out": left_out.get(name, "")}
-        found.append(DataSet(**about, **_clips(path)))
+        clips, hours, languages = listed_clips(path) or (None, None, "")
+        found.append(
+            DataSet(
+                kind=KINDS[kind],
+                file=Path(name).name,
+                clips=clips,
+                hours=hours,
+                languages=languages,
+                left_out=left_out.get(name, ""),
+            )
+        )
     if run.test:
         found.append(DataSet(kind=KINDS["test"], file=Path(run.test).name, left_out=left_out.get(run.test, "")))
     return found
 
 
-def _clips(path: Path) -> dict[str, Any]:
+def listed_clips(path: Path) -> tuple[int, float, str] | None:
+    """Return clips, hours and languages of a run's list of clips; None for one that cannot be read."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         seconds = sum(float(row[DURATION_COLUMNS[0]]) for row in rows)
     except (OSError, csv.Error, *NOT_AS_WRITTEN):
-        return {}
+        return None
     languages = Counter(filter(None, (row.get(LANGUAGE_COLUMNS[0]) for row in rows)))
     told = ", ".join(f"{name}: {count:,} clips" for name, count in languages.most_common())
-    return {"clips": len(rows), "hours": seconds / 3600, "languages": told}
+    return len(rows), seconds / 3600, told
 
 
 def _left_out(path: Path) -> dict[str, str]:
-    """By manifest, how many rows could not be used and why."""
+    """Tell how many rows of each manifest could not be used, and why."""
     counts: dict[str, Counter[str]] = {}
     with contextlib.suppress(OSError, csv.Error, *NOT_AS_WRITTEN), path.open(encoding="utf-8", newline="") as file:
         for row in read_table(file):

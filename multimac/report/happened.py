@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from distributed.run_dir.figures import HostFigures, RunEvents
@@ -12,7 +11,7 @@ from whisper_tuner.errors import ExitStatus
 from whisper_tuner.text import duration
 
 from .charts import Chart, Curve, chart
-from .private import Private
+from .template import Private, moment
 
 FAULTS_SHOWN = 200
 # Of these RunView tells what a user should know; other lines of it stand elsewhere in the report.
@@ -21,7 +20,7 @@ FAULTS = {"lost", "paused", "orphaned", "apart", "reached", "generation", "resum
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """share: of all clips, in per cent. lost: how often, and for how long; "" if never."""
+    """One host of a run. share: of all clips, in per cent. lost: how often, and for how long; "" if never."""
 
     figures: HostFigures
     share: float
@@ -57,7 +56,7 @@ def hosts_of(run: RunSummary, events: RunEvents) -> list[Host]:
 
 
 def _lost(name: str, times: int, events: RunEvents) -> str:
-    """Such as `2 times, 1:20 in all`; for how long only if it has come back each time."""
+    """Tell how often a host was lost, such as `2 times, 1:20 in all`; for how long only if it came back each time."""
     if not times:
         return ""
     away, since = 0.0, None
@@ -74,7 +73,7 @@ def _lost(name: str, times: int, events: RunEvents) -> str:
 
 
 def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
-    """The first FAULTS_SHOWN, and how many more there are."""
+    """Return the first FAULTS_SHOWN, and how many more there are."""
     found: list[tuple[float, str]] = []
     for number, attempt in enumerate(events.attempts):
         view = RunView()
@@ -96,10 +95,3 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
             found.append((max(event["time"] for event in last), NO_LAST_WORD))
     shown = [Fault(when=moment(when), what=private.text(what)) for when, what in found[:FAULTS_SHOWN]]
     return shown, len(found) - len(shown)
-
-
-def moment(when: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-    except (ValueError, OverflowError, OSError):  # a damaged line
-        return ""

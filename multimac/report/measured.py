@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
+from multimac.view.models import slug
 from whisper_tuner.data.formats import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
-from whisper_tuner.data.formats.rows import (
-    ID_COLUMNS,
-    LANGUAGE_COLUMNS,
-    SPEAKER_COLUMNS,
-    BadRow,
-    cell,
-)
+from whisper_tuner.data.formats.rows import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, cell
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.intervals import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
@@ -54,7 +48,7 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Of one model. wer: in per cent; interval: of 95 %, None where the single clips are not known."""
+    """The error rate of a model, in per cent. interval: of 95 %, None where the single clips are not known."""
 
     name: str
     wer: float
@@ -99,7 +93,7 @@ NAMES = {BASE: "before training", FINAL: "after training"}
 
 
 def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
-    """The run's own test set first. worst_clips: of all of them together, shared out evenly."""
+    """Return the test sets, the run's own first. worst_clips: for all of them together, shared out evenly."""
     folders = sorted({path.parent.parent for path in (run.path / "evaluation").glob(f"*/*/{PREDICTIONS}")})
     own = Path(run.test).stem if run.test else ""
     folders.sort(key=lambda folder: folder.name != own)
@@ -111,11 +105,15 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
                 found.append((folder, models, cropped))
     each = max(1, worst_clips // len(found)) if found else 0
     tests = [_test(run, *one, each) for one in found]
-    return [*([] if any(folder.name == own for folder in folders) else _told_by_events(run)), *tests]
+    known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
+    rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
+    if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
+        tests.insert(0, Test(name=Path(run.test).name, rates=rates))
+    return tests
 
 
 def _models(folder: Path, *, cropped: bool) -> dict[str, list[Clip]]:
-    """What each model wrote, the untouched one first."""
+    """Read what each model wrote, the untouched one first."""
     found = {}
     for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
         name = path.parent.name
@@ -125,35 +123,37 @@ def _models(folder: Path, *, cropped: bool) -> dict[str, list[Clip]]:
 
 
 def read_predictions(path: Path) -> list[Clip]:
-    """Damaged rows are left out; of a file that cannot be read, all."""
+    """Read what a model wrote for each clip. Damaged rows are left out; of a file that cannot be read, all."""
     clips = []
     with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), path.open(encoding="utf-8", newline="") as file:
         for row in read_table(file):
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                clips.append(_clip(row))
+                clip = Clip(
+                    id=row["id"],
+                    audio=Path(row["audio"]),
+                    reference=row["reference"],
+                    hypothesis=row["hypothesis"],
+                    normalized=(row["reference_normalized"], row["hypothesis_normalized"]),
+                    wer=100 * float(row["wer"]),
+                    errors=sum(int(row[name]) for name in ("substitutions", "deletions", "insertions")),
+                    duration_s=float(row["duration_s"]),
+                    flags=tuple((row["flags"] or "").split()),
+                )
+                clips.append(clip)
     return clips
-
-
-def _clip(row: dict[str, str]) -> Clip:
-    return Clip(
-        id=row["id"],
-        audio=Path(row["audio"]),
-        reference=row["reference"],
-        hypothesis=row["hypothesis"],
-        normalized=(row["reference_normalized"], row["hypothesis_normalized"]),
-        wer=100 * float(row["wer"]),
-        errors=sum(int(row[name]) for name in ("substitutions", "deletions", "insertions")),
-        duration_s=float(row["duration_s"]),
-        flags=tuple((row["flags"] or "").split()),
-    )
 
 
 def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped: bool, worst_clips: int) -> Test:
     shown = FINAL if FINAL in models else next((name for name in reversed(models) if name != BASE), BASE)
     clips = models[shown]
     manifest = Path(run.test) if run.test and Path(run.test).stem == folder.name else manifest_of(clips, folder.name)
-    told = _told_by(manifest, clips) if manifest else {}
-    models = {name: [_with(clip, told) for clip in of_model] for name, of_model in models.items()}
+    told = _told_by(manifest) if manifest else {}
+
+    def completed(clip: Clip) -> Clip:
+        speaker, language = told.get(clip.id, ("", ""))
+        return replace(clip, speaker=speaker, language=language)
+
+    models = {name: [*map(completed, of_model)] for name, of_model in models.items()}
     clips = models[shown]
     before, after = models.get(BASE), models.get(FINAL)
     difference, not_compared = None, ""
@@ -183,13 +183,6 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
     )
 
 
-def _told_by_events(run: RunSummary) -> list[Test]:
-    """Of a run whose predictions are gone."""
-    known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
-    rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
-    return [Test(name=Path(run.test).name, rates=rates)] if rates else []
-
-
 def _rates(name: str, clips: Sequence[Clip]) -> Rates:
     counts = [clip.counts for clip in clips]
     words = sum(words for _, words in counts)
@@ -198,7 +191,7 @@ def _rates(name: str, clips: Sequence[Clip]) -> Rates:
 
 
 def _difference(after: Sequence[Clip], before: Sequence[Clip]) -> Difference | None:
-    """None if they are of different clips."""
+    """Compare two models; None if they are of different clips."""
     if [clip.id for clip in after] != [clip.id for clip in before]:
         return None
     try:
@@ -208,7 +201,7 @@ def _difference(after: Sequence[Clip], before: Sequence[Clip]) -> Difference | N
 
 
 def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRates]:
-    """Those with the highest rates first; none where the manifest names no speakers."""
+    """Return the speakers with the highest rates first; none where the manifest names no speakers."""
     names = dict.fromkeys(clip.speaker for clip in (after or before))
     if not any(names):
         return []
@@ -223,18 +216,15 @@ def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRate
 
 
 def manifest_of(clips: Sequence[Clip], stem: str) -> Path | None:
-    """A list named `stem` in a folder that a clip lies in: most manifests name their audio from there."""
+    """Find a list named `stem` in a folder that a clip lies in: most manifests name their audio from there."""
     folders = clips[0].audio.parents
     paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 
 
-Told = dict[str, tuple[str, str]]
-"""By a clip's id: speaker and language."""
-
-
-def _told_by(manifest: Path, clips: Sequence[Clip]) -> Told:
-    found: Told = {}
+def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:
+    """Return speaker and language by a clip's id."""
+    found = {}
     with contextlib.suppress(DataError, OSError):
         part = part_of(manifest, kind="test")
         for row in part.rows():
@@ -245,17 +235,10 @@ def _told_by(manifest: Path, clips: Sequence[Clip]) -> Told:
     return found
 
 
-def _with(clip: Clip, told: Told) -> Clip:
-    speaker, language = told.get(clip.id, ("", ""))
-    if not (speaker or language):
-        return clip
-    return Clip(**{**vars(clip), "speaker": speaker, "language": language})
-
-
 def _label(name: str, clips: Sequence[Clip]) -> str:
-    """The name of a test set's folder, which may be the manifest's whole path: without the folders in it."""
+    """Return the name of a test set's folder, which may be the manifest's whole path, without the folders in it."""
     for folder in clips[0].audio.parents if clips else ():
-        prefix = re.sub(r"[^\w.-]+", "-", "-".join(folder.parts[1:])).strip("-.")
+        prefix = slug("-".join(folder.parts[1:]), "")
         if prefix and name.startswith(f"{prefix}-"):
             return name.removeprefix(f"{prefix}-")
     return name

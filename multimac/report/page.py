@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from distributed.hosts.paths import PROJECT
 from distributed.run_dir.figures import RunEvents
@@ -28,18 +24,18 @@ from distributed.run_dir.summary import (
     RunSummary,
     read_history,
 )
-from whisper_tuner.errors import RunError
+from multimac.view.models import file_name
 from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.eval.predictions import Aligned, align
-from whisper_tuner.files import DISK, write_atomically
+from whisper_tuner.files import write_atomically
 from whisper_tuner.text import duration, size
 
 from .asked import METHODS, DataSet, Setting, data_of, read_asked, settings_of
-from .charts import Chart, number
-from .happened import Fault, Host, charts_of, faults_of, hosts_of, moment
-from .measured import Clip, Test, tests_of
+from .charts import Chart
+from .happened import Fault, Host, charts_of, faults_of, hosts_of
+from .measured import NAMES, Clip, Test, tests_of
 from .players import MOST_BYTES, Player, Players
-from .private import Private, file_name
+from .template import Private, moment, rendered, told_as_run_error
 
 WORST_CLIPS = 20
 CLOCKS_APART_S = 2.0  # a file's time and an event's may be rounded differently
@@ -88,39 +84,32 @@ class Contents:
     faults: Sequence[Fault]
     faults_left_out: int
     versions: Sequence[tuple[str, str]]
-    written: str
     without_sound: int
 
 
 def write_report(found: Contents, out: Path | None = None) -> Path:
     """Write RUN/report.html, or `out`. Raises RunError with the reason if it cannot be written."""
-    path, page = out or found.run.path / REPORT, rendered(found)
-    try:
+    path, page = out or found.run.path / REPORT, html_of(found)
+    with told_as_run_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Half a character, which JSON may hold, is no UTF-8.
-        write_atomically(path, page.encode("utf-8", "replace").decode("utf-8"))
-    except OSError as error:
-        remedy = "Free some space, or name another place with --out."
-        raise RunError(f"{path}: {error.strerror}", remedy=remedy if error.errno in DISK else None) from None
+        write_atomically(path, page)
     return path
 
 
-def rendered(found: Contents) -> str:
-    here = FileSystemLoader(Path(__file__).parent)
-    pages = Environment(loader=here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"number": number, "duration": duration, "size": size, "hours": hours, "percent": percent}
-    style = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
-    about = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    return pages.get_template("page.html").render(**about, style=style, signs=SIGNS, flags=FLAGS)
+def html_of(found: Contents) -> str:
+    return rendered("page.html", **vars(found), signs=SIGNS, flags=FLAGS)
 
 
 def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> Contents:
-    """ended: see read_history. sound: the most bytes of recordings."""
+    """Gather what a run's folder tells. ended: as in read_history. sound: the most bytes of recordings."""
     run_dir = run_dir.absolute()
     run, events = read_history(run_dir, ended=ended)
     asked = read_asked(run)
     run = _completed(run, asked)
-    private = Private([run_dir, run_dir.parent, PROJECT, Path.home(), *_folders_of(run, asked)])
+    manifests = asked.get("manifests")
+    named = [*(manifests.values() if isinstance(manifests, dict) else ()), run.test, run.base_model]
+    folders = [Path(name).parent for name in named if isinstance(name, str) and name.startswith("/")]
+    private = Private([run_dir, run_dir.parent, PROJECT, Path.home(), *folders])
     players = Players([Path(), run_dir, PROJECT], sound)
     tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
     faults, faults_left_out = faults_of(events, private)
@@ -138,13 +127,12 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
         faults=faults,
         faults_left_out=faults_left_out,
         versions=_versions(run, events),
-        written=moment(time.time()) + time.strftime(" %z"),
         without_sound=sum(not heard.player.address for tested in tests for heard in tested.heard),
     )
 
 
 def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
-    """With what a recovered run's spec tells; there is no run.json then."""
+    """Add what the spec of a recovered run tells; there is no run.json then."""
     if run.base_model or not asked:
         return run
     profile = asked["ranks"][0]["spec"].get("profile") or {}
@@ -153,12 +141,6 @@ def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
     strategy = asked["ranks"][0]["spec"].get("strategy")
     final = run.path / "final"
     return dataclasses.replace(run, **told, strategy=str(strategy or ""), model=final if final.is_dir() else None)
-
-
-def _folders_of(run: RunSummary, asked: dict[str, Any]) -> list[Path]:
-    manifests = asked.get("manifests")
-    named = [*(manifests.values() if isinstance(manifests, dict) else ()), run.test, run.base_model]
-    return [Path(name).parent for name in named if isinstance(name, str) and name.startswith("/")]
 
 
 def _state(run: RunSummary, events: RunEvents) -> list[str]:
@@ -207,32 +189,24 @@ def _facts(run: RunSummary, tests: Sequence[Tested]) -> list[tuple[str, str]]:
 
 
 def _tested(run: RunSummary, test: Test, players: Players) -> Tested:
-    spoken = "en" if run.task == "translate" else run.language
-    heard = [
-        Heard(
-            clip=clip,
-            words=align(*clip.normalized),
-            player=players.of(clip.audio),
-            language="en" if run.task == "translate" else clip.language or spoken,
-        )
-        for clip in test.worst
-    ]
+    heard = []
+    for clip in test.worst:
+        language = "en" if run.task == "translate" else clip.language or run.language
+        if not re.fullmatch(r"[A-Za-z]{2,3}", language):  # a name in words is none: readers and browsers then guess
+            language = ""
+        player = players.of(clip.audio)
+        heard.append(Heard(clip=clip, words=align(*clip.normalized), player=player, language=language))
     highest = [rates.interval.high if rates.interval else rates.wer for rates in test.rates]
     return Tested(
         test=test,
-        heard=[dataclasses.replace(one, language=_tag(one.language)) for one in heard],
+        heard=heard,
         verdict=verdict(test.difference) if test.difference else test.not_compared,
         scale=max([*highest, 1.0]),
     )
 
 
-def _tag(language: str) -> str:
-    """For the attribute `lang`. A name in words is none; readers and browsers then guess."""
-    return language if re.fullmatch(r"[A-Za-z]{2,3}", language) else ""
-
-
 def verdict(found: Difference) -> str:
-    """The difference between after and before, in words."""
+    """Tell the difference between after and before in words."""
     chance = found.low <= 0 <= found.high
     p = f"p = {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
     if found.points == found.low == found.high == 0:
@@ -246,39 +220,35 @@ def verdict(found: Difference) -> str:
 
 
 def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tuple[str, str]]:
-    """What the page lacks, and the command that makes it. saved: when the model was."""
-    found = []
+    """Tell what the page lacks, and the command that makes it. saved: when the model was."""
     if not run.model:
-        if run.resumable:
-            kind = "distributed-train" if run.over_ssh else "finetune"
-            found.append(("The run can go on. Then it measures WER at its end.", f"{COMMAND} {kind} --resume {run.id}"))
-        return found
-    measured = [name for tested in tests for name in (rates.name for rates in tested.test.rates)]
-    evaluate = f"{COMMAND} evaluate {run.id}" + ("" if run.test else " --data test.csv")
-    again = f"{COMMAND} report {run.id}"
+        kind = "distributed-train" if run.over_ssh else "finetune"
+        resume = ("The run can go on. Then it measures WER at its end.", f"{COMMAND} {kind} --resume {run.id}")
+        return [resume] if run.resumable else []
     if not tests:
         why = "WER was not measured." if run.test else "WER was not measured: the run has no test set."
-        found.append((f"{why} This measures it, and then writes the page anew:", f"{evaluate} && {again}"))
+        why += " This measures it, and then writes the page anew:"
     elif any(tested.test.clips == 0 for tested in tests):
-        what = "What the models wrote for each clip is not here any more. This measures it again:"
-        found.append((what, f"{evaluate} && {again}"))
-    elif not {"before training", "after training"} <= set(measured):
-        found.append(("Only one of the two models was measured. This measures both:", f"{evaluate} && {again}"))
+        why = "What the models wrote for each clip is not here any more. This measures it again:"
+    elif not set(NAMES.values()) <= {rates.name for tested in tests for rates in tested.test.rates}:
+        why = "Only one of the two models was measured. This measures both:"
     elif any(tested.test.measured < saved - CLOCKS_APART_S for tested in tests):
-        what = "Some of this was measured before the run was resumed, with an earlier model. This measures it again:"
-        found.append((what, f"{evaluate} && {again}"))
-    return found
+        why = "Some of this was measured before the run was resumed, with an earlier model. This measures it again:"
+    else:
+        return []
+    data = "" if run.test else " --data test.csv"
+    return [(why, f"{COMMAND} evaluate {run.id}{data} && {COMMAND} report {run.id}")]
 
 
 def _with_test_clips(run: RunSummary, data: Sequence[DataSet], tests: Sequence[Tested]) -> list[DataSet]:
-    """With what was measured: the run's folder has no list of its test set."""
-    own = next(
-        (one.test for one in tests if run.test and one.test.name == Path(run.test).name and one.test.clips), None
-    )
-    if own is None:
-        return list(data)
-    about = {"clips": own.clips, "hours": own.hours}
-    return [dataclasses.replace(each, **about) if each.kind == "test" else each for each in data]
+    """Add what was measured of the test set: the run's folder has no list of it."""
+    named = Path(run.test).name if run.test else None
+    for own in (one.test for one in tests if one.test.name == named and one.test.clips):
+        return [
+            dataclasses.replace(each, clips=own.clips, hours=own.hours) if each.kind == "test" else each
+            for each in data
+        ]
+    return list(data)
 
 
 def _versions(run: RunSummary, events: RunEvents) -> list[tuple[str, str]]:
@@ -289,15 +259,3 @@ def _versions(run: RunSummary, events: RunEvents) -> list[tuple[str, str]]:
     with contextlib.suppress(metadata.PackageNotFoundError):
         found.insert(0, ("multimac, which wrote this page", metadata.version("multimac-whisper")))
     return found
-
-
-def hours(value: float | None) -> str:
-    """`12 min`, or `3.4 h`."""
-    if value is None:
-        return ""
-    return f"{value:,.1f} h" if value >= 1 else f"{value * 60:.1f} min"
-
-
-def percent(value: float, of: float) -> str:
-    """Where a value lies on a scale, for CSS."""
-    return f"{100 * min(1.0, max(0.0, value / of)):.2f}%"

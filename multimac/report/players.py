@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import soundfile
 
-from whisper_tuner.data.audio import CLIP_S, REFUSED, SAMPLE_RATE, load_audio
+from whisper_tuner.data.audio import CLIP_S, REFUSED, SAMPLE_RATE, load_audio, read_channels
 from whisper_tuner.errors import TunerError
 
+BARS = 240  # of a waveform
 MOST_BYTES = 10_000_000  # of all recordings of a page, as they stand in it
 # Safari plays OGG only since 2025. MP3 needs about 6 kB for a second of speech, FLAC three times as much.
 FORMATS = {"MP3": "audio/mpeg", "FLAC": "audio/flac"}
@@ -50,8 +53,21 @@ class Players:
 
 
 def encoded(path: Path) -> tuple[str, bytes]:
-    """Media type and content: 16 kHz mono, as the model hears it. Raises TunerError, OSError, or one of REFUSED."""
+    """Return media type and content, 16 kHz mono as models hear it. Raises TunerError, OSError or one of REFUSED."""
     name = next(name for name in FORMATS if name in soundfile.available_formats())
     content = io.BytesIO()
     soundfile.write(content, load_audio(path, longest_s=CLIP_S), SAMPLE_RATE, format=name)
     return FORMATS[name], content.getvalue()
+
+
+def wave(audio: Path) -> str:
+    """Draw the highest and lowest sample of each of BARS stretches, as an SVG path in a box of BARS by 2."""
+    try:
+        samples, _ = read_channels(audio)
+    except (TunerError, OSError):
+        return ""
+    mono = samples.mean(axis=1)
+    ends = np.linspace(0, len(mono), BARS + 1).astype(int)
+    spans = [(begin, max(end, begin + 1)) for begin, end in itertools.pairwise(ends) if begin < len(mono)]
+    lines = ((mono[begin:end].min(), mono[begin:end].max()) for begin, end in spans)
+    return "".join(f"M{at} {-high:.3f}V{-low + 0.004:.3f}" for at, (low, high) in enumerate(lines))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from whisper_tuner.data.checks.finding import Finding, Severity
-from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.data.checks.material import Material
 from whisper_tuner.text import counted, duration
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
@@ -19,14 +19,30 @@ FIRST = 3  # rows of a kind; the report has more, findings.csv all
 LONGEST = 160  # characters of a line about a row
 
 
-def show(console: Console, found: Sequence[Finding]) -> None:
+def show(console: Console, material: Material, found: Sequence[Finding], notes: Sequence[str]) -> None:
+    """Print what was checked, the kinds that were found, each with its first rows and what to do, and a sum."""
+    for part, manifest in material.manifests.items():
+        rows = len(manifest.samples) + len(manifest.problems)
+        seconds = sum(sample.duration_s for sample in manifest.samples)
+        named = part if manifest.path.stem == part else f"{part} ({manifest.path.name})"
+        console.print(f"{named}: {rows:,} rows, {duration(seconds)} of speech", soft_wrap=True)
     for kind, rows in by_kind(found):
         console.print(Text(f"{kind.severity}: {kind.name}, {rows_in_words(rows)}", STYLES[kind.severity]))
         for one in rows[:FIRST]:
-            console.print(Padding(Text(_line(one), overflow="fold"), (0, 0, 0, 2)))
+            text = f"{place_of(one)}: {one.what}".replace("\n", " ")
+            text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+            console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, 2)))
         if len(rows) > FIRST:
             console.print(f"  and {len(rows) - FIRST} more")
         console.print(Padding(Text(kind.remedy, "italic"), (0, 0, 0, 2)))
+    for note in notes:
+        console.print(note)
+    told = []
+    for severity, name in {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}.items():
+        if count := sum(one.kind.severity == severity for one in found):
+            told.append(counted(count, name))
+    rows = len(material.rows) + sum(len(manifest.problems) for manifest in material.manifests.values())
+    console.print(f"{', '.join(told) or 'nothing found'} in {rows:,} rows", style="bold")
 
 
 def by_kind(found: Sequence[Finding]) -> list[tuple]:
@@ -37,23 +53,5 @@ def rows_in_words(found: Sequence[Finding]) -> str:
     return counted(sum(one.rows for one in found), "row")
 
 
-def total(found: Sequence[Finding]) -> str:
-    """Such as '3 errors, 1 warning'."""
-    names = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-    counts = {name: sum(one.kind.severity == severity for one in found) for severity, name in names.items()}
-    told = [counted(count, name) for name, count in counts.items() if count]
-    return ", ".join(told) or "nothing found"
-
-
-def about_parts(manifests: Mapping[str, Manifest]) -> Iterator[str]:
-    for part, manifest in manifests.items():
-        rows = len(manifest.samples) + len(manifest.problems)
-        seconds = sum(sample.duration_s for sample in manifest.samples)
-        named = part if manifest.path.stem == part else f"{part} ({manifest.path.name})"
-        yield f"{named}: {rows:,} rows, {duration(seconds)} of speech"
-
-
-def _line(one: Finding) -> str:
-    place = f"{one.manifest.name} line {one.line}" if one.line else one.manifest.name
-    text = f"{place}: {one.what}".replace("\n", " ")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+def place_of(one: Finding) -> str:
+    return f"{one.manifest.name} line {one.line}" if one.line else one.manifest.name

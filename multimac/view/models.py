@@ -1,23 +1,39 @@
-"""What a user calls a model: a folder, a run by its folder, its id or `last`, or a hub id."""
+"""How a user names a model: a folder, a run by its folder, its id or `last`, or a hub id; and what run it is from."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distributed.run_dir.find import find_run, run_dirs
+from distributed.run_dir.summary import RunSummary, read_run
 from exogym.config import nearest
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID
+from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, model_file, model_folder
 from whisper_tuner.paths import expanded, shown
 
 FINAL = "final"
 REMEDY = "Name a run (see `multimac runs list`), a model's folder, or a hub id such as openai/whisper-small."
 
 
-def model_named(name: str, runs: Callable[[], Sequence[Path]]) -> str:
-    """A folder of a model, or a hub id. runs: gives the folders of runs. Raises ConfigError."""
+def folders_of(config: Path, runs_dir: Path | None = None) -> list[Path]:
+    """Return the folders of runs: `runs_dir` if given, else `runs` beside config.ini and each runs_dir that it sets.
+
+    Raises ConfigError.
+    """
+    if runs_dir is not None:
+        if not runs_dir.is_dir():
+            raise ConfigError(f"{runs_dir}: there is no such folder", remedy="--runs-dir names the folder of all runs.")
+        return [runs_dir]
+    if not config.exists():
+        return [Path("runs")]
+    file = ConfigFile(config)
+    return [shown(folder) for folder in dict.fromkeys([file.path.parent / "runs", *file.paths("runs_dir")])]
+
+
+def model_named(name: str, config: Path) -> str:
+    """Return a folder of a model, or a hub id; runs are looked for where `config` says. Raises ConfigError."""
     path = expanded(name)
     if path.is_dir():
         if any((path / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
@@ -29,11 +45,11 @@ def model_named(name: str, runs: Callable[[], Sequence[Path]]) -> str:
         if re.fullmatch(HUB_ID, name) and not path.parent.is_dir():
             return name
         raise ConfigError(f"there is no folder {name}{_beside(path)}", remedy=REMEDY)
-    return _final_of(find_run(name, runs()), name)
+    return _final_of(find_run(name, folders_of(config)), name)
 
 
 def _final_of(folder: Path, name: str) -> str:
-    """Of a run's folder. Raises ConfigError if it has no model."""
+    """Return the model of a run's folder. Raises ConfigError if it has none."""
     final = folder / FINAL
     if final.is_dir() and any(final.iterdir()):
         return str(shown(final.absolute()))
@@ -50,3 +66,26 @@ def _beside(path: Path) -> str:
     except OSError:
         return ""
     return nearest(path.name, names)
+
+
+def fetch_model(name: str) -> None:
+    """Download a model from the hub, with a bar, if it is not here yet. Folders and adapters are left alone."""
+    if not expanded(name).exists() and re.fullmatch(HUB_ID, name) and model_file(name, "config.json"):
+        model_folder(name, show=True)
+
+
+def origin_of(model: str) -> RunSummary | None:
+    """Return the run whose folder holds this model."""
+    runs = [read_run(folder, only_asked=True) for folder in list(Path(model).absolute().parents)[:2]]
+    return next((run for run in runs if run.base_model), None)
+
+
+def slug(text: str, otherwise: str = "model") -> str:
+    """Return a name for a folder; `otherwise` if nothing of the text is left."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or otherwise
+
+
+def file_name(path: str | Path | None) -> str:
+    """Return a path's last name, since others need not know this machine's folders; a hub id stays as it is."""
+    text = str(path or "")
+    return Path(text).name if text.startswith(("/", "~", ".")) else text

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Report
+from whisper_tuner.text import counted
 
-from .narrow import USUAL_WIDTH, fitting
+from .terminal import USUAL_WIDTH, fitting
 
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
@@ -17,8 +18,18 @@ STYLE = {ERROR: "red", WARNING: "yellow"}
 MARK = {ERROR: "✗", WARNING: "!"}
 
 
+def show_preflight(console: Console, report: Report) -> None:
+    """Print one line if all is well, else the tables. Raises HostError or ConfigError with all problems."""
+    if report.problems:
+        show(console, report, errors=False)
+        report.raise_if_errors()
+    elif report.network:
+        console.print(report.network, soft_wrap=True)
+    console.print(report.summary(), soft_wrap=True)
+
+
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
-    """errors=False: they follow as the report's exception."""
+    """Print hosts, links and problems. errors=False: errors follow as the report's exception."""
     console.print(fitting(console, _hosts(report), heads=2, below=USUAL_WIDTH))
     if report.pairs:
         console.print()
@@ -29,7 +40,7 @@ def show(console: Console, report: Report, *, errors: bool = True) -> None:
     for problem in report.problems if errors else report.warnings:
         console.print(Text.assemble((f"{problem.severity}:", STYLE[problem.severity]), f" {problem}"))
     counts = {"error": len(report.errors), "warning": len(report.warnings)}
-    words = [f"{count} {word}{'s' * (count != 1)}" for word, count in counts.items() if count]
+    words = [counted(count, word) for word, count in counts.items() if count]
     console.print(f"{', '.join(words) or 'all well'} ({report.seconds:.1f} s)")
 
 
@@ -78,7 +89,7 @@ def _fact(facts: HostFacts, check: str, report: Report) -> str:
 
 
 def _links(report: Report) -> Table:
-    """From row to column: Mbit/s, and ms there and back."""
+    """Tell Mbit/s, and ms there and back, from row to column."""
     found = {(pair.source, pair.target): pair for pair in report.pairs}
     table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column("Mbit/s / ms", overflow="fold", max_width=20)

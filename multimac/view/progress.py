@@ -35,20 +35,31 @@ def transfer(task: Task) -> str:
 
 
 def can_move(console: Console) -> bool:
-    """Whether lines can be written over: not in a file or a pipe, nor where TERM=dumb."""
+    """Tell whether lines can be written over: not in a file or a pipe, nor where TERM=dumb."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def progress(console: Console, figure: Figure = count) -> Progress:
-    """To be used as rich's own. figure: how far a task is, in words."""
+    """Return what is used as rich's own. figure: tells how far a task is."""
     if not can_move(console):
         return PlainProgress(console, figure)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Column(figure), _Column(Timing()))
     return Progress(*columns, console=console, transient=True)
 
 
+@contextlib.contextmanager
+def counting(console: Console, text: str, total: int) -> Iterator[Callable[..., None]]:
+    """Show a bar for one task; gives a function to call with how much of it is done (and how much there is)."""
+    with progress(console) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+
 class PlainProgress(Progress):
-    """A line about each task every ten seconds, and when it is done; of one without a total only how long it takes."""
+    """Print a line about each task every ten seconds, and when it is done.
+
+    Of a task without a total it tells only how long it takes.
+    """
 
     def __init__(self, console: Console, figure: Figure, get_time: Callable[[], float] = time.monotonic):
         super().__init__(console=console, disable=True, get_time=get_time)
@@ -95,7 +106,7 @@ class _Column(ProgressColumn):
 
 @contextlib.contextmanager
 def working(console: Console, text: str = "", *, every_s: float = LINE_EVERY_S) -> Iterator[Callable[[str], None]]:
-    """Says that something goes on of which nobody knows how far it is; gives a function that changes what is said."""
+    """Say that something goes on of which nobody knows how far it is; gives a function that changes what is said."""
     if can_move(console):
         with console.status(Text(text)) as status:
             yield lambda changed: status.update(Text(changed))

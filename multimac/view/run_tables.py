@@ -1,13 +1,16 @@
-"""What `runs list`, `show` and `compare` print, as rich tables and lines."""
+"""What `runs list`, `show` and `compare` print: tables, and curves as text."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +21,6 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size
 
-from .curves import Curve, plot
-
 LONG_WAIT = 0.02  # of the time of all steps; what is less is not worth a column
 WIDE = 100  # columns of a terminal that has room for the names of hosts
 STYLES = {RUNNING: "cyan", FINISHED: "green", FAILED: "red", BROKEN: "red"}
@@ -28,7 +29,7 @@ MARKS = "·+×o*#"
 
 
 def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> Table:
-    """rows: runs with their speed-up."""
+    """List runs, each with its speed-up."""
     table = _table(gap=1)
     table.add_column("run", overflow="fold")
     table.add_column("when", no_wrap=True)
@@ -50,7 +51,7 @@ def _table(*, gap: int = 2) -> Table:
 
 
 def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
-    """Label and value of everything that is known of a run."""
+    """Return label and value of everything that is known of a run."""
     per_second = f"{run.clips_per_s:.1f} clips/s" if run.clips_per_s else ""
     saved = str(len(run.checkpoints) or "")
     if run.checkpoint_step is not None:
@@ -96,7 +97,7 @@ def facts_table(run: RunSummary, speed_up: float | None) -> Table:
 
 
 def host_table(run: RunSummary) -> Table:
-    """A column that would be empty is left out."""
+    """Tell what each host did; a column that would be empty is left out."""
     columns = {
         "host": [host.name for host in run.per_host],
         "device": [host.device for host in run.per_host],
@@ -118,12 +119,12 @@ def host_table(run: RunSummary) -> Table:
 
 
 def waits_for_data(host: HostFigures) -> bool:
-    """Whether it waited for batches for long, beside the time of its steps."""
+    """Tell whether a host waited for batches for long, beside the time of its steps."""
     return bool(host.waiting and host.clips_per_s and host.waiting * host.clips_per_s > LONG_WAIT * host.clips)
 
 
 def curve_lines(run: RunSummary, width: int) -> list[str]:
-    """The loss with validations marked, and the learning rate."""
+    """Draw the loss with validations marked, and the learning rate."""
     curves = run.curves
     loss = [Curve(mark=LOSS, points=curves.loss), Curve(mark=VALIDATION, points=curves.validation, in_front=True)]
     lines = []
@@ -136,7 +137,7 @@ def curve_lines(run: RunSummary, width: int) -> list[str]:
 
 
 def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
-    """One column for each run: figures first, then the settings that differ."""
+    """Tell figures, and the settings that differ, in a column for each run."""
     table = _table()
     table.add_column("", max_width=28, overflow="fold")
     for number, run in enumerate(runs):
@@ -148,20 +149,23 @@ def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) ->
         table.add_section()
         table.add_row("settings that differ", style="bold")
     for name, values in found.items():
-        table.add_row(name, *map(_text, values))
+        table.add_row(name, *map(as_text, values))
     return table
 
 
 def differing(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all runs, with the value of each run; None where it has none."""
+    """Return the settings that are not the same in all runs, with each run's value; None where it has none."""
     settings = {name: [run.settings.get(name) for run in runs] for run in runs for name in run.settings}
-    return {name: values for name, values in settings.items() if len(set(map(_text, values))) > 1}
+    return {name: values for name, values in settings.items() if len(set(map(as_text, values))) > 1}
 
 
 def compared_losses(runs: Sequence[RunSummary], width: int) -> list[str]:
-    curves = [Curve(mark=mark(number), points=run.curves.loss) for number, run in enumerate(runs)]
-    lines = plot(curves, width=width)
+    lines = plot([Curve(mark=mark(i), points=run.curves.loss) for i, run in enumerate(runs)], width=width)
     return ["loss", *lines] if lines else []
+
+
+def print_next(console: Console, run: RunSummary) -> None:
+    console.print("\n".join(["", "Next:", *(f"  {line}" for line in next_commands(run))]), soft_wrap=True)
 
 
 def next_commands(run: RunSummary) -> list[str]:
@@ -171,9 +175,11 @@ def next_commands(run: RunSummary) -> list[str]:
     if run.state == RUNNING:
         return [f"{command} runs attach {run.id}", f"{command} runs stop {run.id}"]
     commands = []
-    if run.resumable and _loads(run):
+    if run.resumable:
         kind = "distributed-train" if run.over_ssh else "finetune"
-        commands.append(f"{command} {kind} --resume {run.id}")
+        with contextlib.suppress(RunError):  # begun by an earlier version, with settings that this one does not take
+            Launch.load(run.path)
+            commands.append(f"{command} {kind} --resume {run.id}")
     if run.model:
         commands.append(f"{command} evaluate {name}" + ("" if run.test else " --data test.csv"))
         commands.append(f"{command} transcribe recording.wav --model {name}")
@@ -185,21 +191,12 @@ def next_commands(run: RunSummary) -> list[str]:
     return commands
 
 
-def _loads(run: RunSummary) -> bool:
-    """An earlier version may have begun it, with settings that this one does not take."""
-    try:
-        Launch.load(run.path)
-    except RunError:
-        return False
-    return True
-
-
 def mark(number: int) -> str:
     return MARKS[number % len(MARKS)]
 
 
 def when(stamp: float) -> str:
-    """12:10 if it was today, 21 Nov if it was this year, else 2025-11-21."""
+    """Write a time as 12:10 if it was today, as 21 Nov if it was this year, else as 2025-11-21."""
     then, now = time.localtime(stamp), time.localtime()
     if then[:3] == now[:3]:
         return time.strftime("%H:%M", then)
@@ -215,5 +212,53 @@ def times(speed_up: float | None) -> str:
     return f"{speed_up:.2f}×" if speed_up else ""
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Write the value of a setting as config.ini has it; "" for None."""
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A curve drawn as text. Curves take turns in cells that they share; one in front always wins."""
+
+    mark: str
+    points: Sequence[tuple[float, float]]
+    in_front: bool = False
+
+
+def plot(curves: Sequence[Curve], *, width: int = 72, height: int = 12, x_label: str = "step") -> list[str]:
+    """Draw finite values in lines of at most `width` characters, the last one labelling x; none without points."""
+    everything = [point for curve in curves for point in curve.points]
+    if not everything:
+        return []
+    left, right = min(x for x, _ in everything), max(x for x, _ in everything)
+    low, high = min(y for _, y in everything), max(y for _, y in everything)
+    labels = _labels(low, high, height)
+    margin = max(map(len, labels))
+    columns = max(10, width - margin - 2)
+    canvas = [[" "] * columns for _ in range(height)]
+    for number, curve in enumerate(curves):
+        by_column: dict[int, list[float]] = {}
+        for x, y in curve.points:
+            column = round((x - left) / (right - left) * (columns - 1)) if right > left else 0
+            by_column.setdefault(column, []).append(y)
+        for column, values in by_column.items():
+            y = sum(values) / len(values)
+            row = round((high - y) / (high - low) * (height - 1)) if high > low else height // 2
+            if canvas[row][column] == " " or curve.in_front or column % len(curves) == number:
+                canvas[row][column] = curve.mark
+    lines = [
+        f"{label:>{margin}} {'┤' if label else '│'}{''.join(row)}".rstrip()
+        for label, row in zip(labels, canvas, strict=True)
+    ]
+    begin, end = f"{x_label} {left:g}", f"{right:g}" if right > left else ""
+    lines.append(f"{'':>{margin}} └{'─' * columns}")
+    lines.append(f"{'':>{margin}}  {begin}{end:>{columns - len(begin)}}")
+    return lines
+
+
+def _labels(low: float, high: float, height: int) -> list[str]:
+    """Return the value at every fourth row and the last, "" at the others."""
+    rows = {*range(0, height - 2, 4), height - 1} if high > low else {height // 2}
+    values = [high - (high - low) * row / max(1, height - 1) for row in range(height)]
+    return [f"{value:.3g}" if row in rows else "" for row, value in enumerate(values)]

@@ -1,9 +1,8 @@
-"""Shows files on their way to the hosts, and a model on its way from the hub."""
+"""Shows files on their way to the hosts."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
@@ -13,17 +12,9 @@ from distributed.hosts.code import PRUNED, SyncItem
 from distributed.hosts.keep_awake import hosts_awake
 from distributed.hosts.sync import Progress, sync
 from distributed.ssh.connection import Remote
-from whisper_tuner.hub import HUB_ID, model_file, model_folder
-from whisper_tuner.paths import expanded
 from whisper_tuner.text import size
 
 from .progress import progress, transfer
-
-
-def fetch_model(name: str) -> None:
-    """Download a model from the hub, with a bar, if it is not here yet. Folders and adapters are left alone."""
-    if not expanded(name).exists() and re.fullmatch(HUB_ID, name) and model_file(name, "config.json"):
-        model_folder(name, show=True)
 
 
 @contextlib.contextmanager

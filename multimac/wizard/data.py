@@ -1,4 +1,4 @@
-"""Asks which recordings: data sets of config.ini or manifests nearby. They are read, shown, and split if need be.
+"""Asks which recordings: data sets of config.ini or lists nearby. They are read, shown, cut and split if need be.
 
 Manifests are found by name and header alone.
 """
@@ -10,7 +10,7 @@ import re
 import shlex
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,11 @@ from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
+from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS
-from whisper_tuner.data.importing import outside_of
+from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
 from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
@@ -38,7 +39,6 @@ from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
 
-from .bring_in import bring_in
 from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
 
@@ -71,13 +71,39 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             return data
 
 
+def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, Path]:
+    """Import recordings whose audio must be cut or taken out first, such as those with subtitles.
+
+    Returns the new manifests, by kind; none where `source` can be used as it is. Raises DataError, ConfigError.
+    """
+    parts = questions.once("look", source, lambda: parts_of(source))
+    why = next((part.cut for part in parts.values() if part.cut), "")
+    if not why:
+        return {}
+    console.print(f"{shown(source)}: {why}. They are written as clips of their own.", markup=False)
+    default = str(shown(Path.cwd() / f"{source.stem}-clips"))
+    out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
+
+    def cut(outside: Sequence[Path] = ()) -> dict[str, Path]:
+        questions.cut += [out] if out not in questions.cut else []
+        with working(console, f"cutting {shown(source)}") as tell:
+            return {one.kind: one.manifest for one in import_source(source, out, outside=outside, tell=tell)}
+
+    try:
+        return questions.once("cut", (source, out), cut)
+    except OutsideAudio as found:
+        if not questions.confirm("outside", f"{found.args[0]}. May they be used?", False):
+            raise
+        return questions.once("cut", (source, out, found.folders), partial(cut, found.folders))
+
+
 def find(folder: Path) -> list[Manifests]:
-    """The nearest first; after SEARCH_S seconds, those found by then."""
+    """Find manifests, the nearest first; after SEARCH_S seconds, those found by then."""
     return [files for files in _grouped(filter(is_list, _files(folder))) if "train" in files]
 
 
 def beside(manifest: Path) -> Manifests:
-    """What the user named, to train on, with what belongs to it: of a file, those of its format by their names."""
+    """Return what the user named, to train on, with what belongs to it: files of the same format, by their names."""
     if manifest.is_dir():
         return with_siblings(manifest, AS_IT_IS)
     same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
@@ -86,14 +112,14 @@ def beside(manifest: Path) -> Manifests:
 
 
 def rows(path: Path) -> int:
-    """About how many clips a manifest names."""
+    """Tell about how many clips a manifest names."""
     with path.open("rb") as file:
         lines = sum(1 for line in file if line.strip())
     return lines if path.suffix.lower() in (".jsonl", ".ndjson") else lines - 1
 
 
-def new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
-    """Files beside a manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv."""
+def _new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
+    """Name files beside a manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv."""
     match = STEM.fullmatch(manifest.stem)
     stem = (match[1] if match else manifest.stem) or "split"
     offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in kinds} for name in numbered(stem))
@@ -107,7 +133,7 @@ def _found(config: ConfigFile, console: Console) -> tuple[dict[str, Data], list[
 
 
 def _offers(config: ConfigFile) -> dict[str, Data]:
-    """By section, else by the path of the training manifest. None stands there twice."""
+    """Return the data by section, else by the path of the training manifest. None stands there twice."""
     offers = {}
     for name in config.names("dataset"):
         values, folder = config.section("dataset", name).values, config.path.parent
@@ -144,7 +170,7 @@ def _check(text: str) -> None:
 
 
 def typed_path(text: str) -> Path:
-    """Also as a terminal has it when a file is dropped into it: in quotes, or with backslashes before blanks."""
+    """Return a path that was typed, or dropped into a terminal: in quotes, or with backslashes before blanks."""
     path = expanded(text)
     if path.exists():
         return path
@@ -173,7 +199,13 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
             console.print(f"{path.name} has clips outside of its folder, in {there}", style="yellow")
         if kind == "train":
             data.stated_language = _code(manifest.language.partition("-")[0])
-            _show_clips(manifest, console)
+            table = Table(header_style="bold")
+            table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
+            table.add_column("s", justify="right")
+            table.add_column("text", overflow="fold")
+            for sample in manifest.samples[:SHOWN]:
+                table.add_row(sample.audio.name, f"{sample.duration_s:.1f}", sample.text)
+            console.print(table)
         total = duration(sum(sample.duration_s for sample in manifest.samples))
         unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
         left_out, *listed = (described(manifest.problems) if manifest.problems else "0 rows left out").splitlines()
@@ -188,25 +220,14 @@ def _stamps(data: Data) -> dict[str, tuple[Path, int | None]]:
 
 
 def _stamp(path: Path) -> int | None:
-    """Another one, once the file was changed."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return None
 
 
-def _show_clips(manifest: Manifest, console: Console) -> None:
-    table = Table(header_style="bold")
-    table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
-    table.add_column("s", justify="right")
-    table.add_column("text", overflow="fold")
-    for sample in manifest.samples[:SHOWN]:
-        table.add_row(sample.audio.name, f"{sample.duration_s:.1f}", sample.text)
-    console.print(table)
-
-
 def _show_checks(questions: Questions, data: Data, console: Console) -> None:
-    """What the checks of texts and parts find, which decode nothing: how many rows of each kind."""
+    """Tell how many rows of each kind the checks of texts and parts find, which decode nothing."""
     language = _code(data.language) or data.stated_language
 
     def look() -> list[Finding]:
@@ -242,7 +263,7 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         return
     try:
         done = questions.once("split", (_stamps(data), missing), lambda: split(data.samples["train"], missing))
-        data.split = new_names(data.manifests["train"], done.parts)
+        data.split = _new_names(data.manifests["train"], done.parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
         return
@@ -253,7 +274,7 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
 
 
 def _grouped(paths: Iterable[Path]) -> list[Manifests]:
-    """Files of one folder whose names differ only in their kind; of two of a kind, the first one."""
+    """Group files of one folder whose names differ only in their kind; of two of a kind, the first one counts."""
     groups: dict[tuple[Path, str, str], Manifests] = {}
     for path in paths:
         match = STEM.fullmatch(path.stem)
@@ -264,7 +285,7 @@ def _grouped(paths: Iterable[Path]) -> list[Manifests]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Those that may be manifests, level by level."""
+    """Give files that may be manifests, level by level."""
     deadline = time.monotonic() + SEARCH_S
     waiting = deque([(folder, 0)])
     while waiting and time.monotonic() < deadline:

@@ -36,7 +36,7 @@ class Model:
 
 @dataclass(kw_only=True)
 class Data:
-    """By kind: `manifests` as they were found, those of a `split` that are still to be written, and all `samples`.
+    """The recordings, by kind: `manifests` as they were found, those of a `split` still to be written, all `samples`.
 
     language: as its section has it. stated_language: the code that the recordings' own lists give.
     """
@@ -88,7 +88,7 @@ class Draft:
         return f"{self.name}-hosts" if self.group else self.name
 
     def sections(self) -> list[Section]:
-        """Those to be added to config.ini, or replaced in it."""
+        """Return the sections to be added to config.ini, or replaced in it."""
         data, found = self.data, []
         paths = data.manifests | data.split
         manifests = {kind: self._inside(paths[kind]) for kind in KINDS if kind in paths}
@@ -109,11 +109,11 @@ class Draft:
         return found
 
     def extended_config(self) -> ConfigFile:
-        """What config.ini will be. Raises ConfigError."""
+        """Return config.ini as it will be. Raises ConfigError."""
         return ConfigFile(self.config_path, with_sections(self.config_text, self.sections()))
 
     def job(self) -> Job:
-        """What it resolves to. Raises ConfigError, also for paths that an INI file cannot hold."""
+        """Resolve the profile. Raises ConfigError, also for paths that an INI file cannot hold."""
         job = resolve(self.extended_config(), self.run_name, strategy="diloco" if self.group else "allreduce")
         held = vars(job.profile) | vars(job.distribution)
         meant = {"base_model": self.model.base_model} | self.data.manifests | self.data.split
@@ -124,12 +124,17 @@ class Draft:
         return job
 
     def job_of_machines(self) -> Job:
-        """What it asks of machines: to them epochs and learning rate make no difference."""
+        """Return what matters to machines: epochs and learning rate make no difference to them."""
         return self.job().with_profile(epochs=1, learning_rate=0.0)
 
     def save(self) -> list[str]:
         """Write all of it, config.ini last, or nothing; returns what was written, in words. Raises ConfigError."""
-        config, new, sections = self.config_path, self._new_files(), self.sections()
+        config, group, sections = self.config_path, self.group, self.sections()
+        new: dict[Path, Callable[[Path], None]] = {  # beside config.ini
+            path: partial(write_manifest, samples=self.data.samples[kind]) for kind, path in self.data.split.items()
+        }
+        if group and group.text:
+            new[group.path] = partial(write_shared, text=group.text)
         changed = [path for path in new if path.exists()]
         if changed or read_text(config) != self.config_text:
             what = f"{changed[0].name if changed else config.name} was changed while you answered"
@@ -146,26 +151,20 @@ class Draft:
             raise ConfigError(f"{error.filename or config}: {error.strerror}", remedy=remedy) from None
         return [*(str(shown(path)) for path in new), *(f"[{header}] in {config.name}" for header, _ in sections)]
 
-    def _new_files(self) -> dict[Path, Callable[[Path], None]]:
-        """What is written beside config.ini, and how."""
-        data, group = self.data, self.group
-        new = {path: partial(write_manifest, samples=data.samples[kind]) for kind, path in data.split.items()}
-        return new | ({group.path: partial(write_shared, text=group.text)} if group and group.text else {})
-
     def _inside(self, path: Path) -> str:
-        """Relative to config.ini where it is below its folder."""
+        """Return a path relative to config.ini where it is below its folder."""
         folder = self.config_path.parent
         return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 def numbered(name: str) -> Iterator[str]:
-    """mine, mine-2, mine-3, ..."""
+    """Give mine, mine-2, mine-3, ..."""
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def with_sections(text: str, sections: Sequence[Section]) -> str:
-    """`text` with these sections: one that exists is replaced where it stands, a new one is added at the end."""
+    """Put sections into a text: one that exists is replaced where it stands, a new one is added at the end."""
     newline = "\r\n" if "\r\n" in text else "\n"
     for header, keys in sections:
         body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
@@ -181,7 +180,7 @@ def with_sections(text: str, sections: Sequence[Section]) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
+    """Read a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -192,7 +191,7 @@ def read_text(path: Path) -> str:
 
 
 def _tail(section: str) -> str:
-    """The comments and blank lines at its end: they belong to the next section."""
+    """Return the comments and blank lines at a section's end: they belong to the next one."""
     lines = reversed(section.splitlines(keepends=True))
     tail = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith(("#", ";")), lines)
     return "".join(reversed(list(tail)))

@@ -11,10 +11,13 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.panel import Panel
 from rich.table import Table
 
+from multimac.commands.options import CONFIG, Config, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.errors import ConfigError, ExitStatus
@@ -26,36 +29,41 @@ from .draft import Draft, numbered, read_text
 from .hosts import ask_hosts
 from .language import ask_language
 from .model import ask_method, ask_model, ask_settings, this_machine
-from .questions import Back, Option, Questions, save_answers
+from .questions import Back, Option, Questions, write_answers
 from .strategy import ask_strategy
 
 NOW, LATER, LEAVE = "now", "later", "leave"
 
 
-def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | None = None) -> ExitStatus:
-    """Raises TunerError; KeyboardInterrupt before the run leaves everything as it was, but clips that were cut."""
-    console = Console(highlight=False, markup=False)
+@command("wizard")
+def wizard(
+    answers: Annotated[Path | None, typer.Option(help="Take the answers from this file (JSON or INI).")] = None,
+    save_answers: Annotated[Path | None, typer.Option(help="Write the answers to this file, for --answers.")] = None,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Ask what to train and where, save it as a profile, and start it."""
+    console = Console()
     if answers is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Run it in a terminal, or answer from a file: python wizard.py --answers FILE"
         raise ConfigError("the wizard asks questions, so it needs a terminal", remedy=remedy)
     questions = Questions(answers, console)
-    if save_answers_to and save_answers_to.is_dir():
-        raise ConfigError(f"--save-answers {save_answers_to} is a folder", remedy="Name a file in it.")
-    if save_answers_to and not save_answers_to.absolute().parent.is_dir():
-        raise ConfigError(f"--save-answers {save_answers_to}: there is no such folder")
+    if save_answers and save_answers.is_dir():
+        raise ConfigError(f"--save-answers {save_answers} is a folder", remedy="Name a file in it.")
+    if save_answers and not save_answers.absolute().parent.is_dir():
+        raise ConfigError(f"--save-answers {save_answers}: there is no such folder")
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:
             draft, start = _ask_all(questions, config.absolute(), Path(scratch), console)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # all is as it was, but for clips that were cut
             with contextlib.suppress(OSError):  # the terminal may be gone
                 but = f" but the clips in {', '.join(map(str, map(shown, questions.cut)))}" if questions.cut else ""
                 console.print(f"Stopped: nothing was written{but}.", markup=False, soft_wrap=True)
             return ExitStatus.INTERRUPTED
         for line in draft.save():
             console.print(f"written: {line}", markup=False, soft_wrap=True)
-    if save_answers_to:
-        save_answers(save_answers_to, questions.taken)
-        console.print(f"written: {save_answers_to}", markup=False, soft_wrap=True)
+    if save_answers:
+        write_answers(save_answers, questions.taken)
+        console.print(f"written: {save_answers}", soft_wrap=True)
     if start == NOW:
         return _run(draft, console)
     console.print(f"Start it with: {_command(draft)}", markup=False, soft_wrap=True)
@@ -63,7 +71,7 @@ def wizard(config: Path, answers: Path | None = None, save_answers_to: Path | No
 
 
 def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
-    """From the first question anew each time the user goes back: what has been answered is not asked again."""
+    """Begin with the first question each time the user goes back; what has been answered is not asked again."""
     while True:
         try:
             return _ask(questions, config, scratch, console)
@@ -72,7 +80,7 @@ def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console
 
 
 def _ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
-    """Every question, to the last one. Raises Back."""
+    """Ask every question, to the last one. Raises Back."""
     draft = Draft(config_path=config, config_text=questions.once("config", config, lambda: read_text(config)))
     keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
     keys += "Esc or Ctrl-C quits and changes nothing."
@@ -128,7 +136,7 @@ def _free_name(draft: Draft) -> str:
 
 
 def _show(draft: Draft, console: Console) -> None:
-    """The settings that are not the defaults, as config.ini will have them, and where each comes from."""
+    """Show the settings that are not the defaults, as config.ini will have them, and where each comes from."""
     draft.job()  # says what is wrong with them
     table = Table(title=draft.run_name, header_style="bold")
     for column in ("setting", "value", "from"):
@@ -162,9 +170,9 @@ def _run(draft: Draft, console: Console) -> ExitStatus:
     runs = draft.job().profile.runs_dir
     before = set(runs.glob("*"))
     if draft.group:
-        status = distributed_train(draft.config_path, draft.run_name, draft.group.path)
+        status = distributed_train(draft.run_name, draft.group.path, config=draft.config_path)
     else:
-        status = finetune(draft.config_path, draft.run_name)
+        status = finetune(draft.run_name, config=draft.config_path)
     if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
         console.print(f"  {_command(draft)}   (the same again)", markup=False, soft_wrap=True)
     return status

@@ -34,7 +34,7 @@ GIVE_UP = Option(value=ALONE, title="train on this machine alone")
 
 
 def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
-    """Machines that passed the preflight; None: this machine alone. Writes only into `scratch`."""
+    """Return machines that passed the preflight; None: this machine alone. Writes only into `scratch`."""
     path, group = Path.cwd() / HOSTS_FILE, None
     where = _where(questions, path)
     while where != ALONE:
@@ -50,16 +50,11 @@ def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Consol
             console.print(str(error), style="red", soft_wrap=True)
             options = [OTHERS, GIVE_UP] if where == NEW and group is None else [AGAIN, OTHERS, GIVE_UP]
             where = questions.again("What next?", options, error)
-            if where != AGAIN.value:
-                _take_back(questions, where)
+            if where != AGAIN.value:  # answers about hosts that were given up do not count any more
+                questions.taken["where"] = where
+                for key in LOGIN:
+                    questions.taken.pop(key, None)
     return None
-
-
-def _take_back(questions: Questions, where: str) -> None:
-    """Answers about hosts that were given up do not count any more."""
-    questions.taken["where"] = where
-    for key in LOGIN:
-        questions.taken.pop(key, None)
 
 
 def _where(questions: Questions, path: Path) -> str:
@@ -74,17 +69,21 @@ def _where(questions: Questions, path: Path) -> str:
 
 
 def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
-    """What a hosts file needs: the addresses, and how SSH logs in. Raises ConfigError, HostError."""
+    """Ask for what a hosts file needs: the addresses, and how SSH logs in. Raises ConfigError, HostError."""
 
     def check(text: str) -> None:
         if not _words(text):
             raise ValueError("give at least one address")
         _hosts_of(scratch, master="localhost", workers=_words(text))
 
+    def check_key(text: str) -> None:
+        if text and not expanded(text).is_file():
+            raise ValueError("there is no such file")
+
     message = "Addresses of the other machines (such as mac-mini.local, 10.0.0.7):"
     workers = _words(questions.text("workers", message, "", check))
     user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
-    key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", _check_key)
+    key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", check_key)
     login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
     hosts = _hosts_of(scratch, master=_master(questions, workers[0]), workers=workers, **login)
     free = next(name for name in map(path.with_stem, numbered(path.stem)) if not name.exists())
@@ -96,7 +95,7 @@ def _words(text: str) -> list[str]:
 
 
 def _hosts_of(scratch: Path, **values: object) -> Hosts:
-    """What a hosts file with these values is; it stays in `scratch`. Raises ConfigError."""
+    """Read a hosts file with these values, which stays in `scratch`. Raises ConfigError."""
     path = scratch / HOSTS_FILE
     path.write_text(json.dumps(values, indent=2) + "\n")
     try:
@@ -105,13 +104,8 @@ def _hosts_of(scratch: Path, **values: object) -> Hosts:
         raise ConfigError(str(error).partition(": ")[2]) from None  # its place is in a file that nobody knows
 
 
-def _check_key(text: str) -> None:
-    if text and not expanded(text).is_file():
-        raise ValueError("there is no such file")
-
-
 def _master(questions: Questions, worker: str) -> str:
-    """This machine's own address, as that worker sees it; asked for only if the routing table cannot tell."""
+    """Return this machine's address, as that worker sees it; asked for only if the routing table cannot tell."""
     try:
         return questions.once("route", worker, lambda: route_to(worker)).address
     except HostError:
@@ -141,7 +135,8 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
 
 
 def _look(questions: Questions, draft: Draft, group: Group, console: Console) -> Report:
-    """The preflight of this run. The parts of a split are not written yet; the whole has the same clips."""
+    """Run the preflight, and show its report."""
+    # The parts of a split are not written yet; the whole has the same clips.
     job = draft.job().with_profile(train=draft.data.manifests["train"], validation=None, test=None)
 
     def look() -> Report:

@@ -14,7 +14,7 @@ FAILURES = (TunerError, OSError, ValueError)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """what: the question's words. lasting: whether one may go back to it."""
+    """A question and its answer. what: the question's words. lasting: whether one may go back to it."""
 
     what: str
     default: str
@@ -24,7 +24,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What took time. what: its name, and all that its outcome follows from. for_good: it cannot be undone."""
+    """Something that took time. what: its name, and all that decides its outcome. for_good: it cannot be undone."""
 
     what: tuple[str, object]
     value: object = None
@@ -52,7 +52,7 @@ class Journal:
         self._at = 0
 
     def answer(self, what: str, default: str, ask: Callable[[str], str], *, lasting: bool = True) -> str:
-        """ask: of the answer that is suggested. That is an earlier one, if the default is the same as it was then."""
+        """Return the answer. ask: takes the answer to suggest, which is an earlier one if the default is the same."""
         if old := self._next(Asked, what):
             return old.answer
         earlier = self._fitting(Asked, what)
@@ -63,13 +63,18 @@ class Journal:
 
     def once(
         self,
-        what: tuple[str, object],
+        name: str,
+        inputs: object,
         do: Callable[[], T],
         *,
         may_stay: Callable[[T], bool] = lambda value: True,
         for_good: bool = False,
     ) -> T:
-        """What `do` returns or raises. may_stay: whether the outcome still counts after its question is asked again."""
+        """Return or raise what `do` does; its outcome must follow from `inputs`, since it is kept.
+
+        may_stay: tells whether an outcome still counts after its question is asked again.
+        """
+        what = (name, inputs)
         old = self._next(Done, what)
         if old is None:
             earlier = [one for one in self._fitting(Done, what) if not one.error and may_stay(one.value)]
@@ -81,7 +86,7 @@ class Journal:
         return old.value
 
     def _before(self) -> int | None:
-        """Where the question stands to which one goes back: not one whose answer was carried out for good."""
+        """Find the question to which one goes back: not one whose answer was carried out for good."""
         carried_out = False
         for place in range(len(self._entries) - 1, -1, -1):
             entry = self._entries[place]

@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from multimac.view.progress import working
-from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.hub import folder_here
@@ -24,10 +23,12 @@ LISTENING_S = 20.0  # most of it is the loading of torch and of the model
 
 
 def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
-    """A code; "" for an English-only model, which is told none."""
+    """Return the code of a language; "" for an English-only model, which is told none."""
     if not is_multilingual(draft.model):
         return ""
-    default = _known(draft)
+    draft.language = draft.data.language
+    inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")
+    default = draft.data.language or draft.data.stated_language or inherited
     if not default and questions.interactive:
         default = _guessed(questions, draft, console)
 
@@ -39,16 +40,12 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
     return language_code(questions.text("language", "Language of the speech (en, fr, German, ...):", default, check))
 
 
-def _known(draft: Draft) -> str:
-    """From the section of the data, the data itself, or what all profiles or those of this model inherit."""
-    draft.language = draft.data.language
-    inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")
-    return draft.data.language or draft.data.stated_language or inherited
-
-
 def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
-    """What the model hears in most of a few clips, if it is on this disk; nothing is downloaded."""
-    clips = _chosen(draft.data.samples["train"])
+    """Guess what the model hears in most of a few clips, if it is on this disk; nothing is downloaded."""
+    samples = draft.data.samples["train"]  # some of the longer half, from all over the list
+    longer = sorted(samples, key=lambda sample: -sample.duration_s)[: max(CLIPS, len(samples) // 2)]
+    longer.sort(key=lambda sample: sample.line)
+    clips = [longer[place * len(longer) // CLIPS].audio for place in range(min(CLIPS, len(longer)))]
     found = questions.once("listen", (draft.model.base_model, clips), lambda: _listen(draft.model, clips, console))
     if not found:
         return ""
@@ -66,10 +63,3 @@ def _listen(model: Model, clips: Sequence[Path], console: Console) -> list[str]:
         return []
     with working(console, f"listening to {len(clips)} clips (up to {LISTENING_S:.0f} s)"):
         return languages_heard(folder, clips, LISTENING_S)
-
-
-def _chosen(samples: Sequence[Sample]) -> list[Path]:
-    """Some of the longer half, from all over the list."""
-    longer = sorted(samples, key=lambda sample: -sample.duration_s)[: max(CLIPS, len(samples) // 2)]
-    longer.sort(key=lambda sample: sample.line)
-    return [longer[place * len(longer) // CLIPS].audio for place in range(min(CLIPS, len(longer)))]

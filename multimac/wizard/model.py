@@ -102,19 +102,15 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
         settings[key] = with_point(questions.text(key, message, defaults[key], partial(check, key)))
     _tell_parts(draft, int(settings["batch_size"]), console)
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
-        settings |= _ask_best(questions, draft)
+        own, enough = _alike(draft), len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
+        suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else enough
+        message = f"Take the best epoch by validation, and stop after {NO_BETTER} that are no better?"
+        settings |= BEST if questions.confirm("keep_best", message, suggested) else {}
     return settings
 
 
-def _ask_best(questions: Questions, draft: Draft) -> dict[str, str]:
-    own, enough = _alike(draft), len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
-    suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else enough
-    message = f"Take the best epoch by validation, and stop after {NO_BETTER} that are no better?"
-    return dict(BEST) if questions.confirm("keep_best", message, suggested) else {}
-
-
 def _tell_parts(draft: Draft, batch: int, console: Console) -> None:
-    """A batch that is too large for the memory is no mistake: see distributed/worker/micro_batch.py."""
+    """Tell that a batch is too large for the memory, which is no mistake: see distributed/worker/micro_batch.py."""
     longest = max((sample.duration_s for sample in draft.data.samples.get("train", ())), default=None)
     if fits(draft.model, draft.method, batch, longest):
         return
@@ -124,12 +120,12 @@ def _tell_parts(draft: Draft, batch: int, console: Console) -> None:
 
 
 def with_point(number: str) -> str:
-    """A decimal comma as a point."""
+    """Replace a decimal comma by a point."""
     return re.sub(r"^\s*(\d+),(\d+)\s*$", r"\1.\2", number)
 
 
 def offered(config: ConfigFile) -> dict[str, Model]:
-    """By section, folder or hub id. No model stands there twice."""
+    """Return models by section, folder or hub id. No model stands there twice."""
     models = {name: _of_section(config, name) for name in config.names("model")}
     known = {model.base_model for model in models.values()}
     others = [str(BUNDLED)] if BUNDLED.is_dir() else []
@@ -142,7 +138,7 @@ def options(models: dict[str, Model]) -> list[Option]:
 
 
 def memory_needed(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> int:
-    """Bytes; 0 if the model's size is not known here. clip_s: 30 if not given."""
+    """Return bytes; 0 if the model's size is not known here. clip_s: 30 if not given."""
     profile = Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size)
     device = "cuda" if _cuda() else "mps" if _has_apple_gpu() else "cpu"
     return profile_memory(profile, longest_s=clip_s, device=device) or 0
@@ -153,7 +149,7 @@ def fits(model: Model, method: str, batch_size: int = 1, clip_s: float | None = 
 
 
 def is_multilingual(model: Model) -> bool:
-    """As the checkpoint says, else by vocabulary size as OpenAI does; an unknown hub id may be. Raises ModelError."""
+    """Go by the checkpoint, else by vocabulary size as OpenAI does; an unknown hub id may be. Raises ModelError."""
     stored = settings_of(model.base_model, "generation_config.json") if _is_folder(model.base_model) else {}
     if stored.get("is_multilingual") is not None:
         return bool(stored["is_multilingual"])
@@ -161,7 +157,7 @@ def is_multilingual(model: Model) -> bool:
 
 
 def this_machine() -> str:
-    """What it is, found out without importing torch."""
+    """Describe this machine, found out without importing torch."""
     system, chip = platform.system(), platform.machine()
     device, _ = _cuda() or ("Apple GPU (mps)" if _has_apple_gpu() else "CPU", 0)
     if is_macos():
@@ -173,7 +169,7 @@ def this_machine() -> str:
 
 @cache
 def memory_here() -> int:
-    """Bytes that a model may take: a card's own memory where it has its own, what Metal recommends on a Mac."""
+    """Return the bytes that a model may take: a card's own memory, or what Metal recommends on a Mac."""
     if card := _cuda():
         return card[1]
     return int(machine_memory()["total"] * (MPS_SHARE if _has_apple_gpu() else 1))
@@ -185,7 +181,7 @@ def _has_apple_gpu() -> bool:
 
 @cache
 def _cuda() -> tuple[str, int] | None:
-    """Name and memory of the first card, if this torch can use it."""
+    """Return name and memory of the first card, if this torch can use it."""
     if metadata.version("torch").endswith("+cpu"):
         return None
     line = output_of(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]).split("\n")[0]
@@ -260,7 +256,7 @@ def _check_model(text: str, config: ConfigFile) -> None:
 
 
 def _defaults(draft: Draft) -> dict[str, str]:
-    """Those of a profile with the same model, data and method if there is one, else what suits the model's size."""
+    """Take the settings of a profile with the same model, data and method, else those that suit the model's size."""
     model, method = draft.model, draft.method
     batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
     found = {"epochs": "5", "learning_rate": _learning_rate(model, method), "batch_size": str(batch)}
@@ -269,7 +265,7 @@ def _defaults(draft: Draft) -> dict[str, str]:
 
 
 def _alike(draft: Draft) -> Mapping[str, str]:
-    """The keys of a profile with the same model, data and method; none if there is no such profile."""
+    """Return the keys of a profile with the same model, data and method; none if there is no such profile."""
     wanted = (draft.model.section, draft.data.section, draft.method)
     for name in draft.config.names("profile") if all(wanted) else ():
         own = draft.config.section("profile", name).values

@@ -22,7 +22,7 @@ from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.text import is_unicode
 
-from .journal import Journal, T
+from .journal import Done, Journal
 
 SECTION = "answers"
 EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
@@ -74,7 +74,7 @@ class Back(Exception):
     """The user wants the question before this one."""
 
 
-class Questions:
+class Questions(Journal):
     """Asks a person, or takes what the file at `path` says, and else the default.
 
     taken: each answer by its key, in the order of the questions. cut: folders into which clips were written meanwhile.
@@ -82,40 +82,27 @@ class Questions:
     """
 
     def __init__(self, path: Path | None = None, console: Console | None = None):
+        super().__init__()
         self.path, self.interactive = path, path is None
         self.answers = load_answers(path) if path else {}
         self.taken: dict[str, str] = {}
         self.cut: list[Path] = []
-        self._console = console or Console(markup=False)
-        self._journal = Journal()
+        self._console = console or Console()
 
     def go_back(self) -> None:
-        """From here on, the same questions are answered as they were, up to the one before the last."""
-        self._journal.go_back()
+        """Answer the same questions as before from here on, up to the one before the last."""
+        super().go_back()
         self.taken.clear()
         self._console.quiet = True
 
-    def once(
-        self,
-        name: str,
-        inputs: object,
-        do: Callable[[], T],
-        *,
-        may_stay: Callable[[T], bool] = lambda value: True,
-        for_good: bool = False,
-    ) -> T:
-        """What `do` returns or raises; see Journal.once. Its outcome must follow from `inputs`."""
-
-        def aloud() -> T:
-            self._console.quiet = False
-            return do()
-
-        return self._journal.once((name, inputs), aloud, may_stay=may_stay, for_good=for_good)
+    def _tried(self, *what, **how) -> Done:
+        self._console.quiet = False
+        return super()._tried(*what, **how)
 
     def select(
         self, key: str, message: str, options: Sequence[Option], default: str, other: str = "", check: Check = str
     ) -> str:
-        """The value of one of the options or, with `other` (its title), a text that passes `check`."""
+        """Return the value of one of the options or, with `other` (its title), a text that passes `check`."""
         if not self.interactive:
             return self._read(key, default, lambda answer: _check_option(answer, options, check if other else None))
         extra = [Option(value=OTHER, title=other)] if other else []
@@ -139,7 +126,7 @@ class Questions:
         def ask(suggested: str) -> str:
             return self._ask(questionary.text(message, default=suggested, validate=valid)).strip()
 
-        self.taken[key] = self._journal.answer(message, default, ask)
+        self.taken[key] = self.answer(message, default, ask)
         return self.taken[key]
 
     def confirm(self, key: str, message: str, default: bool) -> bool:
@@ -148,7 +135,7 @@ class Questions:
 
         usual = "yes" if default else "no"
         if self.interactive:
-            self.taken[key] = self._journal.answer(message, usual, ask)
+            self.taken[key] = self.answer(message, usual, ask)
         else:
             self._read(key, usual, _check_yes_or_no)
         return self.taken[key].lower() in TRUE
@@ -160,7 +147,7 @@ class Questions:
         return self._pick(message, options, options[0].value, lasting=False)
 
     def finish(self) -> None:
-        """Raises ConfigError for an answer to a question that was never asked."""
+        """Raise ConfigError for an answer to a question that was never asked."""
         for key in self.answers:
             if key not in self.taken and key not in IF_NEEDED:
                 what = f"{self.path}: {key} was answered, but with the other answers it is not asked"
@@ -190,11 +177,11 @@ class Questions:
             questionary.print(short, style="fg:#FF9D00 bold")
             return answer
 
-        return self._journal.answer(message, default, ask, lasting=lasting)
+        return self.answer(message, default, ask, lasting=lasting)
 
     def _ask(self, question: questionary.Question) -> str | bool:
         self._console.quiet = False
-        return _answer(question, can_go_back=self._journal.can_go_back)
+        return _answer(question, can_go_back=self.can_go_back)
 
 
 def _check_option(answer: str, options: Sequence[Option], check_other: Check | None) -> None:
@@ -214,9 +201,9 @@ def _check_yes_or_no(answer: str) -> None:
 
 
 def _answer(question: questionary.Question, *, can_go_back: bool) -> str | bool:
-    """Esc is not bound eagerly: on a Mac, Option and an arrow key begin with an Esc, too."""
     bindings = KeyBindings()
 
+    # Not bound eagerly: on a Mac, Option and an arrow key begin with an Esc, too.
     @bindings.add("escape")
     def _(event) -> None:
         event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
@@ -234,7 +221,7 @@ def _answer(question: questionary.Question, *, can_go_back: bool) -> str | bool:
 
 
 def load_answers(path: Path) -> dict[str, str]:
-    """Raises ConfigError for a file that cannot be read, and for an unknown key."""
+    """Read a file of answers. Raises ConfigError for one that cannot be read, and for an unknown key."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         values = parse_json(text) if JSON.match(text) else _from_ini(path, text)
@@ -254,8 +241,8 @@ def load_answers(path: Path) -> dict[str, str]:
     return {key: _plain(path, key, value) for key, value in values.items()}
 
 
-def save_answers(path: Path, answers: Mapping[str, str]) -> None:
-    """As JSON where the name ends in .json, else as INI."""
+def write_answers(path: Path, answers: Mapping[str, str]) -> None:
+    """Write JSON where the name ends in .json, else INI."""
     if path.suffix.lower() == ".json":
         text = json.dumps(dict(answers), indent=2, ensure_ascii=False) + "\n"
     else:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from distributed.hosts.each import on_each
-from distributed.plan.automatic import Conditions, Measured, chosen
+from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
 from distributed.preflight.speed import Speed, measure, remember, step_of_all
 from distributed.ssh.connection import Remote
 from multimac.view.transfers import transfers
@@ -22,8 +22,8 @@ from whisper_tuner.text import size
 
 from .draft import Draft, Group
 from .questions import Option, Questions
-from .speed import speed_up, suggested_strategy, waiting_at_every_step
 
+SMALL_SHARE = 0.2  # of a step; agreeing at each may take so much
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",
     "allreduce": "AllReduce: agree at every step; the same as on one machine, but much traffic",
@@ -70,17 +70,16 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             remember(job, group.hosts, speeds)
             return speeds
 
+    def all_measured(speeds: Sequence[Speed]) -> bool:
+        return all(speed.clips_s is not None for speed in speeds)
+
     try:
-        speeds = questions.once("speed", (draft.job_of_machines(), group.hosts), try_steps, may_stay=_is_measured)
+        speeds = questions.once("speed", (draft.job_of_machines(), group.hosts), try_steps, may_stay=all_measured)
     except (TunerError, OSError) as error:
         console.print(f"The speed could not be measured: {error}", style="yellow", soft_wrap=True)
         return []
     _show_speeds(speeds, console)
     return speeds
-
-
-def _is_measured(speeds: Sequence[Speed]) -> bool:
-    return all(speed.clips_s is not None for speed in speeds)
 
 
 def _conditions(draft: Draft, group: Group, speeds: Sequence[Speed]) -> Conditions:
@@ -122,10 +121,34 @@ def _choose(questions: Questions, most: int, suggested: str, steps: int) -> dict
     if settings["strategy"] == "diloco":
         key, most = "communication_interval", max(1, most)
         message = f"Steps between two agreements (of {most}; fewer learn better but send more):"
-        settings[key] = questions.text(key, message, str(min(steps, most)), lambda text: _check_interval(text, most))
+
+        def check(text: str) -> None:
+            if not text.isdigit() or not 1 <= int(text) <= most:
+                raise ValueError(f"expected a whole number from 1 to {most}")
+
+        settings[key] = questions.text(key, message, str(min(steps, most)), check)
     return settings
 
 
-def _check_interval(text: str, most: int) -> None:
-    if not text.isdigit() or not 1 <= int(text) <= most:
-        raise ValueError(f"expected a whole number from 1 to {most}")
+def speed_up(speeds: Sequence[Speed], waiting: float) -> float | None:
+    """Tell how many times as fast as the first machine (the master) alone they are; None if one was not measured.
+
+    Every host gets clips in proportion to its speed. What a step takes beside its clips is left out: alone, the master
+    makes as many steps, of more clips. waiting: the part of the time that all wait for the network.
+    """
+    if not speeds or any(speed.clips_s is None for speed in speeds):
+        return None
+    return sum(speed.clips_s for speed in speeds) / speeds[0].clips_s * (1 - waiting)
+
+
+def waiting_at_every_step(conditions: Conditions) -> float:
+    """Return the part of the time that AllReduce takes."""
+    exchange_s = conditions.exchange_s()
+    return exchange_s / (exchange_s + conditions.step_s)
+
+
+def suggested_strategy(conditions: Conditions) -> str:
+    """Choose AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
+    is_known = conditions.parameters > 0
+    cheap = is_known and conditions.exchange_s() <= SMALL_SHARE * conditions.step_s
+    return "allreduce" if cheap or conditions.steps < 2 * FEWEST_ROUNDS else "diloco"

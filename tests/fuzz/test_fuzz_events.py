@@ -25,8 +25,8 @@ from distributed.run_dir.folder import launcher_pid
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, read_run
+from multimac.commands.attach_stop import follow, table
 from multimac.commands.runs import to_json
-from multimac.view.console import follow, table
 from multimac.view.run_tables import curve_lines, facts, host_table, list_table
 
 AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}

@@ -18,7 +18,7 @@ from distributed.plan.run_spec import Rendezvous, RunSpec
 from distributed.ssh.host import Host
 from exogym.strategy import DiLoCoConfig
 from multimac.commands import resume
-from multimac.view.comparison import origin_of
+from multimac.view.models import origin_of
 from whisper_tuner.config import Profile
 from whisper_tuner.json_text import parse_json
 

@@ -12,7 +12,7 @@ from test_fuzz_config import CONFIG
 from test_fuzz_manifests import CSV, LINES
 
 from multimac.wizard.model import offered, options
-from multimac.wizard.questions import KEYS, load_answers, save_answers
+from multimac.wizard.questions import KEYS, load_answers, write_answers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.formats.lists import is_list
@@ -60,7 +60,7 @@ def test_answers(folder: Path, data: bytes):
         assert all(" ".join(key.split()) in text for key in answers)
         whole = [line.split(" = ") for line in INI.decode().splitlines()[1:]]
         assert data != INI or answers == dict(whole)
-    save_answers(folder / "again.json", answers)
+    write_answers(folder / "again.json", answers)
     assert load_answers(folder / "again.json") == answers
 
 

@@ -25,8 +25,8 @@ def main() -> int:
     hearing.BATCH_SIZE = 2  # clips of a group: there are few
     hearing.hear_together = partial(hearing.hear_together, worth_s=0.0)
     data_check.PROJECT = Path(store)
-    about = {"hosts": Path(hosts[0]) if hosts else None, "out": Path(out), "language": "en"}
-    return data_check.data_check(Path("config.ini"), [manifest], model=model, **about)
+    hosts_file = Path(hosts[0]) if hosts else None
+    return data_check.data_check([manifest], model=model, hosts=hosts_file, out=Path(out), language="en")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from distributed.hosts import keep_awake as module
 from distributed.preflight import speed
 from distributed.ssh import connection
 from distributed.ssh.connection import Remote
-from multimac import commands
+from multimac.commands import evaluate, hosts, recover, train, transcribe
 from multimac.view import transfers
 from multimac.wizard import data
 from whisper_tuner.errors import TunerError
@@ -73,16 +73,14 @@ def test_nothing_is_held_after_a_killed_process(tmp_path, monkeypatch):
 
 
 LONG = {
-    "finetune": partial(commands.train.finetune, NOWHERE, "x"),
-    "distributed-train": partial(commands.train.distributed_train, NOWHERE, "x", NOWHERE),
-    "resume": partial(commands.resume.resume, NOWHERE, "x"),
-    "recover": partial(commands.recover.runs_recover, "x", NOWHERE),
-    "hosts setup": partial(commands.hosts.hosts_setup, NOWHERE),
-    "hosts sync": partial(commands.hosts.hosts_sync, NOWHERE, "x", NOWHERE),
-    "evaluate": partial(commands.evaluate.evaluate, NOWHERE, [], (), "x", "", **dict.fromkeys(
-        ("batch_size", "base", "out", "worst_rows", "as_json")
-    )),
-    "transcribe": partial(commands.transcribe.transcribe, [], "x", form="x", out=None, language="", force=False),
+    "finetune": partial(train.finetune, "x", config=NOWHERE),
+    "distributed-train": partial(train.distributed_train, "x", NOWHERE, config=NOWHERE),
+    "resume": partial(train.finetune, resume="x", config=NOWHERE),
+    "recover": partial(recover.runs_recover, "x", NOWHERE),
+    "hosts setup": partial(hosts.hosts_setup, NOWHERE),
+    "hosts sync": partial(hosts.hosts_sync, "x", NOWHERE, NOWHERE),
+    "evaluate": partial(evaluate.evaluate, [], config=NOWHERE),
+    "transcribe": partial(transcribe.transcribe, [], "x"),
     "the wizard's look at data": partial(data._read, None, None, None),
     "the wizard's measurement": partial(speed.measure, None, None, None, None, None, None, None),
 }  # fmt: skip

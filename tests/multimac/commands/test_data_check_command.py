@@ -190,7 +190,7 @@ def test_what_was_fixed_trains(folder, capsys):
     check("mine", "--fix", "fixed")
     (folder / "config.ini").write_text(CONFIG.format(model=PROJECT / "bundled" / "model", folder="fixed"))
     assert check("mine") == ExitStatus.OK
-    assert finetune(folder / "config.ini", "mine") == ExitStatus.OK
+    assert finetune("mine", config=folder / "config.ini") == ExitStatus.OK
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import WhisperForConditionalGeneration
 
 import cli_typer
+from whisper_tuner.eval.predictions import COLUMNS
 from whisper_tuner.export.final import save_final
 from whisper_tuner.export.formats import FORMATS
 from whisper_tuner.model.base_model import load_base
@@ -41,8 +42,10 @@ def run_folder(tmp_path, monkeypatch) -> Path:
     for name, errors in (("base", 2), ("final", 1)):
         tested = folder / "evaluation" / "test" / name
         tested.mkdir(parents=True)
-        header = "reference_normalized,substitutions,deletions,insertions"
-        (tested / "predictions.csv").write_text("\n".join([header, *[f"one two three,{errors},0,0"] * 3]) + "\n")
+        said = {"id": "a", "audio": "a.wav", "reference_normalized": "one two three", "substitutions": errors}
+        row = dict.fromkeys(COLUMNS, "") | dict.fromkeys(("wer", "duration_s", "deletions", "insertions"), 0) | said
+        with (tested / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([row.keys(), *[row.values()] * 3])
     events = [{"type": "evaluation", "when": w, "wer": r, "time": 1.0} for w, r in (("before", 66.7), ("after", 33.3))]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder

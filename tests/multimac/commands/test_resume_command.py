@@ -15,7 +15,7 @@ from distributed.plan.launch import Launch
 from distributed.plan.prepare import prepare_run
 from distributed.ssh.host import Host, Hosts
 from exogym.state.checkpoint import Checkpoints
-from multimac.commands.resume import _bring_up_to_date, resume
+from multimac.commands.resume import _bring_up_to_date, resume_run
 from whisper_tuner.errors import ConfigError, DataError, RunError
 
 pytestmark = pytest.mark.usefixtures("no_torch")
@@ -110,7 +110,7 @@ def given(job, run_dir) -> dict:
 def refused(folder: Path, run_dir: Path, given: dict) -> str:
     (run_dir / "run.json").write_text(json.dumps(given))
     with pytest.raises(RunError) as error:
-        resume(folder / "config.ini", str(run_dir))
+        resume_run(folder / "config.ini", str(run_dir))
     return str(error.value)
 
 

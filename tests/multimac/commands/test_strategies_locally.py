@@ -20,7 +20,7 @@ from exogym.flat import digest
 from exogym.state.checkpoint import Checkpoints
 from exogym.strategy import STRATEGIES
 from multimac.commands.recover import recover
-from multimac.commands.train import finetune
+from multimac.commands.train import train_here
 from whisper_tuner.errors import ExitStatus
 
 SECTION = """
@@ -61,7 +61,7 @@ def events_of(run: Path, kind: str) -> list[dict]:
 
 @pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES])
 def test_two_local_ranks_end_with_one_model(config_of, folder, strategy, capsys):
-    assert finetune(config_of(strategy), "mine", ranks=2) == ExitStatus.OK
+    assert train_here(config_of(strategy), "mine", ranks=2) == ExitStatus.OK
     [run] = folder.glob("runs/*")
     assert [event["digest"] for event in events_of(run, "done")] == [saved_digest(run)] * 2
     assert {event["when"] for event in events_of(run, "evaluation")} == {"before", "after"}
@@ -72,7 +72,7 @@ def test_two_local_ranks_end_with_one_model(config_of, folder, strategy, capsys)
 def test_a_run_ends_early_and_leaves_the_best_model(config_of, folder, capsys):
     """So large a learning rate that the loss soon rises."""
     more = "epochs = 30\nlearning_rate = 0.05\nearly_stopping = 2\nkeep_best = true"
-    assert finetune(config_of("allreduce", more), "mine", ranks=2) == ExitStatus.OK
+    assert train_here(config_of("allreduce", more), "mine", ranks=2) == ExitStatus.OK
     [run] = folder.glob("runs/*")
     losses = {event["step"]: event["loss"] for event in events_of(run, "validation")}
     best, steps = min(losses, key=losses.get), list(losses)
@@ -88,7 +88,7 @@ def test_a_run_ends_early_and_leaves_the_best_model(config_of, folder, capsys):
 def test_what_one_rank_kept_of_a_strategy_whose_ranks_differ_becomes_a_model(config_of, folder):
     """Islands of one: nobody ever averages."""
     config = config_of("fedavg", "epochs = 500\ncheckpoint_interval = 1")
-    assert finetune(config, "mine", ranks=2, detach=True) == ExitStatus.OK
+    assert train_here(config, "mine", ranks=2, detach=True) == ExitStatus.OK
     [run] = folder.glob("runs/*")
     wait_until(lambda: len(events_of(run, "checkpoint")) >= 4, 120)
     os.kill(launcher_pid(run), signal.SIGKILL)

@@ -327,7 +327,7 @@ def test_a_fault_in_the_gradients_fails_the_command(faulty, capsys, monkeypatch,
         f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\nbatch_size = 3\n"
     )
     faulty(1000.0, after_change=True)
-    status = doctor(tmp_path / "config.ini", "mine", deep=True)
+    status = doctor(config=tmp_path / "config.ini", profile="mine", deep=True)
     assert status == ExitStatus.HOST
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
@@ -342,7 +342,7 @@ def test_a_device_that_is_not_there_is_a_row_like_others(capsys, tmp_path):
     absent = "cuda" if torch.backends.mps.is_available() else "mps"
     text = f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\ndevice = {absent}\n"
     (tmp_path / "config.ini").write_text(text)
-    assert doctor(tmp_path / "config.ini", "mine", deep=True, as_json=True) == ExitStatus.HOST
+    assert doctor(config=tmp_path / "config.ini", profile="mine", deep=True, as_json=True) == ExitStatus.HOST
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     assert f"device {absent} is set" in findings["device"]["detail"]
     assert findings["deep checks"]["state"] == "problem" and "audio formats" not in findings

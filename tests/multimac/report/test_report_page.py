@@ -21,8 +21,8 @@ from made_run import BEGUN, DATA, PROJECT, made
 
 import cli_typer
 from multimac.report import page as pages
-from multimac.report.page import contents, rendered
-from multimac.report.private import Private
+from multimac.report.page import contents, html_of
+from multimac.report.template import Private
 from whisper_tuner.errors import ExitStatus
 
 __all__ = ["made"]
@@ -72,7 +72,7 @@ class Page(HTMLParser):
 
 
 def page_of(run: Path, **about) -> Page:
-    return Page(rendered(contents(run, **about)))
+    return Page(html_of(contents(run, **about)))
 
 
 def test_a_finished_run(made):

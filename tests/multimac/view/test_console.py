@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from distributed.launcher.follow import PlainScreen
 from distributed.run_dir.run_view import RunView
-from multimac.view.console import follow, table
+from multimac.commands.attach_stop import follow, table
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.text import duration, size
 

@@ -1,6 +1,6 @@
 """Text plots: where marks land, and what the axes say."""
 
-from multimac.view.curves import Curve, plot
+from multimac.view.run_tables import Curve, plot
 
 
 def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right():

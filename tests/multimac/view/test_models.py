@@ -16,7 +16,7 @@ def runs(tmp_path, monkeypatch):
     (final / "adapter_config.json").write_text("{}")
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")
-    return lambda: [tmp_path / "runs"]
+    return tmp_path / "config.ini"
 
 
 FINAL = "runs/20260101-000000-mine/final"
@@ -56,9 +56,7 @@ def test_what_is_no_model_is_told_without_asking_the_hub(runs, name, message):
 
 
 def test_a_model_that_is_named_by_its_folder_needs_no_config(runs):
-    def damaged():
-        raise ConfigError("config.ini is damaged")
-
-    assert model_named("base", damaged) == "base"
-    with pytest.raises(ConfigError, match="damaged"):
-        model_named("last", damaged)
+    runs.write_text("damaged")
+    assert model_named("base", runs) == "base"
+    with pytest.raises(ConfigError, match=r"config\.ini"):
+        model_named("last", runs)

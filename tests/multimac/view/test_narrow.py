@@ -8,8 +8,8 @@ from rich.table import Table
 
 from distributed.preflight.report import HostFacts, Pair, Problem, Report
 from distributed.ssh.host import Host
-from multimac.view.narrow import fitting
 from multimac.view.preflight_view import show
+from multimac.view.terminal import fitting
 
 
 def rendered(width: int, **options) -> list[str]:

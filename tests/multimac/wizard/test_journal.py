@@ -67,7 +67,7 @@ def test_what_took_time_is_done_again_only_for_another_answer(second, times):
 
     def flow() -> int:
         path = ask(journal, "data", "")
-        count = journal.once(("count", path), lambda: done.append(path) or len(path))
+        count = journal.once("count", path, lambda: done.append(path) or len(path))
         for what in "xy":
             ask(journal, what, "")
         return count
@@ -81,10 +81,10 @@ def preflight(journal: Journal, ask: Callable, outcomes: list[str], setups: list
     where = ask(journal, "where", "hosts")
     while where != "alone":
         try:
-            report = journal.once(("look", where), lambda: outcomes.pop(0), may_stay=lambda found: found == "well")
+            report = journal.once("look", where, lambda: outcomes.pop(0), may_stay=lambda found: found == "well")
             if report == "bare" and ask(journal, "setup", "yes") == "yes":
-                journal.once(("setup", where), partial(setups.append, where), for_good=True)
-                report = journal.once(("look", where), lambda: outcomes.pop(0), may_stay=lambda found: found == "well")
+                journal.once("setup", where, partial(setups.append, where), for_good=True)
+                report = journal.once("look", where, lambda: outcomes.pop(0), may_stay=lambda found: found == "well")
             if report != "well":
                 raise ConfigError(report)
             break
@@ -123,7 +123,7 @@ def test_a_failure_is_raised_again_where_nothing_has_changed():
 
     def flow() -> None:
         with pytest.raises(OSError, match="gone"):
-            journal.once(("look", 1), look)
+            journal.once("look", 1, look)
         ask(journal, "next?", "", lasting=False)
         for what in "ab":
             ask(journal, what, "")
@@ -134,7 +134,7 @@ def test_a_failure_is_raised_again_where_nothing_has_changed():
 
 def test_at_the_first_question_there_is_nothing_to_go_back_to():
     journal = Journal()
-    journal.once(("look", 1), lambda: 1)
+    journal.once("look", 1, lambda: 1)
     assert not journal.can_go_back
     journal.answer("a", "", lambda suggested: "1")
     assert journal.can_go_back

@@ -15,7 +15,7 @@ from multimac.wizard import model
 from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.questions import Questions
-from multimac.wizard.speed import speed_up, suggested_strategy, waiting_at_every_step
+from multimac.wizard.strategy import speed_up, suggested_strategy, waiting_at_every_step
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import cli_typer
-from multimac.wizard.bring_in import bring_in
+from multimac.wizard.data import bring_in
 from multimac.wizard.questions import Questions
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.importing import OutsideAudio, import_source

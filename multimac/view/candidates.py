@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed.run_dir.summary import RunSummary, read_run
+from distributed.run_dir.summary import RunSummary
 from whisper_tuner.errors import ModelError, TunerError
 from whisper_tuner.export.final import base_of, load_model
 from whisper_tuner.hub import is_adapter
 from whisper_tuner.paths import shown
+
+from .models import origin_of, slug
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,25 +29,25 @@ class Candidate:
         return f"{self.path} (base)" if self.untouched else self.path
 
     def predictions_folder(self, out: Path | None, manifest: Path, data: str) -> Path:
-        """OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
+        """Return OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
         if out is None and self.origin:
             test = self.origin.test
             if test and Path(test).stem == data and not _same(test, manifest):
                 data = _whole(manifest)  # the run's predictions of its own test set must stay
-            model = "base" if self.untouched else _slug(Path(self.path).name)
+            model = "base" if self.untouched else slug(Path(self.path).name)
             return self.origin.path / "evaluation" / data / model
         model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
-        return (out or Path("evaluation")) / data / _slug(model)
+        return (out or Path("evaluation")) / data / slug(model)
 
 
 def labels(paths: Sequence[Path]) -> dict[Path, str]:
-    """A folder name for each manifest: its stem, or its whole path if another one has the same stem."""
+    """Name a folder for each manifest: by its stem, or by its whole path if another one has the same stem."""
     stems = Counter(path.stem for path in paths)
     return {path: path.stem if stems[path.stem] == 1 else _whole(path) for path in paths}
 
 
 def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candidate]:
-    """The named models, after the untouched bases that they were trained from."""
+    """Return the named models, after the untouched bases that they were trained from."""
     named = [Candidate(path=path, origin=origin_of(path)) for path in dict.fromkeys(models)]
     bases: dict[str, Candidate] = {}
     for candidate in named if with_base else ():
@@ -56,14 +57,8 @@ def candidates(models: Sequence[str], *, with_base: bool = True) -> list[Candida
     return [*bases.values(), *named]
 
 
-def origin_of(model: str) -> RunSummary | None:
-    """The run whose folder holds this model."""
-    runs = [read_run(folder, only_asked=True) for folder in list(Path(model).absolute().parents)[:2]]
-    return next((run for run in runs if run.base_model), None)
-
-
 def base_model_of(candidate: Candidate) -> str:
-    """What a model was trained from, or '' if nothing says so; a folder below the current one as a relative path."""
+    """Return what a model was trained from, '' if nothing says so; a folder below this one as a relative path."""
     base = ""
     if candidate.origin:
         base = candidate.origin.base_model
@@ -85,13 +80,8 @@ def check_models(chosen: Sequence[Candidate]) -> None:
 
 
 def _same(one: str | Path, other: str | Path) -> bool:
-    """Also of two hub ids."""
     return Path(one).resolve() == Path(other).resolve()
 
 
 def _whole(path: Path) -> str:
-    return _slug("-".join(path.absolute().parts[1:]))
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "model"
+    return slug("-".join(path.absolute().parts[1:]))

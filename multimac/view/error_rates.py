@@ -1,0 +1,142 @@
+"""What `multimac evaluate` prints: a table of error rates, clips that are in doubt, and the worst ones word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.eval.predictions import (
+    EMPTY,
+    REPETITION,
+    TOO_LONG,
+    TOO_SHORT,
+    Aligned,
+    Prediction,
+    align,
+    worst,
+)
+from whisper_tuner.text import duration
+
+from .candidates import Candidate
+from .terminal import Console
+
+FIGURES = {
+    "wer": "WER",
+    "wer_greedy": "WER\ngreedy",
+    "cer": "CER",
+    "wer_raw": "WER as\nwritten",
+}
+NAMED = 8  # clips of a kind
+KINDS = {
+    REPETITION: "repeats itself",
+    EMPTY: "nothing was heard",
+    TOO_LONG: "far more was heard than said",
+    TOO_SHORT: "far less was heard than said",
+}
+STYLES = {"S": "yellow", "D": "red", "I": "cyan", "": ""}
+NAMES = ("  said   ", "  heard  ", "         ")
+GAP = "*"  # stands where the other text has a word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One model on one test set; `record` holds its figures, as --json prints them."""
+
+    model: Candidate
+    manifest: Manifest
+    predictions: list[Prediction]
+    record: dict
+
+    @property
+    def ids(self) -> list[str]:
+        return [prediction.sample.id for prediction in self.predictions]
+
+
+def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
+    """Tell the rates of all models, in a section for each test set. way: of decoding, in words."""
+    explained = (
+        "per cent; WER and CER after Whisper's text normaliser, WER with its interval of 95 %; greedy: before a text "
+        "that repeats itself or is improbable was decoded again; loops: clips in whose text a phrase repeats itself"
+    )
+    caption = f"{explained}; {way}"
+    table = Table(header_style="bold", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("model", overflow="fold")
+    for column in (*FIGURES.values(), "loops"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for manifest in manifests:
+        seconds = sum(sample.duration_s for sample in manifest.samples)
+        if len(manifests) == 1:
+            table.title = f"{manifest.path}: {len(manifest.samples)} clips, {duration(seconds)}"
+        else:
+            table.add_section()
+            table.add_row(f"{manifest.path}, {duration(seconds)}", style="bold")
+        for one in measured:
+            if one.manifest is manifest:
+                rates = [f"{one.record[key]:.1f}" for key in FIGURES]
+                if between := one.record["wer_interval"]:
+                    rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
+                table.add_row(one.model.name, *rates, str(one.record["loops"]))
+    return table
+
+
+def name_doubtful(console: Console, measured: Measured) -> None:
+    again = [row for row in measured.predictions if row.was_in_doubt]
+    found = {"in doubt, so decoded again, or left empty as silence": again}
+    found |= {what: [row for row in measured.predictions if flag in row.flags] for flag, what in KINDS.items()}
+    for what, rows in found.items():
+        if rows:
+            names = ", ".join(row.sample.id for row in rows[:NAMED])
+            more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+            console.print(f"{measured.model.name}: {what}: {names}{more}", soft_wrap=True)
+
+
+def show_worst(console: Console, measured: Measured, count: int) -> None:
+    found = worst(measured.predictions, count)
+    if found:
+        console.print(f"\nthe worst of {measured.manifest.path.name} by {measured.model.path}:", soft_wrap=True)
+    for prediction in found:
+        rates, flags = prediction.rates, " ".join(prediction.flags)
+        errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
+        head = f"{prediction.sample.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
+        for line in (head, *side_by_side(*prediction.normalized, width=console.width)):
+            console.print(line, soft_wrap=True)
+
+
+def side_by_side(reference: str, hypothesis: str, *, width: int) -> list[Text]:
+    """Print what was said above what was heard, word under word, with the errors marked below.
+
+    Three lines for each piece that fits into `width` columns; two where nothing is wrong.
+    """
+    lines: list[Text] = []
+    for pairs in _pieces(align(reference, hypothesis), width - len(NAMES[0])):
+        rows = [Text(name) for name in NAMES]
+        for pair in pairs:
+            columns = _width(pair)
+            words = (pair.reference or GAP * columns, pair.hypothesis or GAP * columns, pair.mark)
+            for row, word in zip(rows, words, strict=True):
+                row.append(word + " " * (columns - cell_len(word) + 1), style=STYLES[pair.mark])
+        lines += rows if any(pair.mark for pair in pairs) else rows[:2]
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _pieces(pairs: Sequence[Aligned], width: int) -> Iterator[list[Aligned]]:
+    piece: list[Aligned] = []
+    for pair in pairs:
+        if piece and sum(_width(other) + 1 for other in piece) + _width(pair) > width:
+            yield piece
+            piece = []
+        piece.append(pair)
+    if piece:
+        yield piece
+
+
+def _width(pair: Aligned) -> int:
+    return max(cell_len(pair.reference), cell_len(pair.hypothesis))
