@@ -33,8 +33,10 @@ START = """
 import sys
 from pathlib import Path
 sys.path[:0] = [".", "gym"]
-from multimac.commands.train import finetune
-sys.exit(finetune(Path(sys.argv[1]), sys.argv[2], ranks=int(sys.argv[3])))
+from distributed.hosts.keep_awake import awake
+from multimac.commands.train import train_here
+with awake():
+    sys.exit(train_here(Path(sys.argv[1]), sys.argv[2], ranks=int(sys.argv[3])))
 """
 
 
