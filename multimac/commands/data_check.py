@@ -25,9 +25,9 @@ from multimac.view.progress import progress, working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.checks import fix, gather, table
-from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material, Row
+from whisper_tuner.data.checks.rows import CONTRADICTED, USELESS, contradiction, usual_cer
 from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
@@ -37,7 +37,7 @@ from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.paths import expanded, shown
 
 CHECKS = "checks"  # the folder of reports below the store
-CONTRADICTED = 30  # clips of the report's list
+MOST_LISTED = 30  # contradicted clips in the report
 LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
 
 
@@ -248,8 +248,7 @@ def _heard(
 def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:
     known = [(row, heard) for row in material.rows if (heard := material.heard.get((row.part, row.sample.line)))]
     wrong = sorted((pair for pair in known if pair[1].cer), key=lambda pair: -contradiction(pair[1]))
-    kind = table.contradicted.KIND
-    return [(of_row(kind, row, ""), heard.text, heard.cer) for row, heard in wrong[:CONTRADICTED]]
+    return [(of_row(CONTRADICTED, row, ""), heard.text, heard.cer) for row, heard in wrong[:MOST_LISTED]]
 
 
 def _print(console: Console, material: Material, found: Sequence[Finding], notes: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.checks import facts_store
 from whisper_tuner.data.checks.facts import PRINT_BITS, Facts, facts_of, measure
 from whisper_tuner.data.checks.facts_store import FactsStore
-from whisper_tuner.data.checks.prints import ALIKE
+from whisper_tuner.data.checks.leaks import ALIKE
 
 CLIPS = sorted((BUNDLED / "data" / "test").glob("*.ogg"))[:12]
 
