@@ -14,6 +14,7 @@ from multimac.view.progress import progress
 from whisper_tuner.data.checks.fix import BLACKLIST, CLIPS, Corrections, Cuts
 from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
+from whisper_tuner.fact_store import CACHE, FactStore
 
 if TYPE_CHECKING:
     from whisper_tuner.eval.long_clips import Hear
@@ -40,12 +41,12 @@ def cut_long(
 ) -> Cuts:
     """Clips are written below `folder`. load: of `model`, called once something is to be heard."""
     from exogym import device as devices
-    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips, NotCut
-    from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+    from whisper_tuner.eval.long_clips import HeardPieces, LongClips, NotCut
+    from whisper_tuner.eval.text_cache import Decoding, TextCache
 
-    cache = store / "cache"
+    facts = FactStore(store / CACHE)
     decoding = Decoding(device=devices.choose().type, language=None, task=task)
-    heard = HeardPieces(cache / HEARD, TextCache(cache / TEXTS).key(model, [], decoding))
+    heard = HeardPieces(facts, TextCache(facts).key(model, [], decoding))
     about = {"longest_s": longest_s, "language": language, "task": task, "limit": material.limit}
     clips = LongClips(folder.absolute() / CLIPS, _hearing(load, task), heard, **about)
     taken = {row.sample.id for row in (*material.rows, *long)}

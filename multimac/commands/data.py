@@ -12,14 +12,13 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.progress import working
 from multimac.view.terminal import Console
-from whisper_tuner.data.audio_check import AudioIndex
-from whisper_tuner.data.check import header_index
 from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.formats.table import DELIMITERS
 from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
 from whisper_tuner.data.problems import Kind, Problem, counts
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.settings import nearest
@@ -57,7 +56,7 @@ def data_import(
     with working(console, f"reading {source}") as tell:
         about = {"keep_empty": keep_empty, "keep_long": keep_long, "split_off": split_off}
         about["outside"] = [expanded(folder) for folder in outside]
-        found = import_source(path, out, reading, **about, index_of=_index, tell=tell)
+        found = import_source(path, out, reading, **about, facts=FactStore(PROJECT / STORE / CACHE), tell=tell)
     unknown = read_corrections(out).unknown(found)
     lines = _config_lines(out, found, language)
     if as_json:
@@ -83,11 +82,6 @@ def data_import(
         for line in lines:
             console.print(f"    {line}", soft_wrap=True)
     return ExitStatus.OK
-
-
-def _index(manifest: Path) -> AudioIndex:
-    """The same that training on this manifest uses, which then need not open the audio again."""
-    return header_index(manifest, PROJECT / STORE)
 
 
 def _show(console: Console, one: ImportedPart, told: Mapping[str, str]) -> None:

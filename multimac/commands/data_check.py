@@ -32,6 +32,7 @@ from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.paths import expanded, shown
@@ -210,12 +211,12 @@ def _heard(
     from multimac.view.transfers import fetch_model
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings
     from whisper_tuner.eval.hearing import heard_in
-    from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+    from whisper_tuner.eval.text_cache import Decoding, TextCache
 
     fetch_model(name)
     device, heard, keys, unknown = devices.choose(), {}, {}, {}
     spoken = {"language": asked.language or None, "task": asked.task}
-    texts = TextCache(PROJECT / STORE / "cache" / TEXTS)
+    texts = TextCache(FactStore(PROJECT / STORE / CACHE))
     for part, manifest in material.manifests.items():
         samples = tuple(row.sample for row in material.rows if row.part == part and row.text)
         keys[part] = texts.key(name, samples, Decoding(device=device.type, temperatures=GREEDY, **spoken))

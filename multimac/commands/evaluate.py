@@ -40,12 +40,12 @@ from whisper_tuner.eval.predictions import (
     worst,
     write_predictions,
 )
-from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+from whisper_tuner.eval.text_cache import Decoding, TextCache
 from whisper_tuner.export.final import load_model
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.settings import nearest
 from whisper_tuner.text import duration
 
-CACHE = PROJECT / STORE / "cache"
 ELSEWHERE = "Free some space, or choose another folder with --out."
 FIGURES = {
     "wer": "WER",
@@ -194,7 +194,7 @@ def _results(
         audio_context=audio_context,
         temperatures=temperatures,
     )
-    texts = TextCache(CACHE / TEXTS)
+    texts = TextCache(FactStore(PROJECT / STORE / CACHE))
     with progress(console) as bar:
         for manifest in manifests:
             key = texts.key(chosen.path, manifest.samples, decoding)

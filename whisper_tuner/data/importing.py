@@ -21,6 +21,7 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
 from whisper_tuner.data.problems import Problem, write_problems
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_shared
 from whisper_tuner.json_text import parse_json
 
@@ -85,7 +86,7 @@ def import_source(
     keep_long: bool = False,
     split_off: bool = False,
     outside: Sequence[Path] = (),
-    index_of: Callable[[Path], AudioIndex] = lambda manifest: AudioIndex(),
+    facts: FactStore | None = None,
     tell: Tell = lambda text: None,
 ) -> list[ImportedPart]:
     """Write out/train.csv, and validation.csv and test.csv where the source has such parts; out/clips if need be.
@@ -93,8 +94,7 @@ def import_source(
     keep_empty: clips without text stay, for no_speech = train. keep_long: so do those that are too long, for
     data check --fix to cut them. split_off: make the parts that the source lacks of the clips for training, now and
     whenever it is imported into this folder again.
-    outside: other folders than the source's own in which its files may lie. index_of: keeps the headers of a manifest's
-    audio.
+    outside: other folders than the source's own in which its files may lie. facts: keeps the headers of audio.
     Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read, OutsideAudio.
     """
     source, out = (source.absolute() if source.exists() else source), out.absolute()
@@ -107,7 +107,7 @@ def import_source(
     _keep(record, out)  # else a second try would find a stranger's folder
     found = []
     for kind, part in parts.items():
-        index = index_of(out / f"{kind}.csv")
+        index = AudioIndex(facts)
         try:
             kept = {"no_speech": keep_empty, "max_duration_s": LONG_S if keep_long else MAX_DURATION_S}
             imported = _import_part(kind, replace(part, bounds=bounds), out, index, corrections, tell, **kept)
