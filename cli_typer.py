@@ -460,6 +460,7 @@ def runs_clean(
     yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     keep: Annotated[int, typer.Option(min=0, help="Keep this many of the newest runs.")] = 0,
     older_than: Annotated[str, typer.Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
+    cache: Annotated[bool, typer.Option("--cache", help="Only what can be computed anew, .multimac/cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the list, as JSON.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
@@ -469,6 +470,10 @@ def runs_clean(
     Runs that can be resumed are kept, unless they are named or --older-than is given.
     """
     folders = commands.runs.folders_of(config, runs_dir)
+    if cache:
+        if runs or keep or older_than:
+            raise ConfigError("--cache removes no runs", remedy="Leave their names, --keep and --older-than out.")
+        return commands.runs.cache_clean(folders, really=yes, as_json=as_json)
     return commands.runs.runs_clean(folders, runs or [], really=yes, keep=keep, older_than=older_than, as_json=as_json)
 
 

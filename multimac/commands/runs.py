@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
 from distributed.run_dir.find import find_run, run_dirs, speed_ups
-from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RunSummary, read_run
+from distributed.run_dir.folder import disk_use
+from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RUNNING, RunSummary, read_run
 from multimac.view import run_tables
 from multimac.view.narrow import USUAL_WIDTH, fitting
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError, TunerError
+from whisper_tuner.fact_store import CACHE
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 
@@ -138,6 +142,32 @@ def runs_clean(
         console.print(str(error), style="red")
     if failed:
         raise failed[0]
+    return ExitStatus.OK
+
+
+def cache_clean(folders: Sequence[Path], *, really: bool, as_json: bool) -> ExitStatus:
+    """List what can be computed anew, and remove it: log-mels, outputs of encoders, what is known of files.
+
+    Raises ConfigError while a run is going, RunError where it cannot be removed.
+    """
+    console, cache = Console(highlight=False, markup=False, stderr=as_json), PROJECT / STORE / CACHE
+    if really and (running := [run.id for path in run_dirs(folders) if (run := read_run(path)).state == RUNNING]):
+        raise ConfigError(f"{running[0]} is running", remedy=f"Stop it first: multimac runs stop {running[0]}")
+    held, reason = disk_use(cache)[0] if cache.is_dir() else 0, "it is computed anew when it is needed"
+    if really and held:
+        try:
+            shutil.rmtree(cache)
+        except OSError as error:
+            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None
+    if as_json:
+        one = {"run": "", "path": str(cache), "bytes": held, "reason": reason, "removed": not cache.exists()}
+        print(json.dumps({"removals": [one] if held else [], "kept": []}, indent=2))
+    if not held:
+        console.print("nothing to remove")
+        return ExitStatus.OK
+    console.print(f"{size(held):>8}  {cache}  ({reason})", soft_wrap=True)
+    told = f"removed, {size(held)} freed" if really else "nothing has been removed yet: repeat the command with --yes"
+    console.print(told)
     return ExitStatus.OK
 
 
