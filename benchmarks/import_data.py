@@ -123,9 +123,9 @@ def measured(what: str, folder: Path) -> dict:
 
 
 def step(what: str, folder: Path) -> None:
+    from whisper_tuner.data.audio_check import AudioIndex
     from whisper_tuner.data.check import check_manifest
     from whisper_tuner.data.importing import import_source
-    from whisper_tuner.fact_store import FactStore
 
     source, out = STEPS[what]
     began = time.monotonic()
@@ -133,7 +133,8 @@ def step(what: str, folder: Path) -> None:
         manifest = check_manifest(folder / out / "train.csv", 30.0, folder / "store")
         clips = len(manifest.samples) + len(manifest.problems)  # links to one clip are copies, and left out
     else:
-        found = import_source(folder / source, folder / out, facts=FactStore(folder / f"facts-{out}"))
+        headers = folder / f"headers-{out}.json"
+        found = import_source(folder / source, folder / out, index_of=lambda manifest: AudioIndex(headers))
         clips = sum(len(one.samples) for one in found)
     print(json.dumps({"clips": clips, "s": time.monotonic() - began, "mb": peak_mb()}))
 
