@@ -108,7 +108,7 @@ class FactStore:
     def _say(self, reason: str) -> None:
         UNUSABLE.add(self.file)
         what = f"what is known of files cannot be kept in {self.file}: {reason}"
-        logging.getLogger(__name__).warning("%s; it is found out each time, which is slower", what)
+        logging.getLogger(__name__).warning(f"{what}; it is found out each time, which is slower")
 
 
 def _digest(kind: str, name: bytes, stamp: str, value: bytes) -> bytes:

@@ -151,8 +151,9 @@ def cache_clean(folders: Sequence[Path], *, really: bool, as_json: bool) -> Exit
     Raises ConfigError while a run is going, RunError where it cannot be removed.
     """
     console, cache = Console(highlight=False, markup=False, stderr=as_json), PROJECT / STORE / CACHE
-    if really and (running := [run.id for path in run_dirs(folders) if (run := read_run(path)).state == RUNNING]):
-        raise ConfigError(f"{running[0]} is running", remedy=f"Stop it first: multimac runs stop {running[0]}")
+    for run in map(read_run, run_dirs(folders) if really else ()):
+        if run.state == RUNNING:
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
     held, reason = disk_use(cache)[0] if cache.is_dir() else 0, "it is computed anew when it is needed"
     if really and held:
         try:

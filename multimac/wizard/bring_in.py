@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from multimac.view.progress import working
-from whisper_tuner.data.formats import parts_of
+from whisper_tuner.data.formats.layouts import parts_of
 from whisper_tuner.data.importing import OutsideAudio, import_source
 from whisper_tuner.paths import expanded, shown
 

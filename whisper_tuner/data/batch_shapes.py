@@ -65,11 +65,6 @@ def padded_frames(frames: float, full_frames: int) -> int:
     return min(math.ceil(frames / _FINE_GRID) * _FINE_GRID, full_frames)
 
 
-def window_edges(full_frames: int, count: int = 6) -> tuple[int, ...]:
-    """The same for clips joined to windows, whose lengths are not known before."""
-    return tuple(2 * (full_frames * number // count // 2) for number in range(1, count + 1))
-
-
 def padded_tokens(longest: int, most: int, grid: int = LABEL_GRID) -> int:
     """The length to which labels of `longest` tokens are padded, for a decoder that takes `most`."""
     return min(math.ceil(longest / grid) * grid, most)

@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any, Protocol
@@ -33,16 +34,13 @@ from whisper_tuner.data.batch_shapes import (
     padded_frames,
     padded_tokens,
     positions,
-    window_edges,
 )
-from whisper_tuner.data.clip import Clip
 from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
-from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.data.steps import (
@@ -72,6 +70,19 @@ class MissingAudio(Protocol):
 
     def wait(self, sample: Sample, given_up: Callable[[], bool]) -> None:
         """Until its audio is there, or will not come, or nobody needs it any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """What a batch is made of: log_mel float32 [80|128, frames] of a sample, and its label."""
+
+    id: str
+    log_mel: np.ndarray
+    label: Label
+
+    @property
+    def frames(self) -> int:
+        return self.log_mel.shape[1]
 
 
 Batch = dict[str, Any]
@@ -119,12 +130,7 @@ class ShardBatches:
         extractor = features.extractor
         self._full_frames = extractor.nb_max_frames
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
-        self._packs = profile.audio_context == "pack" and shuffle
-        self.edges = (
-            window_edges(self._full_frames)
-            if self._packs
-            else bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
-        )
+        self.edges = bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
         self._longest = max((frames_of(sample, self._frames_per_s) for sample in self.samples), default=0)
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels, self._encoder_store = features, labels, encoder_store
@@ -191,8 +197,6 @@ class ShardBatches:
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
-        if self._packs:
-            return self._full_frames, self._tokens(self._labels.max_tokens)
         others, full = (self._longest_frames, self._longest_label()), self.full_clip()
         is_full_most = full and positions(*full) >= self.at_once(*others) * positions(*others)
         return full if is_full_most else others
@@ -367,7 +371,7 @@ class ShardBatches:
 
     def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """lengths: the mel frames that each clip is padded to on its own."""
-        ids = [name for clip in clips for name in clip.ids]
+        ids = [clip.id for clip in clips]
         labels = [clip.label for clip in clips]
         if not self._is_padded:
             joined = {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
@@ -424,16 +428,13 @@ class ShardBatches:
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""
-        is_full = self._pads_some and self._number[clip.ids[0]] in self._full.get(epoch, ())
+        is_full = self._pads_some and self._number[clip.id] in self._full.get(epoch, ())
         return self._full_frames if is_full else self._frames(clip.frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         clips, epoch = [clip for sample in samples if (clip := self._clip(sample, given_up))], self._epoch
         if not clips:
             return []
-        if self._packs:
-            chance = random.Random(f"pack {self._profile.seed} {epoch} {clips[0].ids}")
-            clips = packed(clips, self._full_frames, self._labels, chance)
         lengths = [self._length(clip, epoch) for clip in clips]
         parts = self._parts(lengths, [len(clip.label) for clip in clips])
         return [self.collate([clips[n] for n in part], [lengths[n] for n in part]) for part in parts]
@@ -458,7 +459,7 @@ class ShardBatches:
             if given_up():
                 return None
             mel = self._features.log_mel(sample.audio, changes.speed(sample, epoch))
-            return Clip((sample.id,), changes.masked(mel, sample, epoch), label)
+            return Clip(sample.id, changes.masked(mel, sample, epoch), label)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None

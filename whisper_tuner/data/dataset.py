@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
-from whisper_tuner.data.formats import part_of
 from whisper_tuner.data.formats.audio_names import AudioNames
+from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
     DURATION_COLUMNS,

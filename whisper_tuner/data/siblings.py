@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.audiofolder import LISTS
+from whisper_tuner.data.formats.layouts import parts_of
 from whisper_tuner.data.formats.lists import STEM
 from whisper_tuner.data.formats.place import KIND_OF, Place, kind_of_folder
 from whisper_tuner.data.formats.rows import Parts, Reading
