@@ -19,7 +19,7 @@ KINDS = (*INHERITED, "profile", "distributed")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What to train, on what, and how. One flat list of settings: `multimac config show NAME` prints them."""
+    """A flat list of settings: what to train, on what, and how. `multimac config show NAME` prints them."""
 
     base_model: str = setting(help="Whisper checkpoint: a folder in transformers layout, or a hub id")
     language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr")

@@ -30,7 +30,7 @@ _STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header t
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an audio file. stamp: "" if there is no such file; kind: "" for a file without a problem.
+    """Describes an audio file. stamp: "" if there is no such file; kind: "" for a file without a problem.
 
     digest: the hash of its content, where that was asked for.
     """

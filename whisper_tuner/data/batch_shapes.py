@@ -24,14 +24,14 @@ _SPARE = 2  # frames: the STFT windows that reach past the end, and a duration r
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of clips that stand one after the other: the mel frames of each, even, and the tokens its decoder is given."""
+    """The lengths of clips that stand one after the other: mel frames, even, and the tokens the decoder is given."""
 
     frames: Sequence[int]
     tokens: Sequence[int]
 
     @property
     def positions(self) -> list[int]:
-        """That the encoder has of each clip."""
+        """Return how many positions the encoder has of each clip."""
         return [frames // 2 for frames in self.frames]
 
 

@@ -74,7 +74,7 @@ class MissingAudio(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """What a batch is made of: log_mel float32 [80|128, frames] of a sample, and its label."""
+    """One clip of a batch: log_mel float32 [80|128, frames], and its label."""
 
     id: str
     log_mel: np.ndarray
@@ -163,7 +163,7 @@ class ShardBatches:
 
     @property
     def _longest_frames(self) -> int:
-        """That a clip is padded to, unless it is its turn to be a full one."""
+        """Return the most frames that a clip is padded to, unless it is its turn to be a full one."""
         return self._frames(self._longest)
 
     @property
@@ -188,11 +188,11 @@ class ShardBatches:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """That clips may be played at."""
+        """Return the speeds at which clips may be played."""
         return self._augmentation.speeds
 
     def begin_epoch(self, epoch: int) -> None:
-        """See Samples."""
+        """Read the clips of this epoch from now on."""
         self._epoch = epoch
 
     def longest(self) -> tuple[int, int]:
@@ -243,7 +243,7 @@ class ShardBatches:
         return frames / self._frames_per_s
 
     def plan_settings(self) -> dict[str, Any]:
-        """See Samples.plan_settings. How many clips are computed at once is each rank's own affair."""
+        """Return what the plan depends on. How many clips are computed at once is each rank's own affair."""
         listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
         return {
             "version": VERSION,
@@ -267,7 +267,7 @@ class ShardBatches:
         weights: Sequence[float],
         steps_before: int = 0,
     ) -> list[list[list[int]]]:
-        """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
+        """Give each member the samples of each step of an epoch; none where its shard has run out."""
         alone = self._profile.shards
         names, weights = (alone, [1.0] * len(alone)) if alone else (members, weights)
         samples = self.samples if left is None else [*compress(self.samples, left)]
@@ -280,7 +280,7 @@ class ShardBatches:
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
     def cost(self, epoch: int, numbers: Sequence[int]) -> float:
-        """See Samples."""
+        """Estimate what computing these samples costs, each in its turn at its length."""
         return sum(self._cost(self.samples[number], number in self._full[epoch]) for number in numbers)
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
@@ -307,7 +307,7 @@ class ShardBatches:
                 given_up.set()  # the reader, which is joined now, may be waiting for audio
 
     def _weights_of_clips(self, samples: Sequence[Sample], weights: Sequence[float]) -> Sequence[float]:
-        """By which hosts have clips, so that all they compute is in proportion to `weights`: who has none that are
+        """Share clips out so that all that hosts compute is in proportion to `weights`: who has none that are
         padded to the full length has more of the others.
         """
         of_full = _weights_of_full_clips(weights)
@@ -322,8 +322,8 @@ class ShardBatches:
         ]
 
     def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
-        """Of each shard as many as its weight says; in each epoch others. Where what an encoder says is kept, it is
-        always the same ones. Slow hosts have none: one may take them longer than a round.
+        """Choose as many of each shard as its weight says; in each epoch others. Where what an encoder says is kept, it
+        is always the same ones. Slow hosts have none: one may take them longer than a round.
         """
         weights = _weights_of_full_clips(weights)
         due = self._full_share * sum(map(len, shards)) / sum(weights)
@@ -345,7 +345,7 @@ class ShardBatches:
         *,
         are_unequal: bool,
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, as many as `sizes` say.
+        """Give each shard the numbers of its samples in each step, as many as `sizes` say.
 
         Where hosts make rounds of several steps and their shares are unequal, about as many in a round (see
         balanced_rounds). Where shards are alike, their steps with a dear clip are in the same rounds.
@@ -389,7 +389,7 @@ class ShardBatches:
         return {"input_features": features, "encoder_keys": keys} if keys else {"input_features": features}
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
-        """That the encoder's outputs of these samples take."""
+        """Return how many bytes the encoder's outputs of these samples take."""
         if self._encoder_store is None:
             return 0
         full = set(numbers) & set().union(*self._full.values()) if self._pads_some else set()
@@ -409,7 +409,7 @@ class ShardBatches:
         return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
 
     def _cost(self, sample: Sample, is_full: bool) -> int:
-        """Of all that is computed for it, about: the same on all ranks, whatever their devices."""
+        """Estimate what computing a sample costs: the same on all ranks, whatever their devices."""
         is_full = is_full or self._profile.audio_context == "full"
         frames = padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
         around, of_byte = self._usual_tokens
@@ -418,7 +418,7 @@ class ShardBatches:
 
     @cached_property
     def _usual_tokens(self) -> tuple[int, float]:
-        """Of a label without text, and for each byte of text: by some of the samples, as reading all takes long."""
+        """Count tokens of a label without text, and for each byte of text: by some of the samples, as all take long."""
         around, tokens, read = len(self._labels.encode("")), 0, 0
         for sample in self.samples[:: math.ceil(len(self.samples) / MOST_TEXTS) or 1]:
             with contextlib.suppress(DataError):  # it is left out when its turn comes

@@ -60,7 +60,7 @@ class ImportedPart:
 
 @dataclass(frozen=True)
 class Corrections:
-    """What the user has decided about clips, by id. It outlives any import."""
+    """The user's decisions about clips, by id. They outlive any import."""
 
     left_out: frozenset[str] = frozenset()
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
 
 
 def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
-    """With the parts that are missing, made of the clips for training. Raises DataError where they are too few."""
+    """Make the parts that are missing of the clips for training. Raises DataError where they are too few."""
     train = next(one for one in found if one.kind == "train")
     missing = [kind for kind in ("validation", "test") if kind not in {one.kind for one in found}]
     if not missing:
@@ -238,7 +238,7 @@ def _import_part(
 
 
 def _record(source: Path, out: Path, reading: Reading) -> dict:
-    """What this import is of, with the hashes of the manifests that an earlier one has written. Raises ConfigError."""
+    """Record what is imported, with the hashes of manifests that an earlier one has written. Raises ConfigError."""
     own = {"source": str(source), "reading": asdict(reading), "written": {}, "split": False}
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file", remedy="Choose another name.")

@@ -38,7 +38,7 @@ class Decoding:
 
 
 class TextCache:
-    """What models have written, under the hash of all that decides on the texts.
+    """Keeps what models have written, under the hash of all that decides on the texts.
 
     That is the content of the model's files and of the clips, the libraries' versions and this program's own source.
     How many clips are computed at once is left out: it changes no text but where two tokens are as likely.
