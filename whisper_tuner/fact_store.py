@@ -7,26 +7,19 @@ import hashlib
 import json
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import sqlite3
 
 CACHE = "cache"  # the folder below a project's store in which everything can be computed anew
 FILE = "facts.sqlite"
 MOST_BYTES = 1 << 30  # then the older half is dropped
 LOCKED_S = 5.0  # others write for a moment; a process that has the file for longer is frozen
-# All other errors are damage. These may be over when the file is opened again, or are none of the file's own.
-KEPT_AS_IT_IS = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_READONLY,
-}
+# SQLite's errors that are not damage, as they may be over the next time, or are the disk's.
+KEPT_AS_IT_IS = {"BUSY", "CANTOPEN", "FULL", "IOERR", "LOCKED", "NOMEM", "PERM", "READONLY"}
 TABLE = (
     "CREATE TABLE IF NOT EXISTS facts"
     " (kind TEXT, name BLOB, stamp TEXT, value BLOB, digest BLOB, PRIMARY KEY (kind, name))"
@@ -83,12 +76,19 @@ class FactStore:
 
     def _use(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         """Return what `work` gives, None where the file cannot be used. Each time it is opened anew: no lock stays."""
+        if self.file in UNUSABLE:
+            return None
+        try:
+            import sqlite3
+        except ImportError:  # some Pythons are built without it
+            self._say("this Python has no sqlite3")
+            return None
         for is_last in (False, True):
-            if self.file in UNUSABLE:
-                return None
             try:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
+                # Only a new file is opened here: to close one ends the locks that another thread has on it.
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 with contextlib.closing(sqlite3.connect(self.file, timeout=LOCKED_S)) as database, database:
                     database.text_factory = bytes
                     database.execute("PRAGMA synchronous = OFF")  # a power cut may damage it, a killed process does not
@@ -96,13 +96,14 @@ class FactStore:
                     return work(database)
             except OSError as error:
                 self._say(error.strerror or str(error))
+                return None
             except sqlite3.Error as error:
-                if is_last or getattr(error, "sqlite_errorcode", 0) & 0xFF in KEPT_AS_IT_IS:
+                if is_last or getattr(error, "sqlite_errorname", "SQLITE_ERROR").split("_")[1] in KEPT_AS_IT_IS:
                     self._say(str(error))
-                else:
-                    with contextlib.suppress(OSError):
-                        Path(f"{self.file}-journal").unlink(missing_ok=True)  # else it would be played back
-                        self.file.unlink(missing_ok=True)
+                    return None
+                with contextlib.suppress(OSError):
+                    Path(f"{self.file}-journal").unlink(missing_ok=True)  # else it would be played back
+                    self.file.unlink(missing_ok=True)
         return None
 
     def _say(self, reason: str) -> None:

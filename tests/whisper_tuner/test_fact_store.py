@@ -102,14 +102,14 @@ def test_where_nothing_can_be_kept_it_is_said_once(tmp_path, caplog):
     assert str(store.file) in said and "slower" in said
 
 
-@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR_WRITE])
-def test_on_a_full_disk_what_is_there_stays(tmp_path, caplog, monkeypatch, code):
+@pytest.mark.parametrize("name", ["SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE"])
+def test_on_a_full_disk_what_is_there_stays(tmp_path, caplog, monkeypatch, name):
     store = FactStore(tmp_path)
     store.keep("text", {"a": ""}, {"a": 1})
 
     def full(*_):
         error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = code
+        error.sqlite_errorname = name
         raise error
 
     with monkeypatch.context() as patch:
@@ -118,6 +118,13 @@ def test_on_a_full_disk_what_is_there_stays(tmp_path, caplog, monkeypatch, code)
     assert len(caplog.messages) == 1 and "disk is full" in caplog.text
     monkeypatch.setattr(fact_store, "UNUSABLE", set())
     assert store.known("text", {"a": "", "b": ""}) == {"a": 1}
+
+
+def test_a_python_without_sqlite_goes_without(tmp_path, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    for _ in range(2):
+        FactStore(tmp_path).keep("text", {"a": ""}, {"a": 1})
+    assert not list(tmp_path.iterdir()) and "no sqlite3" in caplog.messages[0] and len(caplog.messages) == 1
 
 
 def test_a_frozen_process_holds_up_nobody_for_long(tmp_path, caplog, monkeypatch):
